@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedstale.apps import classification
+from fedstale.flower import identity, own_copy
 from fedstale.simulation import InlineExecutor
-from fedstale.simulation.compat import identity, own_copy
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from merging import EchoGrid
 from results_file import write_result
 
-from fedstale.simulation.compat import identity
+from fedstale.flower import identity
 from fedstale.strategies import GapAware
 from fedstale.strategies.server.metrics import Progress
 

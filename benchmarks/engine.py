@@ -29,8 +29,8 @@ from flwr.serverapp.strategy import FedAvg
 from results_file import spread, write_result
 from yardstick import naive_clients_per_s
 
+from fedstale.flower import identity
 from fedstale.simulation import Costs, TraceGrid
-from fedstale.simulation.compat import identity
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff

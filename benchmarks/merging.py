@@ -25,7 +25,7 @@ from flwr.supercore.run import Run
 from results_file import write_result
 from yardstick import naive_clients_per_s
 
-from fedstale.simulation.compat import identity
+from fedstale.flower import identity
 from fedstale.strategies import FedBuff, GapAware, StaleStrategy
 from fedstale.strategies.arrays import add_scaled, n_threads
 from fedstale.strategies.server.node_set import NodeSet

@@ -25,7 +25,7 @@ import torch
 from batched import Clients, workloads
 from results_file import spread, write_result
 
-from fedstale.simulation.compat import identity
+from fedstale.flower import identity
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "peers"

@@ -5,7 +5,7 @@ import time
 
 from batched import Clients, workloads
 
-from fedstale.simulation.compat import identity
+from fedstale.flower import identity
 
 
 def naive_clients_per_s() -> float:

@@ -14,13 +14,24 @@ from fedstale import __version__
 _PACKAGES = ("flwr", "numpy", "pandas", "pyarrow", "torch")
 
 
+def release(package: str) -> str:
+    """Return which release of a package is installed, by whatever name: Flower's nightly has two.
+
+    Raises:
+        PackageNotFoundError: there is none.
+    """
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return version(f"{package}-nightly")
+
+
 def versions() -> dict[str, str]:
     """Return releases by name: of fedstale, Python, and packages that this process has loaded."""
     found = {"fedstale": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         if package in sys.modules:
             with suppress(PackageNotFoundError):
-                found[package] = version(package)
+                found[package] = release(package)
     return found
 
 

@@ -36,6 +36,7 @@ TOUCHED = {
     "fedstale/cluster/": system("cluster"),
     "fedstale/comparison/": system("comparison"),
     "fedstale/deployment/": system("deployment"),
+    "fedstale/flower/": system("client", "deployment", "simulation", "strategies"),
     "fedstale/live/": system("live"),
     "fedstale/reports/": system("reports"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
@@ -51,7 +52,8 @@ TOUCHED = {
     **dict.fromkeys(
         [
             *("tests/agents/", "tests/fedstale/", "tests/project/", "tests/strategies/"),
-            *("tests/traces/", "tests/strength.py", ".github/", ".gitignore"),
+            *("tests/traces/", "tests/strength.py", "tests/other_flower.py"),
+            *(".github/", ".gitignore"),
             *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "SECURITY.md"),
         ],
         (),

@@ -6,7 +6,7 @@ import ssl
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,7 @@ from fedstale.cli.output import UNITS_S, AsJson, amount, one_sentence, say
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pwd import struct_passwd
-
-    from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-    from flwr.supercore.retry import RetryInvoker
 
 # Whatever these commands do not know is Flower's.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -175,10 +171,8 @@ def superexec(
 
     Such a ServerApp can read neither the secret nor what belongs to the SuperLink.
     """
-    from flwr.supercore.cli import flower_superexec
-    from flwr.supercore.superexec.run_superexec import run_superexec
-
     from fedstale.files import PRIVATE_UMASK, check_private
+    from fedstale.flower import command_line, features, supernode
 
     account = account_of(user) if user else None
     if secret:
@@ -186,21 +180,21 @@ def superexec(
     # What ServerApps leave, checkpoints above all, is their user's alone.
     os.umask(PRIVATE_UMASK)
 
-    def run_as(**options: object) -> None:
-        """Run what flower-superexec runs after it has read its options and its secret."""
-        if account is not None:
-            os.initgroups(account.pw_name, account.pw_gid)
-            os.setgid(account.pw_gid)
-            # From here on Linux closes this process's memory, and the secret, to others of the
-            # user.
-            os.setuid(account.pw_uid)
-            os.environ["HOME"] = account.pw_dir
-        run_superexec(**options)  # type: ignore[arg-type]
-
-    flower_superexec.__globals__["run_superexec"] = run_as
     given = ["--superexec-auth-secret-file", str(secret)] if secret else []
     sys.argv = ["flower-superexec", *given, *context.args]
-    flower_superexec()
+    if account is None:
+        command_line.program("flower-superexec")()
+        return
+    features.require("ServerApps of another user")
+
+    def become() -> None:
+        os.initgroups(account.pw_name, account.pw_gid)
+        os.setgid(account.pw_gid)
+        # From here on Linux closes this process's memory, and the secret, to others of the user.
+        os.setuid(account.pw_uid)
+        os.environ["HOME"] = account.pw_dir
+
+    supernode.run_program_superexec(become)
 
 
 @one_sentence()
@@ -243,39 +237,24 @@ def purge(
 @one_sentence()
 def flwr(context: typer.Context) -> None:
     """Run flwr, with its arguments; it shows the certificate that config.toml names."""
-    from flwr.cli import utils
-    from flwr.cli.app import app as flowers
-    from flwr.supercore.control import ControlHttpClient
-
     from fedstale.deployment.control import superlinks
     from fedstale.deployment.diagnosis import show_certificate
+    from fedstale.flower import command_line, features
 
-    class Operator(ControlHttpClient):
-        """What flwr calls a SuperLink with."""
+    def shown(address: str, verify: Any) -> Any:  # noqa: ANN401 - as httpx's
+        for link in superlinks().values():
+            if link.get("address") == address and "client-certificate" in link:
+                if not isinstance(verify, ssl.SSLContext):
+                    ca = verify if isinstance(verify, str) else None
+                    verify = ssl.create_default_context(cafile=ca)
+                show_certificate(verify, Path(link["client-certificate"]).expanduser())
+                break
+        return verify
 
-        def __init__(
-            self,
-            base_url: str,
-            *,
-            verify: ssl.SSLContext | bool | str = True,
-            interceptors: "Sequence[ProtobufClientInterceptor]" = (),
-            retry_invoker: "RetryInvoker | None" = None,
-        ) -> None:
-            address = base_url.partition("://")[2]
-            for link in superlinks().values():
-                if link.get("address") == address and "client-certificate" in link:
-                    if not isinstance(verify, ssl.SSLContext):
-                        ca = verify if isinstance(verify, str) else None
-                        verify = ssl.create_default_context(cafile=ca)
-                    show_certificate(verify, Path(link["client-certificate"]).expanduser())
-                    break
-            super().__init__(
-                base_url, verify=verify, interceptors=interceptors, retry_invoker=retry_invoker
-            )
-
-    vars(utils)["ControlHttpClient"] = Operator
+    if features.has("certificates of the flwr command"):
+        command_line.verify_with(shown)
     sys.argv = ["flwr", *context.args]
-    flowers()
+    command_line.program("flwr")()
 
 
 def account_of(user: str) -> "struct_passwd":

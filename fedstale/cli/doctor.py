@@ -5,14 +5,14 @@ import os
 import platform
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import typer
 
 from fedstale import __version__
 from fedstale.cli.output import AsJson
-from fedstale.machine import system
+from fedstale.machine import release, system
 
 _PACKAGES = (
     *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "scikit-learn", "torch", "plotly"),
@@ -34,7 +34,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 def described() -> dict[str, str]:
     """Return facts about this machine by name; nothing in them says whose it is."""
-    # Slow to import, and no other command needs it to start.
+    # Slow to import, and no other command needs them to start.
+    from fedstale.flower import features
     from fedstale.strategies.arrays import n_cores
 
     facts = {
@@ -49,13 +50,17 @@ def described() -> dict[str, str]:
     }
     for package in _PACKAGES:
         try:
-            facts[package] = version(package)
+            facts[package] = release(package)
         except PackageNotFoundError:
             facts[package] = "not installed"
     # Programs of an environment are found beside its Python, too.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for program in _PROGRAMS:
         facts[f"program {program}"] = "found" if shutil.which(program, path=path) else "not found"
+    for feature in features.FEATURES:
+        gone = feature.missing()
+        off = f"off, since Flower has no {', no '.join(gone)}: {feature.without}"
+        facts[f"with this Flower: {feature.name}"] = off if gone else "on"
     return facts
 
 

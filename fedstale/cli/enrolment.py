@@ -193,10 +193,9 @@ def revoke(
 
 
 def _registry(superlink: str | None, audit: Path | None) -> "tuple[Registry, AuditLog]":
-    from flwr.supercore.utils import get_flwr_home
-
     from fedstale.deployment.audit import LOG, AuditLog
     from fedstale.deployment.enrolment import Registry
+    from fedstale.flower import command_line
 
     registry = Registry.of(superlink)
-    return registry, AuditLog(audit or get_flwr_home() / LOG, **registry.who)
+    return registry, AuditLog(audit or command_line.flower_home() / LOG, **registry.who)

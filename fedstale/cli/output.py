@@ -4,6 +4,7 @@ What is wrong is one sentence on stderr with exit code 2, and no traceback. SIGT
 terminal end a command as Ctrl-C does.
 """
 
+import copy
 import json
 import logging
 import os
@@ -238,19 +239,20 @@ def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator
     Raises:
         ConfigError: the file cannot be written.
     """
-    from flwr.supercore.logger import FLOWER_LOGGER, ConsoleHandler, console_handler
+    from fedstale.flower import command_line
 
     stream, is_terminal = cast("TextIO", _Stderr()), sys.stderr.isatty()
-    ours, own = logging.getLogger("fedstale"), ConsoleHandler(colored=is_terminal, stream=stream)
+    flower, ours = logging.getLogger("flwr"), logging.getLogger("fedstale")
+    shows = command_line.console()
+    shown_before = shows.level, shows.stream, getattr(shows, "colored", None)
+    shows.colored, shows.stream = is_terminal, stream
+    own = copy.copy(shows)
     flower_level = logging.WARNING if quiet else logging.DEBUG
     own_level = logging.DEBUG if verbose else logging.WARNING
-    loggers, handlers = [FLOWER_LOGGER, ours], [console_handler, own]
+    loggers, handlers = [flower, ours], [shows, own]
     levels = [flower_level, own_level]
     kept = [] if file is None else [_log_file(file)]
     before = [(one.level, one.propagate) for one in loggers]
-    colored, theirs = console_handler.colored, console_handler.stream
-    shown_before = console_handler.level
-    console_handler.colored, console_handler.stream = is_terminal, stream
     ours.addHandler(own)
     for one, handler, level in zip(loggers, handlers, levels, strict=True):
         one.propagate = False
@@ -266,11 +268,10 @@ def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator
             shown.flush()
         ours.removeHandler(own)
         for own_file in kept:
-            FLOWER_LOGGER.removeHandler(own_file)
+            flower.removeHandler(own_file)
             ours.removeHandler(own_file)
             own_file.close()
-        console_handler.colored, console_handler.stream = colored, theirs
-        console_handler.setLevel(shown_before)
+        shows.level, shows.stream, shows.colored = shown_before
         for one, (level, propagates) in zip(loggers, before, strict=True):
             one.setLevel(level)
             one.propagate = propagates

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ProtocolError
+from fedstale.flower import ErrorCode
 from fedstale.strategies.arrays import at_least_single
 from fedstale.strategies.messages.codec import FormatName, is_quantised
 from fedstale.strategies.messages.records import (

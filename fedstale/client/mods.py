@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Literal
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.constant import ErrorCode
 
 from fedstale import __version__
 from fedstale.client import compacting, working
 from fedstale.errors import ConfigError, ProtocolError
+from fedstale.flower import ErrorCode
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.packing import pack, says_so, stating, unpack
 from fedstale.strategies.server.releases import (

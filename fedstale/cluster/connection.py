@@ -19,13 +19,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import fedstale
 from fedstale.errors import ConfigError
+from fedstale.machine import release
 
 _PLACE = re.compile(r"auto|([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 _COMPUTING = ("flwr", "numpy", "torch")
@@ -104,7 +105,7 @@ def versions() -> dict[str, str]:
     }
     for package in _COMPUTING:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
+            found[package] = release(package)
     return found
 
 

@@ -22,11 +22,6 @@ from pathlib import Path
 from cryptography import x509
 from flwr.app import Context, Message, RecordDict
 from flwr.app.message import make_message
-from flwr.cli.build import build_fab_from_disk
-from flwr.cli.utils import AppPathDepthError, collect_files
-from flwr.common.constant import FAB_INCLUDE_PATTERNS
-from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
-from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,6 +30,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import command_line, n_objects
 from fedstale.simulation.costs import missing_costs, missing_text
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.flower_app import FlowerApp
@@ -173,13 +169,15 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     Returns:
         What was found, faults first.
     """
-    files = collect_files(app.directory)
     try:
-        bundle = io.BytesIO(build_fab_from_disk(app.directory))
-    except (AppPathDepthError, ValueError, OSError) as problem:
+        archived = io.BytesIO(command_line.bundle(app.directory))
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
         return [Finding(f"Flower cannot make a bundle of the app: {text}")]
-    with zipfile.ZipFile(bundle) as archive:
+    files = command_line.app_files(app.directory)
+    with zipfile.ZipFile(archived) as archive:
         bundled = {name for name in archive.namelist() if not name.startswith(".info/")}
     sources: dict[str, SourceFile] = {}
     findings: list[Finding] = []
@@ -244,7 +242,7 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
             )
         ]
     findings = [_objects(message)]
-    sources = [p for p in collect_files(app.directory).values() if p.suffix == ".py"]
+    sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
     used = set[str]().union(*map(_names_in, sources))
     if Asked.of(message.content) and "CompactMod" not in used:
         findings.append(
@@ -285,7 +283,7 @@ def _names_in(path: Path) -> set[str]:
 def _objects(message: Message) -> Finding:
     """Return how many objects Flower makes of a message."""
     packed = make_message(message.metadata, pack(message.content))
-    n, n_packed = (len([*iterate_object_tree(get_object_tree(m))]) for m in (message, packed))
+    n, n_packed = n_objects(message), n_objects(packed)
     n_arrays = sum(map(len, message.content.array_records.values()))
     return Finding(
         f"a message with the model is {n} objects (arrays: {n_arrays}), each with calls of its own "
@@ -335,7 +333,7 @@ def check_superlink(name: str) -> list[Finding]:
     links = superlinks()
     if name not in links:
         known = f"expected one of {sorted(links)}" if links else "it names none"
-        path = get_flwr_home() / "config.toml"
+        path = command_line.flower_home() / "config.toml"
         raise ConfigError(
             f"superlink = {name!r} is not in {path}: {known}; add a table [superlink.{name}] with "
             "address and root-certificates"
@@ -417,7 +415,7 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
 
 
 def _allowed() -> str:
-    return ", ".join(pattern.rpartition("/")[2] for pattern in FAB_INCLUDE_PATTERNS)
+    return ", ".join(pattern.rpartition("/")[2] for pattern in command_line.bundled_patterns())
 
 
 def _hidden(bundled: set[str], app: FlowerApp) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """The process of a ClientApp, which answers one message and notes how far it has come.
 
-It does what flwr-clientapp does, with Flower's own `run_clientapp`. Flower 1.41's SuperNode waits
-for ever for a ClientApp that was killed before its pull or in its push, and no one else knows of
-it: hence the note, one byte that the SuperExec sees.
+It does what flwr-clientapp does, with Flower's own code. Flower's SuperNode waits for ever for a
+ClientApp that was killed before its pull or in its push, and no one else knows of it: hence the
+note, one byte that the SuperExec sees.
 """
 
 import atexit
@@ -17,19 +17,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import NoReturn
-
-from flwr.supercore import log
-from flwr.supercore.exit.exit_handler import registered_exit_handlers
-from flwr.supercore.superexec.executor import ExecutionSpec
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from fedstale.deployment.processes import name_process
+from fedstale.flower import supernode
 
 _BEGUN, _PULLED, _PUSHING, _ENDED = b"0", b"1", b"2", b"3"
 """How far a ClientApp has come."""
-_NAME = "flwr-clientapp"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
@@ -47,35 +42,24 @@ def has_answered(stage: int) -> bool:
     return os.pread(stage, 1, 0) == _ENDED
 
 
-def answer(spec: ExecutionSpec, stage: int, at_end: Callable[[], None]) -> NoReturn:
+def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:  # noqa: ANN401 - Flower's
     """Be the process of a ClientApp, as flwr-clientapp is, and end.
 
     Args:
-        spec: what flwr-clientapp is told.
+        spec: what flwr-clientapp is told, with the fields of Flower's `ExecutionSpec`.
         stage: descriptor of a file, empty at first, for how far this has come.
         at_end: called when the message is answered, or never will be.
     """
     status = 1
     forget()
-    name_process(_NAME)
-    sys.argv = [_NAME]
-    parts = run_clientapp.__globals__
-    for name, during, after in (
-        ("pull_task_input", _BEGUN, _PULLED),
-        ("push_message", _PUSHING, _ENDED),
-    ):
-        parts[name] = partial(_noted, parts[name], stage, during, after)
-    log(logging.INFO, "Start `%s` process", _NAME)
+    name_process(supernode.CLIENT_APP)
+    sys.argv = [supernode.CLIENT_APP]
+    logging.getLogger("flwr").info("Start `%s` process", supernode.CLIENT_APP)
     try:
-        run_clientapp(
-            runtime_api_address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=validate_and_resolve_root_certificates(
-                spec.root_certificates_path, spec.insecure
-            ),
-            parent_pid=spec.parent_pid,
-            runtime_dependency_install=spec.runtime_dependency_install,
+        supernode.run_client_app(
+            spec,
+            pulling=partial(_noted, stage, _BEGUN, _PULLED),
+            pushing=partial(_noted, stage, _PUSHING, _ENDED),
         )
         status = 0
     except SystemExit as end:
@@ -88,7 +72,7 @@ def answer(spec: ExecutionSpec, stage: int, at_end: Callable[[], None]) -> NoRet
         _leave(status)
 
 
-def become(spec: ExecutionSpec, stage: int) -> NoReturn:
+def become(spec: Any, stage: int) -> NoReturn:  # noqa: ANN401 - Flower's
     """Let a new interpreter take the place of this process, which is a fork, and answer."""
     # Not as arguments, which everybody may read.
     told = os.memfd_create("spec")
@@ -107,14 +91,14 @@ def forget() -> None:
     for number in _SIGNALS:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, default)
-    registered_exit_handlers.clear()
+    supernode.forget_exit_handlers()
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 
 
 def _noted(
-    part: Callable[..., object], stage: int, during: bytes, after: bytes, *given: object
+    stage: int, during: bytes, after: bytes, part: Callable[..., object], *given: object
 ) -> object:
     """Do a part of what a ClientApp's process does, and note it."""
     os.pwrite(stage, during, 0)
@@ -139,4 +123,4 @@ def _leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    answer(ExecutionSpec(**json.load(sys.stdin)), int(sys.argv[1]), lambda: None)
+    answer(SimpleNamespace(**json.load(sys.stdin)), int(sys.argv[1]), lambda: None)

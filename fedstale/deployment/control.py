@@ -5,22 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_public_key,
-)
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.run import Run
-from flwr.supercore.utils import get_flwr_home
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedstale.config import read_toml
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import show_certificate
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import command_line
 
 
 def superlinks() -> dict[str, dict[str, Any]]:
@@ -29,7 +20,7 @@ def superlinks() -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: it cannot be read.
     """
-    path = get_flwr_home() / "config.toml"
+    path = command_line.flower_home() / "config.toml"
     table = read_toml(path).get("superlink", {}) if path.is_file() else {}
     return {key: value for key, value in table.items() if isinstance(value, dict)}
 
@@ -62,7 +53,7 @@ def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
     return at, Path(ca).expanduser(), Path(own).expanduser() if own else None
 
 
-def control_client(at: Address, ca: Path, certificate: Path | None) -> ControlHttpClient:
+def control_client(at: Address, ca: Path, certificate: Path | None) -> command_line.ControlClient:
     """Return what calls Control at an address; the first call connects.
 
     Args:
@@ -76,11 +67,7 @@ def control_client(at: Address, ca: Path, certificate: Path | None) -> ControlHt
     context = ssl.create_default_context(cafile=str(ca))
     if certificate is not None:
         show_certificate(context, certificate)
-    return ControlHttpClient(
-        f"https://{at}",
-        verify=context,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-    )
+    return command_line.ControlClient(f"https://{at}", context)
 
 
 class Control:
@@ -113,9 +100,8 @@ class Control:
             FedstaleError: the SuperLink rejects it.
         """
         key = load_ssh_public_key(public_key.read_bytes())
-        pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         try:
-            return int(self._client.RegisterNode(RegisterNodeRequest(public_key=pem)).node_id)
+            return self._client.register_node(command_line.public_pem(key))
         except httpx.HTTPError as problem:
             raise FedstaleError(
                 f"the SuperLink at {self._at} did not register {public_key}: {problem}"
@@ -123,7 +109,7 @@ class Control:
 
     def nodes(self) -> dict[int, str]:
         """Return the status of each node: registered, online, offline or unregistered."""
-        nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        nodes = self._client.list_nodes()
         return {int(node.node_id): str(node.status) for node in nodes}
 
     def runs(self) -> dict[int, tuple[str, str]]:
@@ -134,10 +120,9 @@ class Control:
             for run_id, one in statuses.items()
         }
 
-    def details(self) -> dict[int, Run]:
-        """Return all that the SuperLink tells of each run."""
-        runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        return {int(run_id): run_from_proto(proto) for run_id, proto in runs.items()}
+    def details(self) -> dict[int, Any]:
+        """Return all that the SuperLink tells of each run, as Flower's `Run`."""
+        return self._client.runs()
 
     def close(self) -> None:
         """Disconnect."""

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-
 from fedstale.deployment.commands import Address, connection, write_certificates, write_private
 from fedstale.deployment.joining import JOIN_PATH
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_FOLDER, make_private
+from fedstale.flower import superlink as flower
 
 FLEET_PATHS = tuple(
     f"/v1/fleet/{call}"
@@ -30,7 +29,7 @@ FLEET_PATHS = tuple(
 CONTROL_PATHS, RUNTIME_PATHS, CLOSED_PATHS = (
     tuple(
         path
-        for _, path in sorted(PROTOBUF_REQUEST_TYPES)
+        for _, path in flower.calls()
         if path.startswith(f"/v1/{part}/") and path not in FLEET_PATHS
     )
     for part in ("control", "runtime", "fleet")

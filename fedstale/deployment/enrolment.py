@@ -18,36 +18,30 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import httpx
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListNodesResponse,
-    RegisterNodeRequest,
-    RegisterNodeResponse,
-    UnregisterNodeRequest,
-    UnregisterNodeResponse,
-)
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from fedstale.deployment.audit import AuditLog
 from fedstale.deployment.control import control_client, operators_side
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import command_line
 from fedstale.traces.io.atomic import replacing
 
 COLUMNS = ("name", "public_key")
 """What a table of keys must have: a name of one's own, and a line as in node-0.pub."""
 LISTED = ("name", "node_id", "key", "status")
+NIST = ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1
+"""Curves of the keys that Flower takes."""
 GONE = "unregistered"
 """Status of a node that was revoked."""
 _LOCK_S = 30.0
@@ -74,13 +68,13 @@ class NodeKey:
             key = load_ssh_public_key(line.strip().encode())
         except (ValueError, UnsupportedAlgorithm) as problem:
             raise ConfigError(f"node {name!r}: no public key of OpenSSH: {problem}") from None
-        if not isinstance(key, EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, NIST):
             raise ConfigError(
                 f"node {name!r}: expected a key of a NIST curve: ssh-keygen -t ecdsa -b 384"
             )
         blob = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
         digest = b64encode(sha256(b64decode(blob)).digest()).decode().rstrip("=")
-        return cls(name, public_key_to_bytes(key), f"SHA256:{digest}")
+        return cls(name, command_line.public_pem(key), f"SHA256:{digest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +125,16 @@ def read_keys(table: Path) -> list[NodeKey]:
 
 
 class Client(Protocol):
-    """What Flower's Control says and does of nodes, over a network or not."""
+    """What a SuperLink says and does of nodes, over a network or not."""
 
-    def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:  # noqa: N802 - Flower's
-        """Return all nodes that were ever registered."""
+    def list_nodes(self) -> Sequence[Any]:
+        """Return all nodes that were ever registered: `node_id`, `public_key`, `name`, `status`."""
 
-    def RegisterNode(self, request: RegisterNodeRequest) -> RegisterNodeResponse:  # noqa: N802 - Flower's
-        """Register a node."""
+    def register_node(self, public_key: bytes, name: str) -> int:
+        """Register the owner of a key, in PEM; return the node's id."""
 
-    def UnregisterNode(self, request: UnregisterNodeRequest) -> UnregisterNodeResponse:  # noqa: N802 - Flower's
-        """Take a node back."""
+    def unregister_node(self, node_id: int) -> None:
+        """Reject a node's key from now on."""
 
     def close(self) -> None:
         """Disconnect."""
@@ -185,7 +179,7 @@ class Registry:
             FedstaleError: the SuperLink does not say.
         """
         with self._answers():
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+            found = self._client.list_nodes()
         return {
             bytes(one.public_key): Node(one.name, int(one.node_id), "", str(one.status))
             for one in found
@@ -224,8 +218,7 @@ class Registry:
             if node is None:
                 about = {"name": key.name, "key": key.fingerprint}
                 with log.noted("enrol", **about) as found, self._answers():
-                    request = RegisterNodeRequest(public_key=key.pem, name=key.name)
-                    node_id = int(self._client.RegisterNode(request).node_id)
+                    node_id = self._client.register_node(key.pem, key.name)
                     found["node_id"] = str(node_id)
                 node = Node(key.name, node_id, "", "registered")
             nodes.append(Node(node.name or key.name, node.node_id, key.fingerprint, node.status))
@@ -251,7 +244,7 @@ class Registry:
         for node in chosen:
             about = {"name": node.name, "node_id": str(node.node_id)}
             with log.noted("revoke", **about), self._answers():
-                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+                self._client.unregister_node(node.node_id)
         return chosen
 
     @contextmanager

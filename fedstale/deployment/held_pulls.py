@@ -8,30 +8,29 @@ before. The SuperNode waits 30 s for an answer (`supercore/protobuf/client.py`, 
 proxy 300 s (`fedstale.deployment.doors`).
 
 A message is not given away before its last object has come: a SuperNode that misses an object
-looks again after 1, 2, 4 s (`supercore/constant.py`, `PULL_INITIAL_BACKOFF`).
+looks again after 1, 2, 4 s (`supercore/constant.py`, `PULL_INITIAL_BACKOFF`). From Flower 1.43 on
+the SuperLink keeps it until the node confirms it, and gives it again to one that asks before.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
-from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
-from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedstale.deployment.unary import answer_of
+from fedstale.flower import superlink as flower
 
 _PULL = "/v1/fleet/pull-messages"
 _FROM_APPS = "/v1/runtime/"
+_UPLOAD_S = 180.0
+"""After how long without an object the SuperLink takes an upload for given up."""
 
 
 @dataclass(slots=True)
@@ -39,6 +38,7 @@ class _Pending:
     """A message to a node of which objects are missing."""
 
     node: int
+    message_id: str
     n_missing: int
 
 
@@ -72,7 +72,8 @@ class Arrivals:
     _held: dict[int, list[asyncio.Event]] = field(
         default_factory=lambda: defaultdict(list), init=False
     )
-    _ready: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
+    _ready: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set), init=False)
+    """Of each node, the messages that are complete and that it has not been given."""
     _incomplete: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
     _pushes: dict[str, _Push] = field(default_factory=dict, init=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
@@ -99,33 +100,32 @@ class Arrivals:
         """Return whether a node is given no message whose objects are still on their way."""
         return self.is_closed or not self._incomplete.get(node) or bool(self._ready.get(node))
 
-    def answered(self, node: int, *, has_message: bool) -> None:
-        """Note what the SuperLink had for a node."""
-        left = self._ready.pop(node, 0) - 1
-        if has_message and left > 0:
+    def answered(self, node: int, message_ids: Collection[str]) -> None:
+        """Note which messages the SuperLink had for a node; from Flower 1.43 on perhaps again."""
+        left = self._ready.pop(node, set()).difference(message_ids)
+        if message_ids and left:
             self._ready[node] = left
 
-    def pushed(self, request: PushAppMessagesRequest, response: PushAppMessagesResponse) -> None:
+    def pushed(self, request: Any, response: Any) -> None:  # noqa: ANN401 - Flower's
         """Note the messages that a ServerApp has pushed, before their objects."""
         now, missing = time.monotonic(), set(response.objects_to_push)
         self._forget(now)
         waiting: dict[str, list[_Pending]] = defaultdict(list)
-        pushed: Iterable[tuple[Any, ObjectTree, str]] = zip(
+        for proto, tree, message_id in zip(
             request.messages_list,
             request.message_object_trees,
             response.message_ids,
             strict=True,
-        )
-        for proto, tree, message_id in pushed:
+        ):
             if not message_id:
                 continue
             node = proto.metadata.dst_node_id
-            own = {part.object_id for part in iterate_object_tree(tree)} & missing
+            own = missing.intersection(flower.object_ids(tree))
             if not own:
-                self._complete(node)
+                self._complete(node, message_id)
                 continue
             self._incomplete[node] += 1
-            message = _Pending(node, len(own))
+            message = _Pending(node, message_id, len(own))
             for object_id in own:
                 waiting[object_id].append(message)
         if waiting:
@@ -141,7 +141,7 @@ class Arrivals:
             message.n_missing -= 1
             if not message.n_missing:
                 self._end(message.node)
-                self._complete(message.node)
+                self._complete(message.node, message.message_id)
         if not push.waiting:
             del self._pushes[session_id]
 
@@ -158,8 +158,8 @@ class Arrivals:
             for event in held:
                 event.set()
 
-    def _complete(self, node: int) -> None:
-        self._ready[node] += 1
+    def _complete(self, node: int, message_id: str) -> None:
+        self._ready[node].add(message_id)
         self._wake(node)
 
     def _wake(self, node: int) -> None:
@@ -174,7 +174,7 @@ class Arrivals:
 
     def _forget(self, now: float) -> None:
         """Forget pushes that their ServerApp has given up, as the SuperLink does."""
-        over = now - OBJECT_PUSH_SESSION_TTL_SECONDS
+        over = now - _UPLOAD_S
         for session_id in [key for key, push in self._pushes.items() if push.at < over]:
             push = self._pushes.pop(session_id)
             messages = {id(m): m for each in push.waiting.values() for m in each}
@@ -198,18 +198,17 @@ class HeldPulls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, at once or when there is something for it."""
-        state = scope.get("state", {})
-        request = state.get("protobuf_request")
-        if isinstance(request, PullMessagesRequest) and scope["path"] == _PULL:
+        kind, request = flower.request_of(scope)
+        if kind == "PullMessagesRequest" and scope["path"] == _PULL:
             await self._pull(request.node.node_id, scope, receive, send)
             return
         await self._app(scope, receive, send)
-        if request is None or not scope["path"].startswith(_FROM_APPS):
+        response = flower.response_of(scope)
+        if response is None or not scope["path"].startswith(_FROM_APPS):
             return
-        response = state.get("protobuf_response")
-        if isinstance(response, PushAppMessagesResponse):
+        if kind == "PushAppMessagesRequest":
             self._arrivals.pushed(request, response)
-        elif isinstance(request, PushObjectRequest) and isinstance(response, PushObjectResponse):
+        elif kind == "PushObjectRequest":
             self._arrivals.stored(request.session_id, request.object_id)
 
     async def _pull(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,9 +235,11 @@ class HeldPulls:
             event.clear()
             left = deadline - time.monotonic()
             if left <= 0 or arrivals.may_ask(node):
-                answer, is_empty = await self._asked(scope)
-                if not (is_empty and event.is_set()):
-                    arrivals.answered(node, has_message=not is_empty)
+                answer, message_ids = await self._asked(scope)
+                is_empty = message_ids == []
+                # What came while the SuperLink looked is not forgotten.
+                if message_ids is not None and not (is_empty and event.is_set()):
+                    arrivals.answered(node, message_ids)
                 if not is_empty or left <= 0 or arrivals.is_closed:
                     return answer
             await first_of(event, gone, left)
@@ -250,14 +251,14 @@ class HeldPulls:
             if answer and not event.is_set():
                 return answer
 
-    async def _asked(self, scope: Scope) -> tuple[list[Message], bool]:
-        """Return what the SuperLink answers, and whether that is that there is nothing."""
+    async def _asked(self, scope: Scope) -> tuple[list[Message], list[str] | None]:
+        """Return what the SuperLink answers, and which messages that gives; None of a refusal."""
         # The body of the request has been read.
         answer = await answer_of(self._app, scope, nothing)
-        response = scope.get("state", {}).get("protobuf_response")
-        is_good = answer[0].get("status") == HTTPStatus.OK
-        is_answer = is_good and isinstance(response, PullMessagesResponse)
-        return answer, is_answer and not response.messages_list
+        response = flower.response_of(scope)
+        if answer[0].get("status") != HTTPStatus.OK or response is None:
+            return answer, None
+        return answer, [one.metadata.message_id for one in response.messages_list]
 
 
 async def nothing() -> Message:

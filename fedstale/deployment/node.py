@@ -2,8 +2,8 @@
 
 Both run until the SuperNode ends or this process is told to end. The SuperExec is started again
 when it ends, however it does, and the SuperNode if it waits for the answer of a ClientApp that was
-killed. What they write is their user's alone. This file imports little, since its process stays in
-memory.
+killed. With a Flower that lacks what warm ClientApps stand on, this is flower-supernode alone. What
+they write is their user's alone. This file imports little, since its process stays in memory.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from fedstale.files import PRIVATE_UMASK
 
 STUCK = 76
 """Status of a SuperExec whose SuperNode waits for an answer that will not come."""
+FLOWERS_WAY = 77
+"""Status of a SuperExec that cannot start ClientApps in forks, with the Flower that is here."""
 _KILLED = 128
 """A shell's status of a program that a signal ended is this and the signal's number."""
 _POLITE_S = 10.0
@@ -45,20 +47,24 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigError: its options say who starts ClientApps; or flower-supernode is not installed
-            here, elsewhere than on Linux.
+            here.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("flower-supernode", path=path)
+    if program is None:
+        raise ConfigError(f"flower-supernode: not installed beside {sys.executable}")
     if not sys.platform.startswith("linux"):
-        program = shutil.which("flower-supernode", path=path)
-        if program is None:
-            raise ConfigError(f"flower-supernode: not installed beside {sys.executable}")
         return subprocess.run([program, *arguments], check=False).returncode
     module = [sys.executable, "-P", "-m"]
     superexec = [*module, "fedstale.deployment.warm", *_runtime(arguments)]
     supernode = [*module, "fedstale.deployment.supernode", *arguments, "--isolation", "process"]
     # It starts Flower's programs by their names.
     os.environ["PATH"] = path
-    return NodeProcesses(supernode, superexec).run()
+    status = NodeProcesses(supernode, superexec).run()
+    if status == FLOWERS_WAY:
+        os.umask(PRIVATE_UMASK)
+        os.execv(program, [program, *arguments])
+    return status
 
 
 def _runtime(arguments: Sequence[str]) -> list[str]:
@@ -89,7 +95,10 @@ class NodeProcesses:
         self._is_told = False
 
     def run(self) -> int:
-        """Run both until the SuperNode ends; return its exit status, or 0 if this was told to."""
+        """Run both until the SuperNode ends; return its exit status, or 0 if this was told to.
+
+        Where the SuperExec cannot do its part, both end, and its status is returned.
+        """
         self._supernode, self._superexec = map(_started, self._commands)
         began = time.monotonic()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,6 +113,9 @@ class NodeProcesses:
                 if self._is_told:
                     self._supernode.wait()
                     continue
+                if self._superexec.returncode == FLOWERS_WAY:
+                    self._stop(self._supernode)
+                    return FLOWERS_WAY
                 if self._superexec.returncode == STUCK:
                     self._stop(self._supernode)
                     self._supernode = _started(self._commands[0])

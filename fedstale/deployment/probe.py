@@ -15,13 +15,7 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstale.deployment.check import SOON_DAYS, Finding, expiries
 from fedstale.deployment.commands import Address
@@ -29,6 +23,7 @@ from fedstale.deployment.diagnosis import check_health, trusting
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
 from fedstale.deployment.joining import JOIN_PATH, asking
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import command_line, features
 
 _LIMIT_S = 10.0
 _CLOSED = {400, 401, 403, 404, 405}
@@ -190,7 +185,7 @@ class _Door:
                 )
             ) as connection:
                 connection.putrequest("POST", path)
-                connection.putheader("Content-Type", PROTOBUF_MEDIA_TYPE)
+                connection.putheader("Content-Type", command_line.PROTOBUF)
                 connection.putheader("Content-Length", str(_TOO_MANY_BYTES))
                 connection.endheaders()
                 refused = connection.getresponse().status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
@@ -203,33 +198,26 @@ class _Door:
 
 def _unknown_key(at: Address, ca: Path) -> Finding:
     """Return whether a node joins whose key nobody has registered."""
-    private, public = generate_key_pairs()
-    request = ActivateNodeRequest(
-        public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
-    )
-    with FleetHttpClient.from_server_address(
-        str(at),
-        insecure=False,
-        root_certificates=ca.read_bytes(),
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(private, public),
-        ],
-    ) as client:
-        try:
-            client.ActivateNode(request)
-        except httpx.HTTPStatusError as problem:
-            status = problem.response.status_code
-            return Finding(f"a key that nobody registered is refused ({status})", is_fault=False)
+    if not features.has("a stranger's key"):
+        return Finding("a key that nobody registered is not tried", is_fault=False)
+    try:
+        command_line.activate(str(at), ca, _new_key())
+    except httpx.HTTPStatusError as problem:
+        status = problem.response.status_code
+        return Finding(f"a key that nobody registered is refused ({status})", is_fault=False)
     return Finding("a key that nobody registered is let in")
 
 
 def _unknown_token(at: Address, ca: Path) -> Finding:
     """Return whether a node joins with a token that nobody has made."""
-    asked = asking(secrets.token_urlsafe(32), generate_key_pairs()[0], "stranger")
+    asked = asking(secrets.token_urlsafe(32), _new_key(), "stranger")
     with httpx.Client(verify=trusting(ca), trust_env=False, timeout=_LIMIT_S) as client:
         answer = client.post(f"https://{at}{JOIN_PATH}", json=asked)
     if answer.is_success:
         return Finding("a token that nobody made lets one in")
     text = f"a token that nobody made is refused ({answer.status_code})"
     return Finding(text, is_fault=False)
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())

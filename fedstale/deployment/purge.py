@@ -5,33 +5,23 @@ a run that has ended, until an operator lists runs or reads its log. SQLite then
 as free, and the bytes stay in the file, or in its write-ahead log, until something is written over.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from fedstale.deployment.superlink import hold_database
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import superlink
 
-_PASSING = {
-    "objects (models among them)": ("objects",),
-    "messages": ("message_ins", "message_res", "message", "task_message"),
-    "apps' contexts": ("series_context", "compacted_contexts"),
-    "app bundles": ("fab",),
-    "lines of logs and events": ("task_logs", "task_event"),
-    "entries of what is being sent": (
-        *("object_children", "run_objects", "object_push_sessions"),
-        *("object_push_session_roots", "object_push_session_pending", "nonce_store"),
-    ),
-}
-"""Tables of Flower 1.41 that are emptied, by what their rows are."""
-_KEPT = {"nodes": "node", "runs": "run"}
-_UNFINISHED = """
-SELECT run.run_id FROM run JOIN task ON task.task_id = run.primary_task_id
-WHERE task.finished_at IS NULL
-"""
+logger = logging.getLogger(__name__)
+
+_COUNTED = {"nodes": "node", "runs": "run"}
+"""Tables that are kept whose rows are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +55,17 @@ def purge(database: Path, *, unfinished: bool = False) -> Purged:
     files = [database, Path(f"{database}-wal")]
     before = sum(file.stat().st_size for file in files if file.exists())
     with _alone(database) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        if missing := {"objects", "message_ins", "run", "node", "task"} - tables:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in found}
+        if missing := {"objects", "message", "run", "node", "task"} - tables:
             raise ConfigError(
                 f"database = {str(database)!r} has no table {min(missing)!r}: expected the "
-                "database of a SuperLink of Flower 1.41"
+                "database of a SuperLink of Flower 1.41 or later"
             )
-        going_on = [run_id % 2**64 for (run_id,) in connection.execute(_UNFINISHED)]
+        passing = set(chain(*superlink.PASSING_TABLES.values()))
+        for table in sorted(tables - superlink.LASTING_TABLES - passing):
+            logger.warning("table %s is left as it is: this fedstale does not know it", table)
+        going_on = [run_id % 2**64 for (run_id,) in connection.execute(superlink.UNFINISHED_RUNS)]
         if going_on and not unfinished:
             raise FedstaleError(
                 f"run {going_on[0]} has not ended: start the SuperLink and stop the run (fedstale "
@@ -83,7 +77,7 @@ def purge(database: Path, *, unfinished: bool = False) -> Purged:
 
         deleted = {}
         connection.execute("BEGIN EXCLUSIVE")
-        for what, emptied in _PASSING.items():
+        for what, emptied in superlink.PASSING_TABLES.items():
             deleted[what] = sum(count(table) for table in emptied if table in tables)
             for table in emptied:
                 if table in tables:
@@ -91,7 +85,7 @@ def purge(database: Path, *, unfinished: bool = False) -> Purged:
         connection.execute("COMMIT")
         # Free pages go, and with them what was deleted before.
         connection.execute("VACUUM")
-        kept = {what: count(table) for what, table in _KEPT.items()}
+        kept = {what: count(table) for what, table in _COUNTED.items()}
     return Purged(
         deleted=deleted, kept=kept, before_bytes=before, after_bytes=database.stat().st_size
     )

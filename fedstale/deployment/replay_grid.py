@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message
 from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
-from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
+from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow, RunsAfter
@@ -180,12 +180,24 @@ class ReplayGrid(ForwardingGrid):
             given.append(message_id)
         return given
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies and failures that can be seen by now, and note them."""
-        now, wanted = self.now(), list(message_ids)
-        failed = [i for i in wanted if i in self._lost and self._lost[i][0] <= now]
-        real = [i for i in wanted if i not in self._lost]
-        arrived = self._superlink.pull_messages(real) if real else ()
+    def pull_messages(  # type: ignore[override] # Flower 1.43's
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
+        """Return the replies and failures that can be seen by now, and note them.
+
+        Args:
+            reply_to_message_ids: messages that they answer; all that are out if not given.
+            message_ids: the same, as Flower called it up to 1.42.
+        """
+        asked, now = asked_ids(reply_to_message_ids, message_ids), self.now()
+        wanted = None if asked is None else list(asked)
+        lost = self._lost if wanted is None else [i for i in wanted if i in self._lost]
+        failed = [i for i in lost if self._lost[i][0] <= now]
+        real = None if wanted is None else [i for i in wanted if i not in self._lost]
+        arrived = () if real == [] else self._superlink.pull_messages(real)
         replies = [*(self._lost.pop(i)[1] for i in failed), *arrived]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id

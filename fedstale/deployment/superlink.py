@@ -11,52 +11,29 @@ import logging
 import os
 import resource
 import socket
-import sys
 import time
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from flwr.common.constant import (
-    SUPERLINK_NODE_ID,
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-)
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
-from flwr.supercore import date
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supercore.http_logging import get_uvicorn_log_config
-from flwr.supercore.logger import console_handler
-from flwr.superlink.cli.flower_superlink import (
-    SuperLinkLifespan,
-    _parse_superlink_lifespan_config,
-)
-from flwr.superlink.main import create_app
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.deployment.tokens import joinable
 from fedstale.deployment.unary import unary
-from fedstale.deployment.waiting import (
-    DatabaseTurns,
-    NodeClocks,
-    ServerClock,
-    SteadyClock,
-    WaitsForDatabase,
-)
+from fedstale.deployment.waiting import NodeClocks, ServerClock, SteadyClock, WaitsForDatabase
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
+from fedstale.flower import SUPERLINK_NODE_ID, features
+from fedstale.flower import superlink as flower
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +43,6 @@ _PIECE = b"ArrayChunk "
 _FILES = 8192
 _LONGEST_HOLD_S = 25.0
 """A SuperNode waits 30 s for an answer."""
-_SIGNED_FOR_S = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +118,8 @@ class FleetGate:
                 that this one has not; those made until then are refused. None if there was none.
         """
         self._app, self._quotas, self._since = app, quotas, since
+        self._early_s, late_s = flower.stamp_window_s()
+        self._signed_for_s = late_s + 2 * self._early_s
         self._seen: dict[tuple[bytes, str], float] = {}
         self._hours: dict[int, _Hour] = {}
         """Of each node that has sent something: only registered ones come this far."""
@@ -156,29 +134,29 @@ class FleetGate:
             await JSONResponse({"detail": reason}, status)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        request = scope.get("state", {}).get("protobuf_request")
+        kind, request = flower.request_of(scope)
         if request is None or not scope["path"].startswith(_FLEET):
             return None
         if self._may_be_used(Headers(scope=scope)):
             return 503, "this signature was used before, or is from before this SuperLink's start"
-        if isinstance(request, PushMessagesRequest):
+        if kind == "PushMessagesRequest":
             reason = fault_of_push(request)
             return self._excess_of_reply(request) if reason is None else (400, reason)
-        return self._excess_of_object(request) if isinstance(request, PushObjectRequest) else None
+        return self._excess_of_object(request) if kind == "PushObjectRequest" else None
 
-    def _excess_of_reply(self, request: PushMessagesRequest) -> tuple[int, str] | None:
+    def _excess_of_reply(self, request: Any) -> tuple[int, str] | None:  # noqa: ANN401 - Flower's
         hour, quotas = self._hour(request.node.node_id), self._quotas
         hour.n_replies += 1
         most = quotas.node_replies_per_hour
         if hour.n_replies > most:
             return self._refuse(503, request.node.node_id, "node-replies-per-hour", most, most + 1)
-        n = n_objects(request.message_object_trees[0])
+        n = len(flower.object_ids(request.message_object_trees[0]))
         if n > quotas.reply_objects:
             most = quotas.reply_objects
             return self._refuse(413, request.node.node_id, "reply-objects", most, n)
         return None
 
-    def _excess_of_object(self, request: PushObjectRequest) -> tuple[int, str] | None:
+    def _excess_of_object(self, request: Any) -> tuple[int, str] | None:  # noqa: ANN401 - Flower's
         node, n, quotas = request.node.node_id, len(request.object_content), self._quotas
         is_piece = request.object_content.startswith(_PIECE)
         if not is_piece and n > quotas.record_bytes:
@@ -210,30 +188,31 @@ class FleetGate:
 
     def _may_be_used(self, headers: Headers) -> bool:
         """Note a signature; it is the key and the time stamp, since ECDSA has two for each."""
-        made, now = datetime.datetime.fromisoformat(headers[TIMESTAMP_HEADER]), time.monotonic()
-        age_s = (date.now() - made).total_seconds()
+        made, now = datetime.datetime.fromisoformat(headers[flower.TIMESTAMP]), time.monotonic()
+        age_s = (flower.now() - made).total_seconds()
         # A stamp may be that early.
-        if self._since is not None and age_s + SYSTEM_TIME_TOLERANCE >= now - self._since:
+        if self._since is not None and age_s + self._early_s >= now - self._since:
             return True
         # As Flower reads them: the first of several headers, and one key in all its spellings.
-        signature = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]), headers[TIMESTAMP_HEADER]
+        signature = b64decode(headers[flower.PUBLIC_KEY]), headers[flower.TIMESTAMP]
         # Entries are in the order of their instants.
         while self._seen and self._seen[first := next(iter(self._seen))] < now:
             del self._seen[first]
         if signature in self._seen:
             return True
-        self._seen[signature] = now + _SIGNED_FOR_S
+        self._seen[signature] = now + self._signed_for_s
         return False
 
 
-def fault_of_push(request: PushMessagesRequest) -> str | None:
+def fault_of_push(request: Any) -> str | None:  # noqa: ANN401 - Flower's
     """Return why a push to the SuperLink is none that a SuperNode sends, or None.
 
     Args:
-        request: whose `node` is the one that has signed it.
+        request: a PushMessagesRequest, whose `node` is the one that has signed it.
 
     Example:
-        >>> fault_of_push(PushMessagesRequest())
+        >>> from types import SimpleNamespace
+        >>> fault_of_push(SimpleNamespace(messages_list=[], message_object_trees=[]))
         'expected one message with its objects, got 0 and 0'
     """
     n_messages, n_trees = len(request.messages_list), len(request.message_object_trees)
@@ -249,20 +228,6 @@ def fault_of_push(request: PushMessagesRequest) -> str | None:
     return None
 
 
-def n_objects(tree: ObjectTree) -> int:
-    """Return how many objects a reply consists of, without recursion.
-
-    Example:
-        >>> n_objects(ObjectTree(children=[ObjectTree(), ObjectTree(children=[ObjectTree()])]))
-        4
-    """
-    found = [tree]
-    # The list grows while it is walked.
-    for each in found:
-        found.extend(each.children)
-    return len(found)
-
-
 def guarded(
     app: FastAPI,
     quotas: Quotas | None = None,
@@ -274,6 +239,8 @@ def guarded(
 ) -> FastAPI:
     """Put the gate into a SuperLink's app, and what waits for clocks, disk and work; return it.
 
+    Without the names of Flower that one of these needs, that one is left out; never the gate.
+
     Args:
         app: a SuperLink's.
         quotas: of each node.
@@ -281,20 +248,20 @@ def guarded(
         clock: that Flower reckons by.
         since: as for `FleetGate`.
         arrivals: how questions for work are held, behind the gate; they are not if None.
+
+    Raises:
+        ConfigError: the gate needs a name that this Flower does not have.
     """
-    ours = app.user_middleware
-    kinds: list[object] = [one.cls for one in ours]
-    ours.insert(kinds.index(NodeAuthMiddleware), Middleware(NodeClocks))
-    # Flower's own outermost two hide answers, and make them of errors.
-    outermost = kinds.index(BaseHTTPMiddleware) + 1
-    ours[outermost:outermost] = [
-        Middleware(WaitsForDatabase, folder=folder),
-        Middleware(ServerClock, clock=clock or SteadyClock()),
-    ]
-    ours.append(Middleware(FleetGate, quotas=quotas or Quotas(), since=since))
-    if arrivals is not None:
-        ours.append(Middleware(HeldPulls, arrivals=arrivals))
-    ours[:] = unary(ours)
+    features.require("gate of a SuperLink")
+    outside = [Middleware(WaitsForDatabase, folder=folder)]
+    if features.has("clock of a SuperLink"):
+        outside.append(Middleware(ServerClock, clock=clock or SteadyClock()))
+    before_check = [Middleware(NodeClocks)] if features.has("clocks of nodes") else []
+    inside = [Middleware(FleetGate, quotas=quotas or Quotas(), since=since)]
+    if arrivals is not None and features.has("held questions for work"):
+        inside.append(Middleware(HeldPulls, arrivals=arrivals))
+    flower.place(app, outside=outside, before_check=before_check, inside=inside)
+    app.user_middleware[:] = unary(app.user_middleware)
     return app
 
 
@@ -329,8 +296,9 @@ def run(
 
     Raises:
         ConfigError: the socket cannot be made, others may read the key, the secret or the database,
-            or another SuperLink holds the database.
+            another SuperLink holds the database, or this Flower has no place for the gate.
     """
+    features.require("gate of a SuperLink")
     if not 0.0 <= hold_s <= _LONGEST_HOLD_S:
         raise ConfigError(f"hold = {hold_s:g}: expected 0 to {_LONGEST_HOLD_S:g} s")
     # The database, above all: nobody but this user reads what is made from here on.
@@ -350,13 +318,14 @@ def run(
         was_used = path.exists() and path.stat().st_size > 0
         hold_database(path)
         since = time.monotonic() if was_used else None
-    sys.argv = ["flower-superlink", *arguments]
-    config = _parse_superlink_lifespan_config()
     clock, arrivals = SteadyClock(), Arrivals(hold_s=hold_s)
-    clock.install()
-    DatabaseTurns().install()
+    if features.has("clock of a SuperLink"):
+        flower.reckon_by(clock.now)
+    if features.has("turns at the database"):
+        flower.take_turns()
+    app, config = flower.app_of(arguments)
     app = guarded(
-        create_app(config, SuperLinkLifespan),
+        app,
         quotas,
         folder=path.parent if path else Path(),
         clock=clock,
@@ -371,7 +340,7 @@ def run(
             app,
             host=config.host,
             port=config.port,
-            log_config=get_uvicorn_log_config(console_handler.level),
+            log_config=flower.log_config(),
             proxy_headers=False,
             ssl_keyfile=None if at else config.ssl_keyfile,
             ssl_certfile=None if at else config.ssl_certfile,

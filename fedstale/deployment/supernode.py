@@ -1,32 +1,25 @@
 """Flower's SuperNode, in which nobody asks again and again whether something has come.
 
-Flower's SuperExec asks its SuperNode for a task (Flower 1.41, `superexec/run_superexec.py`), and
-each question costs the two some milliseconds of processor time: ten times a second, as much as all
-else that a small message takes on a device. Here it is held for some seconds, and answered as soon
-as a message is there with all its objects, which a ClientApp would otherwise look for again after
-1, 2, 4 s. And the SuperNode, which looks every half second for the reply
-(`supernode/start_client_internal.py`, 470), is woken when the ClientApp has handed over the last of
-it, its state.
+Flower's SuperExec asks its SuperNode for a task, and each question costs the two some milliseconds
+of processor time: ten times a second, as much as all else that a small message takes on a device.
+Here it is held for some seconds, and answered as soon as a message is there with all its objects,
+which a ClientApp would otherwise look for again after 1, 2, 4 s. And the SuperNode, which looks
+every half second for the reply, is woken when the ClientApp has handed over the last of it, its
+state.
 
 A run may end while a message of it comes. Flower then leaves the message where it is: a ClientApp
 works on it, nobody waits for its reply, and every later reply of this node waits in turn for the
-next message. Here such a message is thrown away.
+next message. Here such a message is thrown away (`fedstale.flower.supernode`).
 """
 
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import wraps
-from typing import Any
+from functools import partial
 
-import flwr.supernode.main
 from fastapi import FastAPI
-from flwr.supercore.exit import add_exit_handler
-from flwr.supercore.run import RunNotRunningException
-from flwr.supernode.cli.flower_supernode import flower_supernode
-from flwr.supernode.start_client_internal import start_client_internal
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,7 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedstale.deployment.held_pulls import disconnection, first_of, nothing
 from fedstale.deployment.processes import name_process
 from fedstale.deployment.unary import unary
-from fedstale.errors import FedstaleError
+from fedstale.flower import command_line, features
+from fedstale.flower import supernode as flowers
 
 _NAME = "flower-supernode"
 _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
@@ -136,32 +130,6 @@ def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> Fa
     return app
 
 
-def whole_or_not(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Let a SuperNode throw away a message whose run ends as it comes, like one it fails to get.
-
-    Args:
-        pull: Flower's, which takes its steps by name.
-    """
-
-    def failing(step: Callable[..., object]) -> Callable[..., object]:
-        @wraps(step)
-        def done(*given: object) -> object:
-            try:
-                return step(*given)
-            except RunNotRunningException:
-                # It is no Exception, and passes by what cleans up after one.
-                raise FedstaleError("its run has ended") from None
-
-        return done
-
-    @wraps(pull)
-    def pulled(**named: Any) -> int | None:  # noqa: ANN401 - as Flower's
-        steps = ("pull_object", "confirm_message_received")
-        return pull(**named | {step: failing(named[step]) for step in steps})
-
-    return pulled
-
-
 def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
     """Run flower-supernode until it ends.
 
@@ -171,30 +139,17 @@ def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
     """
     name_process(_NAME)
     sys.argv = [_NAME, *arguments]
-    arrival, pauses = Arrival(), Pauses()
-    made = flwr.supernode.main.create_app
-
-    @wraps(made)
-    def create_app(*given: Any, **named: Any) -> FastAPI:  # noqa: ANN401 - as Flower's
-        return holding(made(*given, **named), arrival, pauses, hold_s)
-
-    flwr.supernode.main.create_app = create_app
-    # The SuperNode's loop pulls a message with all its objects, and then waits for the reply.
-    parts = start_client_internal.__globals__
-    parts["time"] = pauses
-    parts["_pull_and_store_message"] = whole_or_not(parts["_pull_and_store_message"])
-    parts["_push_messages"] = _first(arrival.say, parts["_push_messages"])
-    add_exit_handler(arrival.close, run_before_force_exit=True)
-    flower_supernode()
-
-
-def _first(say: Callable[[], None], then: Callable[..., None]) -> Callable[..., None]:
-    @wraps(then)
-    def both(*given: object, **named: object) -> None:
-        say()
-        then(*given, **named)
-
-    return both
+    if features.has("held tasks"):
+        arrival, pauses = Arrival(), Pauses()
+        flowers.hold_tasks(
+            partial(holding, arrival=arrival, pauses=pauses, hold_s=hold_s),
+            pauses,
+            is_whole=arrival.say,
+            at_exit=arrival.close,
+        )
+    if features.has("messages of an ended run"):
+        flowers.throw_away_ended()
+    command_line.program(_NAME)()
 
 
 if __name__ == "__main__":

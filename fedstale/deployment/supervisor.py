@@ -10,18 +10,16 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
-from flwr.common.config import get_metadata_from_config, parse_config_args
-from flwr.common.constant import Status, SubStatus
-from flwr.supercore.run import Run
-from flwr.supercore.utils import get_flwr_home
 
 from fedstale.config import read_toml
 from fedstale.deployment import commands
 from fedstale.deployment.control import Control, operators_side
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.flower import command_line
 
 _POLL_S = 2.0
 _WAIT_S = 5.0
@@ -29,6 +27,8 @@ _QUICK_S = 60.0
 _QUICK_RUNS = 4
 _STARTED = re.compile(r"started run (\d+)")
 _FLWR = "flwr"
+_ENDED, _COMPLETED, _STOPPED = "finished", "completed", "stopped"
+"""Status of a run, as Flower shows it, and how it ended."""
 
 
 class Supervisor:
@@ -61,7 +61,8 @@ class Supervisor:
             )
         self._control = Control(*operators_side(link))
         self._app, self._link, self._say = app, link, say
-        self._fab_id = get_metadata_from_config(read_toml(app / "pyproject.toml"))[0]
+        about = read_toml(app / "pyproject.toml")
+        self._fab_id = f"{about['tool']['flwr']['app']['publisher']}/{about['project']['name']}"
         self._config = f"{run_config} checkpoints='{checkpoints}' resume='{checkpoints}'".strip()
 
     def run(self) -> tuple[int, str]:
@@ -84,9 +85,9 @@ class Supervisor:
             if run_id is not None:
                 ended = self._ended(run_id).status
                 status = ended.sub_status, ended.details
-                if ended.sub_status in {SubStatus.COMPLETED, SubStatus.STOPPED}:
+                if ended.sub_status in {_COMPLETED, _STOPPED}:
                     self._say(f"run {run_id} {ended.sub_status}")
-                    return run_id, ended.sub_status
+                    return run_id, str(ended.sub_status)
             quick = quick + 1 if time.monotonic() - started < _QUICK_S else 0
             about = f"run {run_id} {': '.join(filter(None, status))}"
             if quick == _QUICK_RUNS:
@@ -97,7 +98,7 @@ class Supervisor:
 
     def _start(self) -> int | None:
         """Start a run and show its log to the end; return its number, or None if it has none."""
-        environment = commands.environment(get_flwr_home())
+        environment = commands.environment(command_line.flower_home())
         command = commands.found(commands.run(self._app, self._link, self._config), environment)
         run_id = None
         with (
@@ -110,22 +111,22 @@ class Supervisor:
                 self._say(line)
         return run_id
 
-    def _unfinished(self) -> Run | None:
-        """Return the run with this app and these settings that goes on, if there is one."""
-        settings = parse_config_args([self._config])
+    def _unfinished(self) -> Any:  # noqa: ANN401 - Flower's Run
+        """Return the run with this app and these settings that goes on; None if there is none."""
+        settings = command_line.parsed_config([self._config])
         for run in self._runs().values():
             is_same = (run.fab_id, run.override_config) == (self._fab_id, settings)
-            if is_same and run.status.status != Status.FINISHED:
+            if is_same and run.status.status != _ENDED:
                 return run
         return None
 
-    def _ended(self, run_id: int) -> Run:
+    def _ended(self, run_id: int) -> Any:  # noqa: ANN401 - Flower's Run
         """Wait until a run has ended; the SuperLink may go away and come back meanwhile."""
-        while (run := self._runs()[run_id]).status.status != Status.FINISHED:
+        while (run := self._runs()[run_id]).status.status != _ENDED:
             time.sleep(_POLL_S)
         return run
 
-    def _runs(self) -> dict[int, Run]:
+    def _runs(self) -> dict[int, Any]:
         """Return all runs, as soon as the SuperLink answers."""
         is_silent = False
         while True:

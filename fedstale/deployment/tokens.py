@@ -22,20 +22,9 @@ from pathlib import Path
 from typing import Self
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from fastapi import FastAPI
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListNodesResponse,
-    RegisterNodeRequest,
-    RegisterNodeResponse,
-    UnregisterNodeRequest,
-    UnregisterNodeResponse,
-)
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key
-from flwr.superlink.servicer.control import control_handlers
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -55,6 +44,7 @@ from fedstale.deployment.joining import (
 )
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import check_private, open_private
+from fedstale.flower import features, superlink
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +228,9 @@ class Joining:
         digest = digest_of(token)
         try:
             said = statement(digest, public, name)
-            bytes_to_public_key(key.pem).verify(proof, said, SIGNED_WITH)
+            owner = load_pem_public_key(key.pem)
+            assert isinstance(owner, EllipticCurvePublicKey)
+            owner.verify(proof, said, SIGNED_WITH)
         except InvalidSignature:
             raise RefusalError(403, "the signature is not this key's") from None
         return cls(digest, key)
@@ -383,27 +375,6 @@ def _source(request: Request) -> str:
     return request.headers.get("x-real-ip", "unknown")
 
 
-class _SuperLink:
-    """The SuperLink that this process is, as a registry asks it."""
-
-    def __init__(self, factory: LinkStateFactory) -> None:
-        self._factory = factory
-        # The account of every operator of Flower's open release.
-        self._account = AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
-
-    def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:  # noqa: N802 - Flower's
-        return control_handlers.list_nodes(request, self._account, self._factory.state())
-
-    def RegisterNode(self, request: RegisterNodeRequest) -> RegisterNodeResponse:  # noqa: N802
-        return control_handlers.register_node(request, self._account, self._factory.state())
-
-    def UnregisterNode(self, request: UnregisterNodeRequest) -> UnregisterNodeResponse:  # noqa: N802
-        return control_handlers.unregister_node(request, self._account, self._factory.state())
-
-    def close(self) -> None:
-        pass
-
-
 def joinable(app: FastAPI, database: Path) -> FastAPI:
     """Let devices with a token join a SuperLink; return its app.
 
@@ -414,10 +385,12 @@ def joinable(app: FastAPI, database: Path) -> FastAPI:
     Raises:
         ConfigError: the tokens or the log cannot be used, or others may read them.
     """
+    if not features.has("joining by tokens"):
+        return app
     who = {"superlink": str(database)}
     enrolment = Enrolment(
         Tokens(database),
-        Registry(_SuperLink(app.state.linkstate_factory), **who),
+        Registry(superlink.NodeRegister(app), **who),
         AuditLog(database.parent / LOG, **who),
     )
     app.user_middleware.insert(0, Middleware(EnrolmentGate, enrolment=enrolment))

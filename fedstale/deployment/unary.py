@@ -2,25 +2,28 @@
 
 Each `BaseHTTPMiddleware` of starlette runs what is behind it in a task of its own and hands the
 response over piece by piece, which costs every request some hundred microseconds, and a SuperLink
-has nine of them in a row (Flower 1.41, `superlink/main.py`, 107), a SuperNode three. A request of
-the Fleet and Runtime APIs has one message and gets one, so here their `dispatch` is given the whole
-response.
+has eight or nine of them in a row, a SuperNode two or three. A request of the Fleet and Runtime
+APIs has one message and gets one, so here their `dispatch` is given the whole response.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_UNARY = frozenset(
-    (method, path)
-    for method, path in PROTOBUF_REQUEST_TYPES
-    if path.startswith(("/v1/fleet/", "/v1/runtime/"))
-)
+from fedstale.flower import features
+from fedstale.flower import superlink as flower
+
+
+@cache
+def _calls() -> frozenset[tuple[str, str]]:
+    """Return method and path of each request that gets one message."""
+    parts = ("/v1/fleet/", "/v1/runtime/")
+    return frozenset(one for one in flower.calls() if one[1].startswith(parts))
 
 
 class Unary:
@@ -33,11 +36,11 @@ class Unary:
         """Stand in front of an ASGI app, in the place of a `BaseHTTPMiddleware`."""
         made = middleware.cls(app, *middleware.args, **middleware.kwargs)
         assert isinstance(made, BaseHTTPMiddleware)
-        self._app, self._streams = app, made
+        self._app, self._streams, self._calls = app, made, _calls()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by `dispatch`."""
-        if scope["type"] != "http" or (scope["method"], scope["path"]) not in _UNARY:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) not in self._calls:
             await self._streams(scope, receive, send)
             return
         request = _Request(scope, receive)
@@ -83,6 +86,8 @@ async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> list[Messag
 
 def unary(middleware: Sequence[Middleware]) -> list[Middleware]:
     """Return an app's middleware with `Unary` in the place of each `BaseHTTPMiddleware`."""
+    if not features.has("table of calls"):
+        return list(middleware)
     return [
         Middleware(Unary, middleware=one)
         if isinstance(one.cls, type) and issubclass(one.cls, BaseHTTPMiddleware)

@@ -12,45 +12,30 @@ import errno
 import logging
 import shutil
 import sqlite3
-import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from functools import wraps
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
-from flwr.server.superlink.linkstate import LinkState, SqlLinkState
-from flwr.supercore import date
-from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    NodeStatus,
-)
-from flwr.supercore.corestate.sql_corestate import SqlCoreState
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.sql_mixin import SqlMixin
-from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
-from flwr.supercore.state.schema.linkstate_models import Node
-from sqlalchemy import select, update
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedstale.deployment.joining import SIGNED_WITH
+from fedstale.flower import superlink as flower
 
 logger = logging.getLogger(__name__)
 
 _FLEET = "/v1/fleet/"
 _JUMP_S, _AGAIN_S = 5.0, 60.0
 _FOR_NOW = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_EARLY_S, _LATE_S = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
-"""How early and how late a stamp may be: a little less than Flower takes, which looks later."""
 
 
 class SteadyClock:
@@ -83,18 +68,13 @@ class SteadyClock:
         jump_s = self._wall() - self._steady() - self._offset
         return jump_s if abs(jump_s) > _JUMP_S else 0.0
 
-    def follow(self, state: LinkState, jump_s: float) -> None:
+    def follow(self, state: Any, jump_s: float) -> None:  # noqa: ANN401 - Flower's
         """Jump as well, so that at no moment anything seems to have lapsed."""
         if jump_s > 0.0:
-            shift(state, jump_s)
+            flower.shift(state, jump_s)
         self._offset += jump_s
         if jump_s < 0.0:
-            shift(state, jump_s)
-
-    def install(self) -> None:
-        """Let all of Flower in this process reckon by this clock."""
-        read = SimpleNamespace(now=self.now)
-        vars(date)["datetime"] = SimpleNamespace(datetime=read, UTC=datetime.UTC)
+            flower.shift(state, jump_s)
 
 
 class ServerClock:
@@ -117,33 +97,13 @@ class ServerClock:
         """Look at the clock, and pass the request on."""
         if scope["type"] == "http" and (jump_s := self._clock.jump_s()):
             # In the event loop, so that one request does it.
-            self._clock.follow(scope["app"].state.linkstate_factory.state(), jump_s)
+            self._clock.follow(flower.state_of(scope["app"]), jump_s)
             logger.warning(
                 "this server's clock has jumped by %+.0f s, or it has slept; nodes and runs are "
                 "given as much time. A node whose clock differs now is refused until they agree",
                 jump_s,
             )
         await self._app(scope, receive, send)
-
-
-def shift(state: LinkState, by_s: float) -> None:
-    """Move the instants until which tasks, nodes and uploads count as alive.
-
-    Args:
-        state: a SuperLink's; one that is in memory alone is left as it is.
-        by_s: seconds, also negative.
-    """
-    if not isinstance(state, SqlLinkState):
-        return
-    by = timedelta(seconds=by_s)
-    with state.session() as session:
-        for task in session.scalars(select(Task).where(Task.active_until.is_not(None))):
-            assert task.active_until is not None
-            task.active_until += by
-        for upload in session.scalars(select(ObjectPushSession)):
-            upload.expires_at += by
-        online = update(Node).where(Node.status == NodeStatus.ONLINE)
-        session.execute(online.values(online_until=Node.online_until + by_s))
 
 
 class NodeClocks:
@@ -156,6 +116,8 @@ class NodeClocks:
     def __init__(self, app: ASGIApp) -> None:
         """Stand in front of an ASGI app, behind Flower's translation and before its check."""
         self._app = app
+        # A little less than Flower takes, which looks later.
+        self._early_s, self._late_s = flower.stamp_window_s()
         self._wrong: dict[bytes, int] = {}
         """Of each public key whose clock is wrong, the node."""
 
@@ -173,11 +135,10 @@ class NodeClocks:
         if found is None:
             return None
         late_s, key, _ = found
-        is_right = -_EARLY_S < late_s < _LATE_S
+        is_right = -self._early_s < late_s < self._late_s
         if is_right and key not in self._wrong:
             return None
-        state = scope["app"].state.linkstate_factory.state()
-        node = await run_in_threadpool(_signer, state, *found)
+        node = await run_in_threadpool(_signer, flower.state_of(scope["app"]), *found)
         if node is None:
             return None
         if is_right:
@@ -197,64 +158,24 @@ def _stamped(headers: Headers) -> tuple[float, bytes, tuple[bytes, bytes]] | Non
     None if a header is missing, or is none that Flower reads.
     """
     try:
-        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
-        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
-        stamp = headers[TIMESTAMP_HEADER]
-        late_s = (date.now() - datetime.datetime.fromisoformat(stamp)).total_seconds()
+        key = b64decode(headers[flower.PUBLIC_KEY], validate=True)
+        signature = b64decode(headers[flower.SIGNATURE], validate=True)
+        stamp = headers[flower.TIMESTAMP]
+        late_s = (flower.now() - datetime.datetime.fromisoformat(stamp)).total_seconds()
         return late_s, key, (stamp.encode("ascii"), signature)
     except (KeyError, ValueError, TypeError):
         return None
 
 
-def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, bytes]) -> int | None:
+def _signer(state: Any, late_s: float, key: bytes, signed: tuple[bytes, bytes]) -> int | None:  # noqa: ANN401 - Flower's
     """Return the node that has signed, or None if no registered one has."""
-    node = state.get_node_id_by_public_key(key)
-    try:
-        return node if node and verify_signature(bytes_to_public_key(key), *signed) else None
-    except ValueError:
-        return None
-
-
-class DatabaseTurns:
-    """Lets the threads of a SuperLink use its database one at a time.
-
-    Threads that write at once wait for SQLite's lock, 5 s at most and in no order, and an object
-    that is not stored by then Flower answers as one whose upload has lapsed, on which a ServerApp
-    ends. In turn they wait for one another as long as it takes; and what cannot be stored all the
-    same, since the disk is full, is an error, as anywhere else.
-    """
-
-    def __init__(self) -> None:
-        """Install nothing yet."""
-        self._turn, self._thread = threading.RLock(), threading.local()
-
-    def install(self) -> None:
-        """Let all of Flower in this process take turns."""
-        session, store = SqlMixin.session, SqlCoreState.store_object
-
-        @contextmanager
-        @wraps(session)
-        def in_turn(state: SqlMixin) -> Iterator[Session]:
-            with self._turn:
-                try:
-                    with session(state) as found:
-                        yield found
-                except OperationalError as problem:
-                    self._thread.problem = problem
-                    raise
-
-        @wraps(store)
-        def stored(state: SqlCoreState, *given: Any, **named: Any) -> bool:  # noqa: ANN401
-            self._thread.problem = None
-            if store(state, *given, **named):
-                return True
-            if self._thread.problem is not None:
-                raise self._thread.problem
-            return False
-
-        vars_of = ((SqlMixin, "session", in_turn), (SqlCoreState, "store_object", stored))
-        for owner, name, new in vars_of:
-            setattr(owner, name, new)
+    node: int | None = state.get_node_id_by_public_key(key)
+    text, signature = signed
+    with suppress(InvalidSignature, ValueError):
+        if node and isinstance(owner := load_pem_public_key(key), EllipticCurvePublicKey):
+            owner.verify(signature, text, SIGNED_WITH)
+            return node
+    return None
 
 
 class WaitsForDatabase:

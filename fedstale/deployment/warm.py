@@ -31,14 +31,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
-
-from flwr.supercore import log
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.run_superexec import run_superexec
-from flwr.supercore.utils import get_flwr_home
+from typing import IO, Any
 
 from fedstale.deployment.client_process import (
     answer,
@@ -47,9 +40,11 @@ from fedstale.deployment.client_process import (
     has_answered,
     leaves_waiting,
 )
-from fedstale.deployment.node import STUCK
+from fedstale.deployment.node import FLOWERS_WAY, STUCK
+from fedstale.flower import command_line, features, supernode
 
 logger = logging.getLogger(__name__)
+_log = logging.getLogger("flwr")
 
 _OTHERS = 3
 _MOST_BYTES = 10_000_000
@@ -78,9 +73,11 @@ class _App:
 
 
 @dataclass(eq=False, kw_only=True)
-class WarmExecutor(SubprocessExecutor):
-    """Starts ClientApps by a fork of this process, and all else as Flower does."""
+class WarmExecutor:
+    """Starts ClientApps by a fork of this process, and does all else as Flower does."""
 
+    flowers: Any
+    """Flower's own executor."""
     most_forks: int = 1000
     """After so many, a new process takes its place."""
     longest_s: float = 86_400.0
@@ -109,10 +106,13 @@ class WarmExecutor(SubprocessExecutor):
         self._installed = installed()
         gc.freeze()
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Flower's
+        return getattr(self.flowers, name)
+
+    def launch(self, spec: Any) -> Any:  # noqa: ANN401 - Flower's
         """Start the ClientApp for a message; its process never returns from here."""
-        if spec.task_type is not TaskType.CLIENT_APP:
-            return super().launch(spec)
+        if spec.task_type != supernode.CLIENT_APP:
+            return self.flowers.launch(spec)
         if self.fab_hash is None:
             self.fab_hash = spec.fab_hash
         is_ours = spec.fab_hash is not None and spec.fab_hash == self.fab_hash
@@ -126,7 +126,7 @@ class WarmExecutor(SubprocessExecutor):
             pid = _fork()
         except OSError as problem:
             app.close()
-            return LaunchResult.failed(f"no process could be forked: {problem.strerror}")
+            return supernode.launched(f"no process could be forked: {problem.strerror}")
         if not pid:
             self._apps.clear()
             spec = replace(spec, parent_pid=self.owner)
@@ -135,7 +135,7 @@ class WarmExecutor(SubprocessExecutor):
             answer(spec, app.stage.fileno(), lambda: _tell(app.imported, known))
         self._apps[pid] = app
         self.n_forks += is_warm
-        return LaunchResult.accepted()
+        return supernode.launched()
 
     def reconcile(self) -> None:
         """Wait for what has ended, import what has proved harmless, and end when it is time.
@@ -155,7 +155,7 @@ class WarmExecutor(SubprocessExecutor):
                 with closing(self._apps.pop(pid)) as app:
                     self._try(_told(app.imported))
                     if leaves_waiting(app.stage.fileno()):
-                        log(logging.ERROR, "a ClientApp was killed as it spoke with its SuperNode")
+                        _log.error("a ClientApp was killed as it spoke with its SuperNode")
                         raise SystemExit(STUCK)
             elif self._trial is not None and pid == self._trial[0]:
                 names, self._trial = self._trial[1], None
@@ -180,7 +180,7 @@ class WarmExecutor(SubprocessExecutor):
         """Import libraries for all forks from now on, if that does no harm."""
         if not is_harmless:
             first = ", ".join(sorted({name.partition(".")[0] for name in names}))
-            log(logging.WARNING, "imported for each message anew, since a fork cannot: %s", first)
+            _log.warning("imported for each message anew, since a fork cannot: %s", first)
             return
         _import(names)
         # A fork shares what it does not write, and collecting garbage writes.
@@ -234,7 +234,7 @@ def _nameless(name: str) -> IO[str]:
 
 def _tell(report: IO[str], known: set[str]) -> None:
     """Write which modules were imported here and are no files of an app, in their order."""
-    apps = get_flwr_home() / "apps"
+    apps = command_line.flower_home() / "apps"
     names = []
     for name, module in list(sys.modules.items()):
         if name not in known:
@@ -274,19 +274,22 @@ def _wait_for(address: str) -> None:
 
 
 def main() -> None:
-    """Run Flower's SuperExec with warm ClientApps until a new one is to take its place."""
+    """Run Flower's SuperExec with warm ClientApps until a new one is to take its place.
+
+    Raises:
+        SystemExit: this Flower lacks what they stand on.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="of the SuperNode's Runtime API")
     parser.add_argument("--root-certificates", help="if it is not plain")
     options = parser.parse_args()
+    # That imports all that they need, which all forks then share.
+    if not features.has("warm ClientApps"):
+        raise SystemExit(FLOWERS_WAY)
     _wait_for(options.address)
-    executor = WarmExecutor()
-    run_superexec.__globals__["get_executor"] = lambda *_, **__: executor
     os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(_POLL_S)
-    run_superexec(
-        runtime_api_address=options.address,
-        insecure=options.root_certificates is None,
-        root_certificates_path=options.root_certificates,
+    supernode.run_superexec(
+        lambda flowers: WarmExecutor(flowers=flowers), options.address, options.root_certificates
     )
 
 

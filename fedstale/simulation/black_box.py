@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import BinaryIO
 
+from fedstale.flower import head_of
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.last_call import Kept, LastCallFile
 from fedstale.simulation.clock import VirtualClock
-from fedstale.simulation.compat import head_of
 from fedstale.simulation.executors.base import CallWatch, ClientCall
 from fedstale.strategies.server.runtime import Callback, Runtime
 

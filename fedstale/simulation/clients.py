@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
-from flwr.common.constant import ErrorCode
 
-from fedstale.simulation.compat import error_reply, own_copy, with_content
+from fedstale.flower import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor

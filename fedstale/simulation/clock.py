@@ -6,9 +6,10 @@ clock.
 """
 
 import heapq
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.simulation.compat import replaced
 from fedstale.strategies.server.node_set import Words
 from fedstale.strategies.server.runtime import RunEnded
 from fedstale.strategies.state import Stateful
@@ -155,6 +155,34 @@ class _Paused:
 
     def __exit__(self, *problem: object) -> None:
         self._time._thread = self._thread
+
+
+@contextmanager
+def replaced(
+    stand_ins: Sequence[tuple[Callable[..., Any], Callable[..., Any]]], within: Sequence[str]
+) -> Iterator[None]:
+    """Put functions in the place of others wherever modules of some packages have bound these.
+
+    Args:
+        stand_ins: each function with its stand-in.
+        within: names of packages or modules; with their sub-modules.
+    """
+    prefixes = tuple(f"{package}." for package in within)
+    wanted = {id(original): (original, stand_in) for original, stand_in in stand_ins}
+    bound = [
+        (module, name, *wanted[id(value)])
+        for path, module in list(sys.modules.items())
+        if module is not None and f"{path}.".startswith(prefixes)
+        for name, value in list(vars(module).items())
+        if id(value) in wanted
+    ]
+    try:
+        for module, name, _, stand_in in bound:
+            setattr(module, name, stand_in)
+        yield
+    finally:
+        for module, name, original, _ in bound:
+            setattr(module, name, original)
 
 
 class Kind(IntEnum):

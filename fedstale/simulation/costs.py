@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import entries, n_value_bytes
+from fedstale.flower import (
+    SECAGG_RECORD,
+    entries,
+    grows_with_model,
+    n_value_bytes,
+    trains_nothing,
+)
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.work import Done, steps_of
 
@@ -136,7 +141,8 @@ class CostBook(Stateful):
             self._rules[kind] = self._rule(kind)
         whole, each = self._rules[kind]
         is_training = kind.startswith("train")
-        if whole is None and is_training and _trains_nothing(message.content):
+        content = message.content
+        if whole is None and is_training and SECAGG_RECORD in content and trains_nothing(content):
             return Charge(0.0, 0.0)
         if whole is None:
             whole = each * (self._expected_examples(kind, node_id) or 0.0)
@@ -326,7 +332,7 @@ def reply_kind(kind: str, format_up: str) -> str:
 def is_by_examples(message: Message) -> bool:
     """Return whether a message trains or evaluates, and is no other stage of SecAgg+."""
     main = kind_of(message).split(".")[0]
-    return main == "evaluate" or (main == "train" and not _trains_nothing(message.content))
+    return main == "evaluate" or (main == "train" and not trains_nothing(message.content))
 
 
 def declared_work(kind: str, costs: Costs) -> float | None:
@@ -390,15 +396,6 @@ def _undeclared(keys: Iterable[str]) -> ConfigError:
     return ConfigError(missing_text(keys))
 
 
-def _trains_nothing(content: RecordDict) -> bool:
-    """Return whether a message is a stage of SecAgg+ in which the client does not train."""
-    if RECORD_KEY_CONFIGS not in content:
-        return False
-    configs = content[RECORD_KEY_CONFIGS]
-    stage = configs.get(Key.STAGE) if isinstance(configs, ConfigRecord) else None
-    return stage in Stage.all() and stage != Stage.COLLECT_MASKED_VECTORS
-
-
 def examples_in(content: RecordDict) -> float | None:
     """Return the number of examples that a reply states, >= 0; None where it states none."""
     found = None
@@ -448,7 +445,7 @@ def content_size(content: RecordDict) -> Size:
                 fixed += len(name) + 8 + _NUMBER_BYTES
                 continue
             total, n = _value_bytes(value)
-            if key == RECORD_KEY_CONFIGS and name != Key.MASKED_PARAMETERS:
+            if n and not grows_with_model(key, name):
                 n = 0
             values += n
             fixed += len(name) + 8 + total - n

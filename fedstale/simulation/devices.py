@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import entries
+from fedstale.flower import ErrorCode, entries
 from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
 from fedstale.simulation.jobs import (
     ANSWERED,

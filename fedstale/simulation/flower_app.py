@@ -16,12 +16,11 @@ import click
 from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.config import flatten_dict, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
-from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.config import Change, Costs, SimulationConfig, nearest
 from fedstale.errors import ConfigError, not_installed
+from fedstale.flower import command_line, features, legacy
 from fedstale.simulation.costs import WorkHook
 
 _App = TypeVar("_App", ServerApp, ClientApp)
@@ -154,8 +153,9 @@ class FlowerApp:
                 f"built-in apps {', '.join(built_in_apps())}"
             )
         directory = directory.resolve()
+        features.require("apps")
         try:
-            project = get_project_config(directory)
+            project = command_line.project_config(directory)
         except (OSError, ValueError, RecursionError) as problem:
             raise ConfigError(f"app = {str(app)!r} is no Flower app: {problem}") from None
         flower, own = project["tool"]["flwr"]["app"], dict(project["tool"].get("fedstale", {}))
@@ -173,7 +173,7 @@ class FlowerApp:
             name=project["project"]["name"],
             server=flower["components"]["serverapp"],
             client=flower["components"]["clientapp"],
-            defaults=flatten_dict(flower.get("config", {})),
+            defaults=command_line.flat(flower.get("config", {})),
             costs=Costs.from_table(own),
             batched=batched,
             dependencies=project["project"].get("dependencies", []),
@@ -258,16 +258,19 @@ class FlowerApp:
         """Import the ServerApp.
 
         Raises:
-            ConfigError: it cannot be imported, is no ServerApp, or holds nothing to run.
+            ConfigError: it cannot be imported, is no ServerApp, holds nothing to run, or is of an
+                API that this Flower does not have as we know it.
         """
         server = _load(self.server, self.directory, ServerApp)
-        # By either API.
-        parts = (server._main, server._server_fn, server._server, server._config, server._strategy)
-        if all(part is None for part in parts):
+        if not features.has("parts of a ServerApp"):
+            return server
+        if legacy.is_empty(server):
             raise ConfigError(
                 f"serverapp {self.server} holds nothing to run: expected a function under "
                 "@app.main(), or ServerApp(server_fn=...)"
             )
+        if legacy.is_older(server):
+            features.require("older API")
         return server
 
     def load_client(self) -> ClientApp:
@@ -305,7 +308,7 @@ def run_config_overrides(texts: Sequence[str]) -> UserConfig:
     given = [text for text in texts if text.strip()]
     where = f"run-config = {' '.join(map(repr, given))}"
     try:
-        overrides = flatten_dict(parse_config_args(given))
+        overrides = command_line.flat(command_line.parsed_config(given))
     except (click.ClickException, ValueError, OSError) as problem:
         raise ConfigError(f"{where}: {problem}") from None
     if given and not overrides:
@@ -322,7 +325,7 @@ def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:
     """Return what a reference in an app's pyproject.toml names, which can be called."""
     where = f"{key} = {reference!r}"
     try:
-        function = load_reference(reference, ConfigError, directory)
+        function = command_line.load_app(reference, ConfigError, directory)
     except Exception as problem:
         raise ConfigError(f"{where} {_why_not(problem)}") from problem
     if not callable(function):
@@ -336,7 +339,7 @@ def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
     if not isinstance(reference, str):
         return reference
     try:
-        app = load_reference(reference, ConfigError, directory)
+        app = command_line.load_app(reference, ConfigError, directory)
     except ConfigError:
         raise ConfigError(
             f"{reference} has no such attribute: expected a {kind.__name__}"

@@ -23,17 +23,15 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from flwr.app import Message, RecordDict
-from flwr.common.serde import (
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fedstale.errors import FedstaleError, ResumeError
-from fedstale.simulation.compat import with_content
+from fedstale.flower import (
+    bytes_of_message,
+    bytes_of_records,
+    message_of_bytes,
+    records_of_bytes,
+    with_content,
+)
 from fedstale.simulation.costs import reply_kind
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -437,7 +435,7 @@ class JobTable(Stateful, Callback):
         messages: State = {}
         for job_id, message in sorted(self.messages.items()):
             number, _ = contents.setdefault(id(message.content), (len(contents), message.content))
-            head = message_to_proto(with_content(message, _EMPTY)).SerializeToString()
+            head = bytes_of_message(with_content(message, _EMPTY))
             messages[str(job_id)] = [np.frombuffer(head, dtype=np.uint8), number]
         return super().state_dict() | {
             "columns": list(_ALL),
@@ -468,7 +466,7 @@ class JobTable(Stateful, Callback):
         self._rows[places] = rows
         contents = [records_in(data) for data in state["contents"]]
         for job_id, (head, number) in state["messages"].items():
-            message = message_from_proto(ProtoMessage.FromString(head.tobytes()))
+            message = message_of_bytes(head.tobytes())
             self.messages[int(job_id)] = with_content(message, contents[number])
 
     def _map(self, rows: npt.NDArray[np.void]) -> None:
@@ -517,9 +515,9 @@ def table(
 
 def records_out(content: RecordDict) -> npt.NDArray[np.uint8]:
     """Return Flower's records as bytes."""
-    return np.frombuffer(recorddict_to_proto(content).SerializeToString(), dtype=np.uint8)
+    return np.frombuffer(bytes_of_records(content), dtype=np.uint8)
 
 
 def records_in(data: npt.NDArray[np.uint8]) -> RecordDict:
     """Return what `records_out` was given."""
-    return recorddict_from_proto(ProtoRecordDict.FromString(data.tobytes()))
+    return records_of_bytes(data.tobytes())

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import own_copy, reply_with, with_content
+from fedstale.flower import own_copy, reply_with, with_content
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
+from fedstale.flower import features
 from fedstale.reports.figure import thinned
 from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.reports.run import Run
@@ -100,6 +101,10 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
+    features.warn_if_newer()
+    features.require("simulation")
+    if resume or config.changes:
+        features.require("simulations on disk")
     app, box = app or FlowerApp.find(config.app), box or BlackBox()
     config, heard = app.resolved(config), (*callbacks,)
     traces = enrolled(traces, config)
@@ -179,7 +184,7 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
                     folder.checkpoints,
                     grid,
                     metrics,
-                    every=config.checkpoint_every,
+                    every=config.checkpoint_every if features.has("simulations on disk") else 0,
                     state=state,
                     change_at=change_at,
                     changes_settings=bool(config.changes),

@@ -11,9 +11,9 @@ ServerApps of Flower's older API (`server_fn`, strategies of `flwr.server`) send
 from a thread of its own, and one more thread updates the list of clients every five wall seconds.
 On a virtual clock threads would take turns in no fixed order. Here one thread does it all: the
 messages of a round are sent together, and `ClientManagerSync` takes the place of the updating
-thread. Flower has no seam for this, so its functions are replaced for the duration of a run, all of
-them in this file. Proxies that are called one by one (`client.get_properties`) work as they are,
-from that one thread.
+thread. Flower has no seam for this, so its functions are replaced for the duration of a run: all of
+them are in `fedstale.flower.legacy`. Proxies that are called one by one (`client.get_properties`)
+work as they are, from that one thread.
 """
 
 import logging
@@ -25,20 +25,11 @@ from inspect import BoundArguments, signature
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import flwr.server.compat.app as flower_start
-import flwr.server.compat.app_utils as flower_updates
-import flwr.server.server as flower_server
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common import Code, Parameters
-from flwr.compat.common import recorddict_compat as records
-from flwr.server import ClientManager, History, Server, ServerConfig
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.compat import LegacyContext
-from flwr.server.compat.grid_client_proxy import GridClientProxy
-from flwr.server.strategy import Strategy as OldStrategy
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedstale.simulation.compat import replaced
+from fedstale.flower import features, legacy
+from fedstale.simulation.clock import replaced
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.runtime import RunEnded, Runtime, RuntimeGrid
 
@@ -49,6 +40,12 @@ logger = logging.getLogger(__name__)
 
 _UPDATE_EVERY_S = 5.0  # as Flower's own thread does
 _PATIENCE_S = 86_400  # of Flower's own wait_for
+
+# Objects of flwr.server.
+_OlderStrategy = Any
+_Server = Any
+_ClientManager = Any
+_Client = Any
 
 _Listener = Callable[[int, Any], None]
 """Is told a round and what a method has returned for it."""
@@ -207,11 +204,11 @@ def _results_heard(listener: _Listener) -> Iterator[None]:
 
 
 @contextmanager
-def _heard(strategy: Strategy | OldStrategy, listeners: Mapping[str, _Listener]) -> Iterator[None]:
+def _heard(strategy: Any, listeners: Mapping[str, _Listener]) -> Iterator[None]:  # noqa: ANN401
     """Let methods of one strategy report what they return; a subclass may call those of its base.
 
     Args:
-        strategy: whose methods are called with a round.
+        strategy: of either API, whose methods are called with a round.
         listeners: told by which method.
     """
     own = vars(strategy)
@@ -241,7 +238,7 @@ class ClientManagerSync:
     Waiting for clients waits on the virtual clock.
     """
 
-    def __init__(self, grid: "TraceGrid", manager: ClientManager) -> None:
+    def __init__(self, grid: "TraceGrid", manager: _ClientManager) -> None:
         """Take over the methods of one manager that need to know who is online.
 
         Args:
@@ -250,12 +247,12 @@ class ClientManagerSync:
         """
         self._grid, self._manager = grid, manager
         self._count = manager.num_available
-        self._registered: dict[int, GridClientProxy] = {}
+        self._registered: dict[int, _Client] = {}
         self.shortage = ""
         """The last wait that found too few clients, in words; empty if there was none."""
         for name in ("num_available", "all", "sample"):
             setattr(manager, name, self._updating(getattr(manager, name)))
-        manager.wait_for = self._wait_for  # type: ignore[method-assign]
+        manager.wait_for = self._wait_for
 
     def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
@@ -271,9 +268,8 @@ class ClientManagerSync:
             self._manager.unregister(self._registered.pop(node_id))
         for node_id in online:
             if node_id not in self._registered:
-                proxy = GridClientProxy(node_id, self._grid, self._grid.run.run_id)
-                self._manager.register(proxy)
-                self._registered[node_id] = proxy
+                self._registered[node_id] = legacy.client_of(self._grid, node_id)
+                self._manager.register(self._registered[node_id])
 
     def _wait_for(self, num_clients: int, timeout: float = _PATIENCE_S) -> bool:
         """Wait on the virtual clock; like Flower's, gives up after a day and lets the app go on."""
@@ -305,88 +301,60 @@ def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
         grid: where messages go.
         packages: import names of the app, whose modules may have bound Flower's functions by name.
     """
-    stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-        (flower_start.start_grid, _start_grid),
-        (flower_updates.start_update_client_manager_thread, _start_no_thread),
-        (flower_server.fit_clients, partial(_send_to_all, grid, *_FIT)),
-        (flower_server.evaluate_clients, partial(_send_to_all, grid, *_EVALUATE)),
-    ]
-    make_context = LegacyContext.__init__
-    with ExitStack() as watching:
+    if not features.has("older API"):
+        # An app of it is not loaded, but one of the other may use a workflow.
+        with legacy.contexts_heard(_refuse):
+            yield
+        return
+    syncs: list[ClientManagerSync] = []
 
-        def made(self: LegacyContext, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-            make_context(self, *args, **kwargs)
-            # Whatever workflow it is for, of Flower or of the app, and for how long: until the end.
-            watching.enter_context(_watched(self.strategy, grid.runtime))
+    def run(run_rounds: Callable[..., Any], server: _Server, config: object) -> object:
+        with _watched(server.strategy, grid.runtime) as trained:
+            history: object = run_rounds(server, config)
+        shortage = syncs[-1].shortage if syncs else ""
+        if shortage and not trained:
+            raise RunEnded(shortage, stuck=True)
+        return history
 
-        # Modules call the functions by the names that they imported.
-        with replaced(stand_ins, within=("flwr.server", "flwr.serverapp", *packages)):
-            LegacyContext.__init__ = made  # type: ignore[method-assign]
-            try:
-                yield
-            finally:
-                LegacyContext.__init__ = make_context  # type: ignore[method-assign]
+    def update(
+        _: object, manager: _ClientManager
+    ) -> tuple[threading.Thread, threading.Event, threading.Event]:
+        # What Flower expects: a thread to join, here one that has nothing to do.
+        syncs.append(ClientManagerSync(grid, manager))
+        ready = threading.Event()
+        thread = threading.Thread(target=ready.set, daemon=True)
+        thread.start()
+        return thread, threading.Event(), ready
 
-
-def _start_grid(
-    *,
-    grid: "TraceGrid",
-    server: Server | None = None,
-    config: ServerConfig | None = None,
-    strategy: OldStrategy | None = None,
-    client_manager: ClientManager | None = None,
-) -> History:
-    server, config = flower_server.init_defaults(server, config, strategy, client_manager)
-    sync = ClientManagerSync(grid, server.client_manager())
-    with _watched(server.strategy, grid.runtime) as trained:
-        history = flower_server.run_fl(server, config)
-    if sync.shortage and not trained:
-        raise RunEnded(sync.shortage, stuck=True)
-    return history
+    stand_ins = legacy.stand_ins(run=run, update=update, ask=partial(_send_to_all, grid))
+    with (
+        ExitStack() as watching,
+        replaced(stand_ins, within=(*legacy.CALLERS, *packages)),
+        # Whatever workflow it is for, of Flower or of the app, and for how long: until the end.
+        legacy.contexts_heard(
+            lambda made: watching.enter_context(_watched(made.strategy, grid.runtime))
+        ),
+    ):
+        yield
 
 
-def _start_no_thread(
-    grid: "TraceGrid", client_manager: ClientManager
-) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """Return what workflows expect: a thread to join, here one that has nothing to do."""
-    ClientManagerSync(grid, client_manager)
-    ready = threading.Event()
-    thread = threading.Thread(target=ready.set, daemon=True)
-    thread.start()
-    return thread, threading.Event(), ready
-
-
-# Kinds of requests to clients, and how both sides travel in a message. Records share the bytes of
-# the arrays, so keeping the input costs nothing.
-_FIT = (
-    "train",
-    partial(records.fitins_to_recorddict, keep_input=True),
-    partial(records.recorddict_to_fitres, keep_input=True),
-)
-_EVALUATE = (
-    "evaluate",
-    partial(records.evaluateins_to_recorddict, keep_input=True),
-    records.recorddict_to_evaluateres,
-)
+def _refuse(_: object) -> None:
+    features.require("older API")
 
 
 def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     grid: "TraceGrid",
-    message_type: str,
-    pack: Callable[[Any], RecordDict],
-    unpack: Callable[[RecordDict], Any],
-    client_instructions: Sequence[tuple[ClientProxy, Any]],
+    request: legacy.Request,
+    client_instructions: Sequence[tuple[_Client, Any]],
     max_workers: int | None,
     timeout: float | None,
     group_id: int,
-) -> tuple[list[tuple[ClientProxy, Any]], list[tuple[ClientProxy, Any] | BaseException]]:
+) -> tuple[list[tuple[_Client, Any]], list[tuple[_Client, Any] | BaseException]]:
     """Send to all clients of a round at once; stands in for fit_clients and evaluate_clients.
 
     Args:
         grid: where messages go.
-        message_type: the kind of request.
-        pack: makes the records of one.
-        unpack: makes the answer of a reply's records.
+        request: the kind of request.
         client_instructions: the clients, and what each is to do.
         max_workers: how many threads Flower would use; has no meaning here.
         timeout: seconds for which each message is valid; None takes Flower's 12 hours.
@@ -400,16 +368,16 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     for client, ins in client_instructions:
         # Strategies give one object to all clients, which is then measured and packed once.
         if id(ins) not in contents:
-            contents[id(ins)] = pack(ins)
+            contents[id(ins)] = request.pack(ins)
         content, node_id = contents[id(ins)], int(client.cid)
         messages.append(
-            Message(content, node_id, message_type, ttl=timeout, group_id=str(group_id))
+            Message(content, node_id, request.kind, ttl=timeout, group_id=str(group_id))
         )
     replies = grid.send_and_receive(messages)
     ids = [message.metadata.message_id for message in messages]
     clients = dict(zip(ids, (client for client, _ in client_instructions), strict=True))
-    results: list[tuple[ClientProxy, Any]] = []
-    failures: list[tuple[ClientProxy, Any] | BaseException] = []
+    results: list[tuple[_Client, Any]] = []
+    failures: list[tuple[_Client, Any] | BaseException] = []
     for reply in replies:
         message_id = reply.metadata.reply_to_message_id
         client = clients[message_id]
@@ -417,13 +385,13 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
             failures.append(ValueError(f"node {client.cid} failed: {reply.error.reason}"))
             continue
         try:
-            result = unpack(reply.content)
+            result = request.unpack(reply.content)
         except Exception as problem:
             grid.runtime.rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
             failures.append(problem)
             continue
         status = result.status
-        if status.code == Code.OK:
+        if status.code.name == "OK":
             results.append((client, result))
         else:
             grid.runtime.rejected(message_id, reason=f"{status.code.name}: {status.message}")
@@ -432,7 +400,7 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
 
 
 @contextmanager
-def _watched(strategy: OldStrategy, runtime: Runtime) -> Iterator[list[int]]:
+def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
     """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
     trained: list[int] = []
     if hasattr(strategy.aggregate_fit, "reports"):
@@ -441,13 +409,12 @@ def _watched(strategy: OldStrategy, runtime: Runtime) -> Iterator[list[int]]:
             yield trained
         return
 
-    def aggregated(version: int, outcome: tuple[Parameters | None, Mapping[str, Any]]) -> None:
+    def aggregated(version: int, outcome: tuple[Any, Mapping[str, Any]]) -> None:
         trained.append(version)
         parameters, metrics = outcome
         runtime.new_round(version)
-        # Only this kind of tensor has a shape; trees, for one, travel as text.
-        if parameters is not None and parameters.tensor_type == "numpy.ndarray":
-            arrays: ArrayRecord = records.parameters_to_arrayrecord(parameters, keep_input=True)
+        arrays = legacy.arrays_of(parameters)
+        if arrays is not None:
             runtime.new_version(version, arrays)
         runtime.metrics(version, "train", numbers(metrics))
 

@@ -20,13 +20,12 @@ import pyarrow as pa
 from flwr.app import Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.supercore.run import Run
 
 from fedstale.config import Costs
+from fedstale.flower import Run, asked_ids, empty_run, error_reply, identity, quick_arrays, stamp
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.compat import error_reply, identity, quick_arrays, stamp
 from fedstale.simulation.costs import CostBook, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, runs_at
 from fedstale.simulation.executors import Executor, InlineExecutor
@@ -107,7 +106,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             run_id=run_id,
             run_config=config,
         )
-        self._run = Run.create_empty(run_id)
+        self._run = empty_run(run_id)
         self._clock = VirtualClock(until_s)
         # No cycle: a grid of a million devices must go with its last user, not with the collector.
         own = weakref.proxy(self)
@@ -294,8 +293,17 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._stalls.active(now)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(  # type: ignore[override] # Flower 1.43's
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
         """Return the replies that have arrived; if none has, move on to the next event first.
+
+        Args:
+            reply_to_message_ids: messages that they answer; all if not given.
+            message_ids: the same, as Flower called it up to 1.42.
 
         Returns:
             Replies and error replies in the order of their arrival; possibly none.
@@ -303,15 +311,21 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over.
         """
+        if message_ids is not None:
+            reply_to_message_ids = asked_ids(reply_to_message_ids, message_ids)
+        wanted = reply_to_message_ids
         # A strategy with ten thousand jobs out has them at hand as a set, and copies of it add up.
-        wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
+        if wanted is not None and not isinstance(wanted, Set):
+            wanted = set(wanted)
         self._check_time()
-        if wanted and not any(key in wanted for key in self._arrived):
+        found = [key for key in self._arrived if wanted is None or key in wanted]
+        if not found and (wanted is None or wanted):
             if self._next_event < np.inf:
                 self._advance(self._next_event)
             else:
                 self._idle()
-        return self._deliver([key for key in self._arrived if key in wanted], wanted)
+            found = [key for key in self._arrived if wanted is None or key in wanted]
+        return self._deliver(found, wanted or ())
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

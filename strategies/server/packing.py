@@ -22,9 +22,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ProtocolError
+from fedstale.flower import ErrorCode
 from fedstale.strategies.messages.records import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"

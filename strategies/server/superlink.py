@@ -3,41 +3,25 @@
 A SuperLink shows that a reply exists before its arrays are uploaded, and Flower's `pull_messages`
 then waits for them: one device on a slow link would hold up all others. Here replies are claimed
 at once and fetched by worker threads, each one when its last object has arrived.
-
-The private parts of Flower 1.41 that this needs are all in `_Reply`.
 """
 
-import copy
 import logging
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self
 
-from flwr.app import DEFAULT_TTL, Message, Metadata
-from flwr.app.error import Error
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-)
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.app import DEFAULT_TTL, Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedstale import __version__
+from fedstale.flower import Run, asked_ids, superlink_grid
 from fedstale.strategies.server.packing import PackedNodes
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
-    MOST_REASON,
     REPORTED,
     Clock,
     RunLogger,
@@ -47,8 +31,7 @@ from fedstale.strategies.server.runtime import (
 )
 
 if TYPE_CHECKING:
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.superlink.grid import HttpGrid
+    from fedstale.flower.superlink_grid import Reply
 
 
 @contextmanager
@@ -84,121 +67,6 @@ _LAG = 0.05
 logger = logging.getLogger(__name__)
 
 
-class _NotYetThereError(Exception):
-    """An object of a reply has not been uploaded yet."""
-
-
-@dataclass(slots=True)
-class _Reply:
-    """A reply that is known to exist, and that only this process can fetch from now on."""
-
-    job: str
-    """Id of the message that it answers."""
-    claim: PullAppMessagesResponse
-    """The SuperLink's answer, cut down to this reply."""
-    look_at: float = 0.0
-    """Instant in s of the next look."""
-    first_look_at: float = inf
-    """Instant in s of the first one."""
-    busy: bool = False
-    """Whether a worker is at it."""
-
-    @staticmethod
-    def claims(grid: "HttpGrid", jobs: Iterable[str]) -> "list[_Reply]":
-        """Return the replies that exist to some messages, whether uploaded or not.
-
-        The SuperLink tells of each reply once, and answers a second question with an error.
-        """
-        answer = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=jobs))
-        return [
-            _Reply(
-                job=proto.metadata.reply_to_message_id,
-                claim=PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree]),
-            )
-            for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True)
-        ]
-
-    def fetch(self, grid: "HttpGrid") -> Sequence[Message] | None:
-        """Return the reply, or None if some of it has not arrived.
-
-        Devices upload the root of a reply last, so mostly one small request finds out. One that
-        cannot be read, or is no answer of this node to this job, becomes an error reply.
-        """
-        client = _Answered(grid._runtime_client, self.claim)
-        root = self.claim.message_object_trees[0].object_id
-        try:
-            request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=root)
-            client.gone = not client.PullObject(request).object_found
-            # Flower's own code checks, confirms and inflates: with its answers given, in one go.
-            twin = copy.copy(grid)
-            twin._client = client  # type: ignore[assignment]
-            found = list(twin.pull_messages([self.job]))
-        except _NotYetThereError:
-            return None
-        except Exception as problem:
-            # Flower confirms what it has, and then reads what a device wrote, which may raise
-            # anything. What is raised before is about the connection.
-            if not client.has_all:
-                raise
-            return [self._unreadable(f"{type(problem).__name__}: {problem}"[:MOST_REASON])]
-        proto = self.claim.messages_list[0].metadata
-        for message in found if client.has_all else ():
-            about = message.metadata
-            if (about.reply_to_message_id, about.src_node_id) != (self.job, proto.src_node_id):
-                return [self._unreadable("it is an answer to another message")]
-        return found
-
-    def _unreadable(self, why: str) -> Message:
-        """Return an error reply in place of one that a device made up."""
-        proto = self.claim.messages_list[0].metadata
-        logger.warning("node %d: its reply cannot be read: %s", proto.src_node_id, why)
-        metadata = Metadata(
-            run_id=proto.run_id,
-            message_id="",
-            src_node_id=proto.src_node_id,
-            dst_node_id=proto.dst_node_id,
-            message_type=proto.message_type,
-            group_id=proto.group_id,
-            ttl=0.0,
-            reply_to_message_id=self.job,
-            created_at=proto.created_at,
-        )
-        reason = f"the reply cannot be read: {why}"
-        return make_message(metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
-
-
-class _Answered:
-    """A client of the Runtime API that has its answer on messages, and never waits for objects."""
-
-    def __init__(self, client: "RuntimeHttpClient", claim: PullAppMessagesResponse) -> None:
-        self._client, self._claim = client, claim
-        self.gone = False
-        """Whether the upload was broken off; objects that others still upload do not matter."""
-        self.has_all = False
-        """Whether all objects of the reply have been pulled."""
-
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
-        """Return what the SuperLink has answered already."""
-        return self._claim
-
-    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
-        """Return an object, or raise if it will come later."""
-        if self.gone:
-            return PullObjectResponse(object_found=False)
-        answer = self._client.PullObject(request)
-        if answer.object_found and not answer.object_available:
-            raise _NotYetThereError
-        return answer
-
-    def ConfirmMessageReceived(  # noqa: N802
-        self, request: ConfirmMessageReceivedRequest
-    ) -> ConfirmMessageReceivedResponse:
-        """Let the SuperLink forget the reply."""
-        answer = self._client.ConfirmMessageReceived(request)
-        self.has_all = True
-        return answer
-
-
 @dataclass(eq=False)
 class Uploads(WallClock):
     """Replies of a SuperLink, fetched by threads when they have completely arrived.
@@ -207,8 +75,8 @@ class Uploads(WallClock):
     and rarer the longer nothing happens.
     """
 
-    grid: "HttpGrid"
-    """Of a ServerApp process."""
+    grid: Any
+    """Flower's, of a ServerApp process."""
     poll_s: float = 0.2
     """Shortest time between two polls, in s."""
     longest_poll_s: float = 1.0
@@ -222,9 +90,10 @@ class Uploads(WallClock):
     def __post_init__(self) -> None:
         self._pool = _threads(self.workers)
         self._changed = threading.Condition()
-        self._claimed: dict[str, _Reply] = {}
+        self._claimed: dict[str, Reply] = {}
         self._arrived: dict[str, Message] = {}
         self._problem: BaseException | None = None
+        self._silence = superlink_grid.Silence(self.grid)
         self._active_at = self.now()
 
     def wait(self, until: float) -> bool:
@@ -239,9 +108,10 @@ class Uploads(WallClock):
                 self._changed.wait(min([end, *looks]) - now)
         return True
 
-    def wake(self) -> None:
+    def sent(self, message_id: str, message: Message) -> None:
         """Poll often again: something was sent."""
         self._active_at = self.now()
+        self._silence.sent(message_id, message, self._active_at)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to some messages that have arrived; never wait for the others.
@@ -249,21 +119,23 @@ class Uploads(WallClock):
         Raises:
             Exception: whatever the SuperLink's grid raised in a worker.
         """
-        wanted = list(message_ids)
+        wanted, errors = list(message_ids), list[Message]()
         with self._changed:
             unknown = [i for i in wanted if i not in self._claimed and i not in self._arrived]
         if unknown:
-            claimed = _Reply.claims(self.grid, unknown)
+            claimed = superlink_grid.Reply.claims(self.grid, unknown)
             with self._changed:
                 self._claimed.update((reply.job, reply) for reply in claimed)
             if claimed:
                 self._active_at = self.now()
+                self._silence.answered(reply.job for reply in claimed)
+            errors = self._silence.errors(unknown, self.now())
         with self._changed:
             if self._problem is not None:
                 raise self._problem
             found = [self._arrived.pop(i) for i in wanted if i in self._arrived]
             self._look()
-        return found
+        return found + errors
 
     def _look(self) -> None:
         """Let workers look at the replies whose time it is; the lock is held."""
@@ -275,7 +147,7 @@ class Uploads(WallClock):
             reply.busy = True
             self._pool.submit(self._fetch, reply)
 
-    def _fetch(self, reply: _Reply) -> None:
+    def _fetch(self, reply: "Reply") -> None:
         problem, fetched = None, None
         try:
             fetched = reply.fetch(self.grid)
@@ -291,9 +163,8 @@ class Uploads(WallClock):
                 pause = max(_LAG * (now - reply.first_look_at), _SHORTEST_LOOK_S)
                 reply.look_at = now + min(pause, _LONGEST_LOOK_S)
             else:
-                # Nothing is fetched if the size is rejected; at the next poll the job then fails.
                 del self._claimed[reply.job]
-                self._arrived.update((reply.job, message) for message in fetched)
+                self._arrived[reply.job] = fetched
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -362,7 +233,7 @@ class SuperLinkGrid(ForwardingGrid):
                 and any other grid is asked itself.
         """
         super().__init__(grid)
-        if uploads is None and _talks_to_a_superlink(grid):
+        if uploads is None and superlink_grid.is_of_a_superlink(grid):
             uploads = Uploads(grid)
         self._uploads = uploads
         self._clock: Clock = uploads or clock or WallClock()
@@ -421,15 +292,13 @@ class SuperLinkGrid(ForwardingGrid):
         self.runtime.time_moved()
         return nodes
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """Return the nodes that are online, with what is known of them."""
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages."""
         self.begin()
-        if self._uploads is not None:
-            self._uploads.wake()
         messages = list(messages)
         self.runtime.sending(messages)
         sent = messages if self._packing is None else self._packing.packed(messages)
@@ -439,18 +308,30 @@ class SuperLinkGrid(ForwardingGrid):
                 # A SuperLink gives up on a message at its time to live.
                 left = message.metadata.ttl or DEFAULT_TTL
                 self._open[message_id] = self.now() + min(left, DEFAULT_TTL)
+                if self._uploads is not None:
+                    self._uploads.sent(message_id, message)
             self.runtime.job_sent(message_id or "", message)
         self.runtime.time_moved()
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(  # type: ignore[override] # Flower 1.43's
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
         """Return the replies to some messages that have arrived; never wait for the others.
+
+        Args:
+            reply_to_message_ids: of the messages; all that are still open if not given.
+            message_ids: the same, as Flower called it up to 1.42.
 
         Raises:
             Exception: whatever the SuperLink's grid raised in a worker.
         """
+        wanted = asked_ids(reply_to_message_ids, message_ids)
         source = self._grid if self._uploads is None else self._uploads
-        replies = list(source.pull_messages(message_ids))
+        replies = list(source.pull_messages(list(self._open) if wanted is None else wanted))
         if self._packing is not None:
             replies = [self._packing.unpacked(reply) for reply in replies]
         for reply in replies:
@@ -486,9 +367,3 @@ def without_stalls(grid: Grid) -> Iterator[RuntimeGrid]:
     own = connected(grid)
     with own if isinstance(own, SuperLinkGrid) else ExitStack():
         yield own
-
-
-def _talks_to_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
-    # Importing it takes a second, and whoever has made one has imported it.
-    module = sys.modules.get("flwr.superlink.grid.http_grid")
-    return module is not None and isinstance(grid, module.HttpGrid)

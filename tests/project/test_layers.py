@@ -1,4 +1,4 @@
-"""The layers traces <- strategies <- agents <- fedstale, and what the package declares."""
+"""The layers traces and flower <- strategies <- agents <- fedstale, and what is declared."""
 
 import ast
 import importlib
@@ -17,11 +17,14 @@ from places import ROOT
 
 import fedstale
 
+FOLDERS = ("fedstale", "traces", "strategies", "agents")
+
 # What a layer may import of the others.
 BELOW = {
     "traces": {"traces", "errors", "files"},
-    "strategies": {"traces", "strategies", "errors", "files"},
-    "agents": {"traces", "strategies", "agents", "errors", "files"},
+    "fedstale/flower": {"flower", "errors", "files"},
+    "strategies": {"traces", "flower", "strategies", "errors", "files"},
+    "agents": {"traces", "flower", "strategies", "agents", "errors", "files"},
 }
 
 
@@ -60,7 +63,7 @@ def test_every_import_of_the_product_is_declared():
     needed = declared(project["dependencies"])
     extra = declared(line for lines in project["optional-dependencies"].values() for line in lines)
     distributions = packages_distributions()
-    for folder in ("fedstale", *BELOW):
+    for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
             # Built-in apps are directories of Flower: each declares its own dependencies.
             if "apps" in path.parts:
@@ -83,7 +86,10 @@ LIGHT = [
         ("import fedstale.agents; fedstale.agents.AgentSelector()", {"ray", "scipy", "torch"}),
         ("import fedstale.simulation", {"numba", "ray", "torch"}),
     ],
-    [("import fedstale.client", {"numpy.testing", "torch", "pandas", "ray"})],
+    [
+        ("import fedstale.flower", {"fastapi", "pandas", "ray", "sqlalchemy", "torch"}),
+        ("import fedstale.client", {"numpy.testing", "torch", "pandas", "ray"}),
+    ],
     [("import fedstale.apps.client", {"fedstale.agents", "fedstale.strategies", "pandas", "ray"})],
 ]
 """What loads which libraries not, in rows: in a row, earlier statements load nothing of these."""
@@ -124,7 +130,7 @@ def modules():
 
 def test_every_python_file_of_the_four_folders_is_a_module_of_the_package():
     found = set()
-    for folder in ("fedstale", "traces", "strategies", "agents"):
+    for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             parts = parts if folder == "fedstale" else ("fedstale", *parts)
@@ -155,7 +161,7 @@ ONE_OF_A_KIND = {
 def test_no_small_file_is_a_fragment_of_its_only_user():
     product = [
         path
-        for folder in ("fedstale", *BELOW)
+        for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
         if "apps" not in path.parts and path.name not in ("__init__.py", "__main__.py")
     ]

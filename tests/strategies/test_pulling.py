@@ -13,7 +13,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from loop_link import grid_of
+from loop_link import asked, grid_of
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale.strategies import GapAware
@@ -51,10 +51,10 @@ class SuperLink:
     def PullMessages(self, request):  # noqa: N802
         with self.lock:
             self.polls += 1
-            asked = set(request.message_ids)
-            assert not asked & self.told, "a second question gets an error"
-            found = [self.replies[i] for i in sorted(asked & self.replies.keys())]
-            self.told |= asked & self.replies.keys()
+            wanted = set(asked(request))
+            assert not wanted & self.told, "a second question gets an error"
+            found = [self.replies[i] for i in sorted(wanted & self.replies.keys())]
+            self.told |= wanted & self.replies.keys()
             return PullAppMessagesResponse(
                 messages_list=[proto for proto, _ in found],
                 message_object_trees=[tree for _, tree in found],

@@ -26,10 +26,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from numpy.random import mtrand
 
-from fedstale.simulation.compat import quick_arrays
+from fedstale.flower import ErrorCode, quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 _PYTHON_STREAM: Any = random.random.__self__  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.client.working import noting
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import (
+from fedstale.flower import (
     filled,
     quick_arrays,
     read_array,

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError, not_installed
-from fedstale.simulation.compat import own_copy, with_content
+from fedstale.flower import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import (
+from fedstale.flower import (
+    ErrorCode,
     identity,
     own_copy,
     quick_arrays,

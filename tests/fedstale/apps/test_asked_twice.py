@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from places import FOLDERS, NAMES
 
+from fedstale.flower import stamp
 from fedstale.simulation import TraceGrid
-from fedstale.simulation.compat import stamp
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.traces import TraceSet
 

@@ -11,7 +11,8 @@ from hostile import Device
 from superlink_app import PULL, SuperLink
 
 from fedstale.deployment.superlink import guarded
-from fedstale.deployment.waiting import SteadyClock, shift
+from fedstale.deployment.waiting import SteadyClock
+from fedstale.flower.superlink import reckon_by, shift
 
 HOUR_S = 3600.0
 
@@ -92,7 +93,7 @@ def test_a_jump_of_the_servers_clock_ends_no_run_and_loses_no_node(wall, tmp_pat
     assert before == (("finished", 0, True) if jump_s > 0 else ("running", 2, False))
     wall["s"] = 0.0
     clock = SteadyClock(wall=lambda: at(wall["s"]).timestamp())
-    clock.install()
+    reckon_by(clock.now)
     link = on_disk(lambda app: guarded(app, clock=clock), tmp_path / "now.db")
     assert become_of(link) == ("running", 2, True)
     (line,) = [record.getMessage() for record in caplog.records if "jumped" in record.getMessage()]

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import inspect
 import logging
-import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -37,24 +36,32 @@ def link():
     return SuperLink(guarded)
 
 
-def order(link):
-    """Return an order to the victim, as if the SuperLink gave it."""
-    return message(link.run_id, SUPERLINK, link.victim.node_id)
+def order(link, sender=SUPERLINK):
+    """Return an order to the victim, as if the SuperLink gave it, or another."""
+    return message(link.run_id, sender, link.victim.node_id)
 
 
 def test_without_the_gate_any_node_gives_orders_to_another(open_link):
     link = open_link
-    assert link.post(PUSH, link.mallory, link.mallory.pushing(order(link))).status_code == 200
-    assert [m.metadata.src_node_id for m in link.pulled(link.victim)] == [SUPERLINK]
+    # Up to Flower 1.42 in the SuperLink's name, and from 1.43 on in its own.
+    statuses = {
+        sender: link.post(PUSH, link.mallory, link.mallory.pushing(order(link, sender))).status_code
+        for sender in (SUPERLINK, link.mallory.node_id)
+    }
+    (given,) = link.pulled(link.victim)
+    assert statuses[given.metadata.src_node_id] == 200
     # And Flower takes a signature again and again, with another body.
     headers = link.mallory.headers()
     for _ in range(2):
         assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == 200
 
 
-def test_a_node_gives_no_orders(link):
-    answer = link.post(PUSH, link.mallory, link.mallory.pushing(order(link)))
-    assert (answer.status_code, answer.json()["detail"][:16]) == (400, "expected a reply")
+def test_a_node_gives_no_orders_by_any_path_that_leads_to_flowers_handler(link):
+    for sender in (SUPERLINK, link.mallory.node_id):
+        # Routes match a line break at the end, too.
+        for path in (PUSH, f"{PUSH}%0A"):
+            answer = link.post(path, link.mallory, link.mallory.pushing(order(link, sender)))
+            assert (answer.status_code, answer.json()["detail"][:16]) == (400, "expected a reply")
     assert link.pulled(link.victim) == []
 
 
@@ -93,8 +100,7 @@ def test_an_honest_reply_passes_once(link):
     # Whoever has read it all off the line sends it again, with its body or another one.
     assert link.post(PUSH, honest, pushed, headers).status_code == 503
     assert link.post(PULL, honest, honest.asking(), headers).status_code == 503
-    replies = link.state.get_message_res({reply.metadata.reply_to_message_id}, link.run_id)
-    assert [one.metadata.message_id for one in replies] == [reply.metadata.message_id]
+    assert link.replies(reply.metadata.reply_to_message_id) == [reply.metadata.message_id]
 
 
 def test_a_used_signature_stays_used_however_it_is_written(link):
@@ -130,18 +136,19 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
         host="", port=0, ssl_keyfile=None, ssl_certfile=None, enable_supernode_auth=False
     )
     for name, stand_in in {
-        "_parse_superlink_lifespan_config": lambda: settings,
-        "create_app": lambda config, lifespan: None,
         "guarded": lambda app, quotas, *, since, **_: given.append(since),
-        "SteadyClock": lambda: SimpleNamespace(install=lambda: None),
-        "DatabaseTurns": lambda: SimpleNamespace(install=lambda: turns.append(True)),
         "uvicorn": SimpleNamespace(Config=lambda app, **_: app),
         "_Server": lambda config, arrivals: SimpleNamespace(run=lambda **_: None),
         "_make_room": lambda: None,
     }.items():
         monkeypatch.setattr(superlink, name, stand_in)
+    for name, stand_in in {
+        "app_of": lambda arguments: (None, settings),
+        "reckon_by": lambda clock: None,
+        "take_turns": lambda: turns.append(True),
+    }.items():
+        monkeypatch.setattr(superlink.flower, name, stand_in)
     monkeypatch.setattr(superlink.os, "umask", lambda mode: 0)
-    monkeypatch.setattr(sys, "argv", sys.argv)
     before = time.monotonic()
     superlink.run(["--database", str(database)])
     (since,) = given
@@ -150,7 +157,7 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
 
 
 def test_signatures_that_no_longer_count_are_forgotten(link, monkeypatch):
-    monkeypatch.setattr(superlink, "_SIGNED_FOR_S", -1.0)
+    monkeypatch.setattr(superlink.flower, "stamp_window_s", lambda: (5.0, -11.0))
     gate = superlink.FleetGate(None)
     for number in range(100):
         made = datetime.datetime.fromtimestamp(number, datetime.UTC).isoformat()

@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 from superlink_app import statuses
 
 from fedstale.deployment.superlink import guarded
-from fedstale.deployment.waiting import DatabaseTurns
+from fedstale.flower.superlink import take_turns
 
 
 def test_a_full_disk_is_waited_for_and_told_of(tmp_path, monkeypatch, caplog):
@@ -77,7 +77,7 @@ def in_turn(request, monkeypatch):
     for owner, name in ((SqlMixin, "session"), (SqlCoreState, "store_object")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     if request.param:
-        DatabaseTurns().install()
+        take_turns()
     return request.param
 
 

@@ -23,7 +23,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from loopback import Loopback
-from superlink_app import PULL, SuperLink
+from superlink_app import CONFIRM, PULL, SuperLink
 
 from fedstale.deployment import held_pulls
 from fedstale.deployment.held_pulls import Arrivals
@@ -76,8 +76,14 @@ class Question(threading.Thread):
         )
         self.came_at, self.status = time.monotonic(), answer.status_code
         if answer.is_success:
-            response = PullMessagesResponse.FromString(answer.content)
-            self.found = [m.metadata.message_id for m in response.messages_list]
+            found = PullMessagesResponse.FromString(answer.content).messages_list
+            self.found = [m.metadata.message_id for m in found]
+            for message in found:
+                httpx.post(
+                    self.link.base + CONFIRM,
+                    content=self.device.confirming(message).SerializeToString(),
+                    headers=self.device.headers(),
+                ).raise_for_status()
 
     @property
     def took_s(self):
@@ -85,11 +91,15 @@ class Question(threading.Thread):
         return self.came_at - self.asked_at
 
 
-def held(link, n):
+def until(is_so):
     deadline = time.monotonic() + 20.0
-    while link.arrivals.n_held != n:
+    while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.002)
+
+
+def held(link, n):
+    until(lambda: link.arrivals.n_held == n)
 
 
 def order(link, device, size=10):
@@ -166,14 +176,20 @@ def test_a_message_that_is_there_is_given_at_once(link):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return what the database is asked for work."""
+    """Return what the database has been asked for work."""
     asked = []
-    real = InMemoryLinkState.get_message_ins
-    monkeypatch.setattr(
-        InMemoryLinkState,
-        "get_message_ins",
-        lambda self, *args, **kwargs: asked.append(args) or real(self, *args, **kwargs),
-    )
+
+    def noting(real):
+        def ask(self, *args, **kwargs):
+            found = real(self, *args, **kwargs)
+            asked.append(args)
+            return found
+
+        return ask
+
+    # The first up to Flower 1.42, the second from 1.43 on.
+    for name in ("get_message_ins", "get_messages"):
+        monkeypatch.setattr(InMemoryLinkState, name, noting(getattr(InMemoryLinkState, name)))
     return asked
 
 
@@ -198,11 +214,12 @@ def test_the_database_is_asked_once_a_question_and_once_a_push(link, asked):
 
 
 @pytest.mark.parametrize("is_held_before", [True, False])
-def test_a_message_is_not_given_away_before_its_last_object(link, is_held_before):
+def test_a_message_is_not_given_away_before_its_last_object(link, asked, is_held_before):
     app, message = ServerApp(link), order(link, link.victim)
     if is_held_before:
         question = Question(link, link.victim)
         held(link, 1)
+        until(lambda: asked)
     response = app.announce(message)
     if not is_held_before:
         question = Question(link, link.victim)
@@ -314,3 +331,19 @@ def test_an_upload_that_was_given_up_holds_nobody_up(link, monkeypatch):
     link.arrivals.pushed(PushAppMessagesRequest(), PushAppMessagesResponse())
     assert link.arrivals.may_ask(link.victim.node_id)
     assert not link.arrivals._pushes
+
+
+def test_a_message_that_a_node_asks_for_again_uses_up_no_other():
+    # From Flower 1.43 on a SuperLink gives a message until it is confirmed.
+    arrivals = Arrivals()
+    arrivals._ready[1] = {"first", "second"}
+    arrivals._incomplete[1] = 1
+    for _ in range(2):
+        arrivals.answered(1, ["first"])
+        assert arrivals.may_ask(1)
+    arrivals.answered(1, ["second"])
+    assert not arrivals.may_ask(1)
+    arrivals._ready[1] = {"third"}
+    # What was cancelled is not waited for.
+    arrivals.answered(1, [])
+    assert not arrivals.may_ask(1)

@@ -108,6 +108,23 @@ def test_a_supernode_that_waits_for_ever_is_started_again_too(play):
     assert play(*events)[:2] == (0, ["supernode", "superexec"])
 
 
+def test_a_superexec_that_cannot_do_its_part_ends_both(play):
+    assert play(("superexec", node.FLOWERS_WAY)) == (node.FLOWERS_WAY, [], [])
+
+
+def test_a_node_whose_flower_has_other_parts_becomes_flowers_supernode(monkeypatch):
+    became = []
+    monkeypatch.setattr(node.NodeProcesses, "run", lambda processes: node.FLOWERS_WAY)
+    monkeypatch.setattr(os, "umask", became.append)
+    monkeypatch.setattr(os, "execv", lambda program, command: became.append([program, *command]))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    node.run(["--insecure"])
+    umask, (program, *command) = became
+    assert umask == PRIVATE_UMASK
+    assert os.path.basename(program) == "flower-supernode"
+    assert command == [program, "--insecure"]
+
+
 def test_nothing_is_started_again_as_a_node_ends(play):
     status, again, _ = play(("signal", signal.SIGINT))
     assert (status, again) == (0, [])

@@ -13,7 +13,8 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from purging import bytes_of, objects, purge
 
-from fedstale.deployment.purge import _KEPT, _PASSING
+from fedstale.deployment.purge import _COUNTED
+from fedstale.flower.superlink import LASTING_TABLES, PASSING_TABLES
 
 
 @pytest.fixture
@@ -53,19 +54,15 @@ def test_no_byte_of_what_passed_through_stays_in_the_file(database):
 
 
 def test_every_table_is_emptied_or_known_to_stay(database):
-    stay = {
-        *_KEPT.values(),
-        *("alembic_version", "task", "task_usage", "run_series", "series_runs"),
-        *("automation", "federation_app", "connector", "connector_oauth_session", "run_connector"),
-        *("objectstore_locks", "sqlite_sequence"),
-    }
     with closing(sqlite3.connect(database[0])) as connection:
         there = {
             n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
         }
-    emptied = {table for tables in _PASSING.values() for table in tables}
+    emptied = {table for tables in PASSING_TABLES.values() for table in tables}
     assert emptied <= there
-    assert there - emptied <= stay
+    assert there - emptied <= LASTING_TABLES
+    assert not emptied & LASTING_TABLES
+    assert set(_COUNTED.values()) <= LASTING_TABLES
 
 
 def test_a_database_that_is_in_use_or_none_is_left_as_it_is(database, tmp_path):
@@ -82,4 +79,4 @@ def test_a_database_that_is_in_use_or_none_is_left_as_it_is(database, tmp_path):
     assert "there is no such file" in purge(tmp_path / "none")[1]
     sqlite3.connect(empty := tmp_path / "state" / "empty").close()
     empty.touch()
-    assert "has no table 'message_ins'" in purge(empty)[1]
+    assert "has no table 'message'" in purge(empty)[1]

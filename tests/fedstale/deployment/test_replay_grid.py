@@ -25,9 +25,10 @@ from fedstale.deployment.paced import PACING_RECORD, PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ProtocolError
+from fedstale.flower import identity
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
-from fedstale.simulation.compat import identity
+from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.strategies import FedBuff, GapAware
 from fedstale.strategies.server.runtime import REPORTED, Clock
 from fedstale.strategies.server.superlink import SuperLinkGrid
@@ -183,6 +184,31 @@ def test_a_replay_on_ideal_nodes_is_the_simulation(name):
     np.testing.assert_allclose(seen.downloaded_at[delivered], trained, atol=1e-2)
     np.testing.assert_array_equal(model.arrays["w"].numpy(), same_model.arrays["w"].numpy())
     assert max(grid.late_s) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_without_a_filter_lost_jobs_and_replies_are_pulled_as_with_all_their_ids():
+    traces = TraceSet.synthetic(N, days=1, seed=3)
+
+    def pulled(**filtered):
+        acting = ActingGrid(N, trainer())
+        nodes = [90 + i for i in range(N)]
+        grid = ReplayGrid(
+            connected_to(acting), traces, nodes, costs=COSTS, speed_up=40.0, unix_now=acting.unix
+        )
+        with identity(1):
+            records = RecordDict({"arrays": initial(), "config": ConfigRecord({})})
+            ids = grid.push_messages(
+                [Message(records, FIRST_NODE_ID + i, "train", ttl=3000.0) for i in range(N)]
+            )
+            found = []
+            while grid.now() < 4000.0:
+                grid.wait(grid.now() + 100.0)
+                found += grid.pull_messages(**{name: ids for name in filtered})
+        return [(reply.metadata.reply_to_message_id, reply.has_error()) for reply in found]
+
+    unfiltered = pulled()
+    assert len({failed for _, failed in unfiltered}) == 2
+    assert pulled(message_ids=True) == pulled(reply_to_message_ids=True) == unfiltered
 
 
 def test_overhead_within_a_job_does_not_show_and_beyond_it_is_told(caplog):

@@ -10,25 +10,21 @@ from pathlib import Path
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, RecordDict
-from flwr.app.message import remove_content_from_message
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 from flwr.supernode import main
 from flwr.supernode.cli.flower_supernode import _start_supernode_http_api
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import start_client_internal
-from hostile import SUPERLINK, message
 from loopback import Loopback
 
 from fedstale.deployment import supernode
 from fedstale.deployment.supernode import Arrival, Pauses, holding
+from fedstale.flower import command_line, features
 
 HOLD_S, BRIEF_S = 3.0, 0.3
 ASK = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -169,23 +165,30 @@ def test_nobody_waits_for_a_supernode_that_ends(node):
     assert node.asks()[1] < 1.0
 
 
-def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeypatch):
-    parts, replies, said, made = start_client_internal.__globals__, [], [], []
-    monkeypatch.setitem(parts, "time", time)
-    monkeypatch.setitem(parts, "_push_messages", lambda **given: replies.append(given))
-    monkeypatch.setitem(parts, "_pull_and_store_message", parts["_pull_and_store_message"])
+@pytest.fixture
+def parts(monkeypatch):
+    """Return what Flower's loop finds by name, and put it back afterwards."""
+    parts = start_client_internal.__globals__
+    for name in ("time", "_push_messages", "_pull_and_store_message"):
+        monkeypatch.setitem(parts, name, parts[name])
     monkeypatch.setattr(main, "create_app", create_app)
-    monkeypatch.setattr(Arrival, "say", property(lambda arrival: lambda: said.append(arrival)))
     monkeypatch.setattr(supernode, "name_process", lambda name: None)
-    monkeypatch.setattr(supernode, "add_exit_handler", lambda *given, **named: None)
+    monkeypatch.setattr("flwr.supercore.exit.add_exit_handler", lambda *given, **named: None)
     monkeypatch.setattr(sys, "argv", [])
+    return parts
+
+
+def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeypatch, parts):
+    replies, said, made, pull = [], [], [], parts["_pull_and_store_message"]
+    parts["_push_messages"] = lambda **given: replies.append(given)
+    monkeypatch.setattr(Arrival, "say", property(lambda arrival: lambda: said.append(arrival)))
 
     def flower_supernode():
         # As Flower's does, which looks both up by these names.
         made.append(main.create_app(state_factory=None))
         parts["_push_messages"](state=1)
 
-    monkeypatch.setattr(supernode, "flower_supernode", flower_supernode)
+    monkeypatch.setattr(command_line, "program", {"flower-supernode": flower_supernode}.get)
     supernode.run(["--insecure"])
     assert sys.argv == ["flower-supernode", "--insecure"]
     assert replies == [{"state": 1}]
@@ -193,41 +196,18 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     assert [one.kwargs["arrival"] for one in held] == said
     names = start_client_internal.__code__.co_names
     assert {"_push_messages", "_pull_and_store_message"} <= set(names)
-    assert pulls(parts["_pull_and_store_message"], "pull_object") == (None, 0, 0)
+    assert parts["_pull_and_store_message"].__wrapped__ is pull
     assert isinstance(parts["time"], Pauses)
     used = re.findall(r"\btime\.\w+", Path(start_client_internal.__code__.co_filename).read_text())
     assert used == ["time.sleep"] * 3
     assert "create_app" in _start_supernode_http_api.__code__.co_names
 
 
-def pulls(pull, ends_at=""):
-    """Pull a message whose run ends at a step; return the run and what is left of the message."""
-    store = ObjectStoreFactory().store()
-    state = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
-    state.store_run(Run.create_empty(run_id=1))
-    order = message(1, SUPERLINK, 7, content=RecordDict({"config": ConfigRecord({"n": 1})}))
-    objects = {key: one.deflate() for key, one in get_all_nested_objects(order).items()}
-    steps = {
-        "receive": lambda: (remove_content_from_message(order), get_object_tree(order)),
-        "pull_object": lambda run_id, key: objects[key],
-        "confirm_message_received": lambda run_id, message_id: None,
-    }
-
-    def ends(*given):
-        raise RunNotRunningException
-
-    given = dict.fromkeys(("node_config", "get_run", "get_fab", "trusted_entities"))
-    given |= steps | ({ends_at: ends} if ends_at else {})
-    run_id = pull(state=state, object_store=store, **given)
-    return run_id, len(state.get_tasks(statuses=["pending"])), len(state.get_messages_legacy())
-
-
-@pytest.mark.parametrize("step", ["pull_object", "confirm_message_received"])
-def test_a_message_whose_run_ends_as_it_comes_is_given_to_no_client_app(step):
-    flowers = start_client_internal.__globals__["_pull_and_store_message"]
-    ours = supernode.whole_or_not(flowers)
-    assert pulls(ours) == pulls(flowers) == (1, 1, 1)
-    # Nobody is to wait for a reply, so nobody may make one: it would go out in place of the next.
-    assert pulls(flowers, step) == (None, 1, 1)
-    assert pulls(ours, step) == (None, 0, 0)
-    assert pulls(ours, "receive") == (None, 0, 0)
+def test_a_supernode_whose_parts_are_others_runs_as_it_is(monkeypatch, parts):
+    before, ran = dict(parts), []
+    monkeypatch.setattr(features, "has", lambda name: False)
+    monkeypatch.setattr(command_line, "program", lambda name: lambda: ran.append(name))
+    supernode.run(["--insecure"])
+    assert ran == ["flower-supernode"]
+    assert {name for name in before if parts[name] is not before[name]} == set()
+    assert main.create_app is create_app

@@ -107,16 +107,31 @@ def routes(app):
     return found
 
 
-def test_all_of_flowers_middleware_is_replaced():
-    link = SuperLink(guarded).app.user_middleware
-    node = holding(create_node_app(), Arrival(), Pauses(), 1.0).user_middleware
-    for middleware, n in ((link, 9), (node, 3)):
-        assert not [
-            one
-            for one in middleware
-            if inspect.isclass(one.cls) and issubclass(one.cls, BaseHTTPMiddleware)
-        ]
-        assert sum(one.cls is Unary for one in middleware) == n
+def based(middleware):
+    """Return those that take starlette's way."""
+    classes = [one.cls for one in middleware if inspect.isclass(one.cls)]
+    return [cls for cls in classes if issubclass(cls, BaseHTTPMiddleware)]
+
+
+@pytest.mark.parametrize(
+    ("flowers", "ours"),
+    [
+        (lambda: SuperLink(lambda app: app).app, lambda: SuperLink(guarded).app),
+        (create_node_app, lambda: holding(create_node_app(), Arrival(), Pauses(), 1.0)),
+    ],
+    ids=["superlink", "supernode"],
+)
+def test_all_of_flowers_middleware_is_replaced_and_none_of_it_lost(flowers, ours):
+    before, now = based(flowers().user_middleware), ours().user_middleware
+    assert before
+    assert based(now) == []
+    assert [one.kwargs["middleware"].cls for one in now if one.cls is Unary] == before
+
+
+def test_without_flowers_table_of_calls_its_middleware_stays_as_it_is(without):
+    without("flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES")
+    flowers = SuperLink(lambda app: app).app.user_middleware
+    assert based(SuperLink(guarded).app.user_middleware) == based(flowers)
 
 
 # One middleware, and an app behind it that a test writes.

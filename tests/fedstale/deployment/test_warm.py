@@ -11,10 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
+from flwr.supercore.superexec.run_superexec import run_superexec
 
 from fedstale.deployment import client_process, warm
-from fedstale.deployment.node import STUCK
+from fedstale.deployment.node import FLOWERS_WAY, STUCK
+from fedstale.flower import features
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux alone")
 
@@ -53,16 +55,16 @@ def children(monkeypatch):
 @pytest.fixture
 def executor(children, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    executor = warm.WarmExecutor()
+    executor = warm.WarmExecutor(flowers=SimpleNamespace(launch=lambda spec: spec.task_type))
     yield executor
     for app in executor._apps.values():
         app.close()
 
 
-def launched(executor, app="a"):
+def launched(executor, app="a", kind=TaskType.CLIENT_APP):
     return executor.launch(
         ExecutionSpec(
-            task_type=TaskType.CLIENT_APP,
+            task_type=kind,
             runtime_api_address="127.0.0.1:1",
             token="token",
             insecure=True,
@@ -88,6 +90,51 @@ def answered(executor, children, *apps):
         launched(executor, app)
         end(executor, children)
         executor.reconcile()
+
+
+def test_what_is_no_client_app_is_started_as_flower_does(executor):
+    assert launched(executor, kind=TaskType.SERVER_APP) == TaskType.SERVER_APP
+    assert not executor._apps
+
+
+def test_all_else_is_asked_of_flowers_own_executor():
+    flowers = SubprocessExecutor()
+    executor = warm.WarmExecutor(flowers=flowers)
+    assert executor.get_eligible_capacity == flowers.get_eligible_capacity
+    assert executor.close == flowers.close
+    gc.unfreeze()
+
+
+def test_flowers_superexec_runs_with_warm_client_apps(monkeypatch):
+    parts, made = run_superexec.__globals__, []
+    monkeypatch.setitem(parts, "get_executor", parts["get_executor"])
+    # What it does next when it has its executor.
+    monkeypatch.setitem(parts, "RuntimeTracingInterceptor", lambda: sys.exit(len(made)))
+    monkeypatch.setattr(warm, "_wait_for", lambda address: None)
+    monkeypatch.setattr(warm, "WarmExecutor", lambda **given: made.append(given))
+    monkeypatch.setattr(sys, "argv", ["warm", "127.0.0.1:1"])
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "1")
+    with pytest.raises(SystemExit) as ended:
+        warm.main()
+    assert ended.value.code == 1
+    ((name, flowers),) = made[0].items()
+    assert name == "flowers"
+    assert isinstance(flowers, SubprocessExecutor)
+
+
+def test_without_a_part_of_flowers_it_says_that_flower_is_to_go_its_own_way(monkeypatch, caplog):
+    gone = "flwr.supernode.runtime.run_clientapp:pull_task_input"
+    resolves = features.resolves
+    features.has.cache_clear()
+    monkeypatch.setattr(features, "resolves", lambda name: name != gone and resolves(name))
+    monkeypatch.setattr(sys, "argv", ["warm", "127.0.0.1:1"])
+    with pytest.raises(SystemExit) as ended:
+        warm.main()
+    features.has.cache_clear()
+    assert ended.value.code == FLOWERS_WAY
+    (said,) = caplog.messages
+    assert said.startswith("warm ClientApps: off with Flower ")
+    assert gone in said
 
 
 def test_no_process_to_be_had_is_said_and_not_an_end(executor, monkeypatch):

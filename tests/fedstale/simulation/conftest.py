@@ -4,11 +4,12 @@ import pytest
 from buffered_app import buffered
 from interruptions import every_version_kept, no_pages
 from local_workers import local_workers
+from missing_names import without
 from tiny import COSTS, counting_app, fleet
 
 from fedstale.simulation import TraceGrid
 
-__all__ = ["buffered", "every_version_kept", "local_workers", "no_pages"]
+__all__ = ["buffered", "every_version_kept", "local_workers", "no_pages", "without"]
 
 
 @pytest.fixture

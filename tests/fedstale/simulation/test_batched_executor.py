@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import identity, own_copy, stamp
+from fedstale.flower import identity, own_copy, stamp
 from fedstale.simulation.executors import ClientCall, InlineExecutor
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask

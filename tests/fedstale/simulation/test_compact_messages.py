@@ -20,8 +20,8 @@ from tiny import COSTS, fleet
 from fedstale.client import CompactMod, ForecastMod
 from fedstale.client.compacting import NEXT_OF_RECORD, NEXT_RECORD
 from fedstale.config import SimulationConfig
+from fedstale.flower import identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
-from fedstale.simulation.compat import identity, stamp
 from fedstale.simulation.costs import content_size
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor

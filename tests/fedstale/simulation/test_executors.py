@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from array_kinds import KINDS
 from client_calls import KEEPING, calls, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -20,13 +21,11 @@ from small_app import write_small_app
 from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
-from fedstale.simulation import InlineExecutor
-from fedstale.simulation.compat import (
+from fedstale.flower import (
     identity,
-    quick_arrays,
-    read_array,
     written_array,
 )
+from fedstale.simulation import InlineExecutor
 from fedstale.simulation.executors import ClientCall, choice, workers
 from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
@@ -287,47 +286,12 @@ def test_the_quick_seed_is_torchs_seed(seed):
             torch.manual_seed(2**64)
 
 
-KINDS = st.one_of(
-    arrays_of.boolean_dtypes(),
-    arrays_of.integer_dtypes(),
-    arrays_of.floating_dtypes(),
-    arrays_of.complex_number_dtypes(),
-    arrays_of.unicode_string_dtypes(max_len=3),
-)
-
-
 @given(st.data(), KINDS, arrays_of.array_shapes(min_dims=1, min_side=0, max_dims=3), st.booleans())
 def test_the_arrays_of_a_stack_hold_the_bytes_of_numpys(data, dtype, shape, is_turned):
     stack = data.draw(arrays_of.arrays(dtype, shape))
     stack = stack.T if is_turned else stack
     theirs = [Array(np.array(stack[i, ...], order="C")) for i in range(len(stack))]
     assert written_each(stack) == theirs
-
-
-@given(st.data(), KINDS, arrays_of.array_shapes(min_dims=0, min_side=0, max_dims=4), st.booleans())
-def test_quick_arrays_hold_the_bytes_and_values_of_numpys(data, dtype, shape, is_turned):
-    array = data.draw(arrays_of.arrays(dtype, shape))
-    array = array.T if is_turned else array
-    theirs, ours = Array(array), written_array(array)
-    assert ours == theirs
-    assert ours.is_dirty == theirs.is_dirty
-    assert ours.object_id == theirs.object_id
-    back = read_array(theirs)
-    assert back.dtype == theirs.numpy().dtype
-    assert back.flags.writeable
-    assert back.flags.f_contiguous == theirs.numpy().flags.f_contiguous
-    np.testing.assert_array_equal(back, theirs.numpy())
-    with quick_arrays():
-        assert Array(array) == theirs
-
-
-def test_a_cut_array_fails_as_numpy_fails():
-    array = written_array(np.arange(5))
-    array.data = array.data[:-3]
-    with pytest.raises(ValueError):  # noqa: PT011 - numpy's own words
-        array.numpy()
-    with quick_arrays(), pytest.raises(ValueError):  # noqa: PT011
-        array.numpy()
 
 
 # The choice.

@@ -12,7 +12,7 @@ from shared_fleets import synthetic
 from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import identity
+from fedstale.flower import identity
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import Fleet
 from fedstale.simulation.jobs import JobTable

@@ -16,8 +16,8 @@ from tiny import COSTS, fleet
 from fedstale.client import CompactMod, ForecastMod, PackMod, local_steps
 from fedstale.client.device import MessageHistory
 from fedstale.config import SimulationConfig
+from fedstale.flower import identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
-from fedstale.simulation.compat import identity, stamp
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp

@@ -5,7 +5,6 @@ import platform
 import sys
 import types
 from dataclasses import replace
-from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from tiny import fleet
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, TraceError
+from fedstale.machine import release
 from fedstale.simulation import run as run_module
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
@@ -141,7 +141,7 @@ def test_two_processes_give_byte_identical_files(run):
 def test_a_summary_says_with_what_and_on_what_it_was_made(run):
     summary = run(run_config={"rounds": 2}).summary
     for package in ("flwr", "numpy"):
-        assert summary["versions"][package] == version(package)
+        assert summary["versions"][package] == release(package)
     assert summary["versions"]["python"] == platform.python_version()
     assert summary["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert summary["machine"]["system"].startswith(platform.system())

@@ -2,12 +2,14 @@ import flwr.server.server as flower_server
 import numpy as np
 import pandas as pd
 import pytest
+import small_app
 from safetensors.numpy import load_file
 from server_fn_app import CLIENT, SERVER, write_server_fn_app
 from test_run import digest, patchy
 from tiny import fleet
 
 from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -302,3 +304,53 @@ def test_a_strategy_may_ask_clients_for_their_properties_first(run):
     events = events_of(result)
     assert events["kind"].tolist() == 2 * (6 * ["get_properties"] + 3 * ["train"])
     assert (events.loc[events.kind == "get_properties", "work"] == 0).all()
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_without_flowers_names_only_apps_of_the_older_api_end_and_with_one_sentence(run, without):
+    without("flwr.server.server:run_fl")
+    with pytest.raises(ConfigError, match=r"older API: .* has no flwr\.server\.server:run_fl: "):
+        run(run_config={"rounds": 1})
+    # A workflow of it is in a function of the message API, and would ask from threads.
+    workflow = run(server=WORKFLOW, run_config={"rounds": 1})
+    assert workflow.status == "failed"
+    assert "older API: " in workflow.reason
+
+
+@pytest.mark.usefixtures("no_pages")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flwr.server.server:run_fl",
+        "flwr.server.compat:LegacyContext",
+        "flwr.serverapp:ServerApp._main",
+        "flwr.common.serde:message_to_proto",
+        "flwr.app:Array.numpy",
+    ],
+)
+def test_an_app_of_the_message_api_does_not_miss_names_that_it_does_not_need(run, without, name):
+    app = {"client": small_app.CLIENT, "server": small_app.SERVER, "run_config": {"rounds": 2}}
+    whole = run(**app)
+    without(name)
+    result = run(**app)
+    assert result.status == "finished", result.reason
+    for file in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert digest(result.folder / file) == digest(whole.folder / file)
+
+
+def test_a_flower_without_what_every_simulation_needs_ends_it_with_one_sentence(run, without):
+    without("flwr.supercore.task_identity:TaskIdentity")
+    with pytest.raises(ConfigError, match=r"simulation: .* has no flwr\.supercore\.task_id"):
+        run()
+
+
+def test_without_flowers_format_of_messages_a_run_writes_no_checkpoint_and_cannot_go_on(
+    run, without, tmp_path
+):
+    without("flwr.common.serde:message_to_proto")
+    assert run(run_config={"rounds": 1}, traces=TraceSet.ideal(3)).status == "finished"
+    app = str(write_server_fn_app(tmp_path / "app"))
+    for resume, changes in ((True, []), (False, [{"at": "1h", "run-config": {"rounds": 2}}])):
+        config = SimulationConfig(app=app, traces="given", changes=changes)
+        with pytest.raises(ConfigError, match="simulations on disk: "):
+            simulate(config, tmp_path / "run", traces=patchy(2), resume=resume)

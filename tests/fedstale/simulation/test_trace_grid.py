@@ -158,6 +158,17 @@ def test_pulling_moves_to_the_next_event_only(make_grid):
     assert grid.now() == pytest.approx(22, abs=2 * ENVELOPE_S)
 
 
+def test_without_a_filter_every_reply_is_pulled_and_with_an_empty_one_none(make_grid):
+    grid = make_grid([ALWAYS] * 3, compute=[1.0, 1.0, 0.5])
+    ids = list(grid.push_messages([message_to(node) for node in (1000, 1001, 1002)]))
+    assert list(grid.pull_messages([])) == []
+    assert grid.now() == 0.0
+    assert [m.metadata.src_node_id for m in grid.pull_messages()] == [1000, 1001]
+    assert [m.metadata.src_node_id for m in grid.pull_messages(message_ids=ids)] == [1002]
+    with pytest.raises(TypeError, match="not both"):
+        grid.pull_messages(ids, message_ids=ids)
+
+
 def test_waiting_stops_at_a_deadline_or_at_the_first_reply(make_grid):
     grid = make_grid([ALWAYS])
     grid.push_messages([message_to(1000)])

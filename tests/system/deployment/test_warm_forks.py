@@ -21,6 +21,7 @@ from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.telemetry import EventType
+from flwr.supernode.runtime import run_clientapp as module
 from fedstale.deployment import client_process, warm
 
 def pull_task_input(client): pass
@@ -32,7 +33,7 @@ def run_clientapp(token, **options):
     push_message(None, None, None)
     sys.exit(0)
 
-client_process.run_clientapp = run_clientapp
+module.run_clientapp = run_clientapp
 
 def tell(**about):
     with open("said", "a") as file:
@@ -114,7 +115,7 @@ def test_a_fork_is_like_a_new_interpreter(said):
                 parent=options["parent_pid"],
                 name=Path("/proc/self/comm").read_text().strip(),
             )
-        answered(warm.WarmExecutor(owner=7), "app", "app")
+        answered(warm.WarmExecutor(flowers=None, owner=7), "app", "app")
         """)
     # It outlives the SuperExec, and ends with the node.
     assert first["parent"] == 7
@@ -134,7 +135,7 @@ def test_libraries_are_shared_and_neither_the_files_nor_the_state_of_an_app(said
             import a_library, own_file
             tell(here=here, counts=[a_library.COUNT, own_file.COUNT])
             a_library.COUNT = own_file.COUNT = 1
-        answered(warm.WarmExecutor(), "app", "app", "app")
+        answered(warm.WarmExecutor(flowers=None), "app", "app", "app")
         """)
     assert found == [{"here": [here, False], "counts": [0, 0]} for here in (False, True, True)]
 
@@ -145,7 +146,7 @@ def test_what_a_later_message_imports_is_shared_from_then_on(said):
         def app():
             tell(here="a_library" in sys.modules)
             import a_library
-        answered(warm.WarmExecutor(), "little", "app", "app")
+        answered(warm.WarmExecutor(flowers=None), "little", "app", "app")
         """)
     assert found == [{"here": False}, {"here": True}]
 
@@ -161,7 +162,7 @@ def test_a_library_that_a_fork_cannot_inherit_is_not_shared(said, library):
         def app():
             tell(here="{library}" in sys.modules)
             import {library}
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "app", "app", "app")
         tell(main="{library}" in sys.modules)
         """)
@@ -179,7 +180,7 @@ def test_forks_compute_on_a_gpu_with_the_torch_of_their_parent(said, library):
             here = "torch" in sys.modules
             import torch, {library}
             tell(here=here, sum=torch.ones(3, device="cuda").sum().item())
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "app", "app", "app")
         tell(main="{library}" in sys.modules, harmless=warm.is_harmless())
         """)
@@ -198,7 +199,7 @@ def test_a_fork_ends_as_an_interpreter_does(said):
             print("buffered")
             atexit.register(tell, at="exit")
             threading.Thread(target=lambda: (time.sleep(0.3), tell(at="end of a thread"))).start()
-        answered(warm.WarmExecutor(), "app")
+        answered(warm.WarmExecutor(flowers=None), "app")
         tell(printed=Path("printed").read_text())
         """)
     assert found == [{"at": "end of a thread"}, {"at": "exit"}, {"printed": "buffered\n"}]
@@ -222,7 +223,7 @@ def test_a_kill_that_leaves_the_supernode_waiting_is_told(said, where, end):
             if "{where}" == "at_exit": atexit.register(die)
         globals()["{where}"] = app if "{where}" == "app" else die
         try:
-            answered(warm.WarmExecutor(), "app")
+            answered(warm.WarmExecutor(flowers=None), "app")
             tell(end=None)
         except SystemExit as end:
             tell(end=end.code)
@@ -237,7 +238,7 @@ def test_an_app_that_ends_itself_takes_nothing_else_along(said, end):
             {end}
         def app():
             tell(app=1)
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "bad", "app")
         assert executor.n_forks == 2
         try:
@@ -263,7 +264,7 @@ def test_what_an_app_leaks_or_forks_is_neither_the_next_messages_nor_the_nodes(s
                 time.sleep(5)
                 os._exit(0)
             tell(total=total, kept=len(kept))
-        me, executor = psutil.Process(), warm.WarmExecutor()
+        me, executor = psutil.Process(), warm.WarmExecutor(flowers=None)
         answered(executor, "app", "app")
         before = me.memory_info().rss
         answered(executor, "app", "app")
@@ -276,7 +277,7 @@ def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of
     found = said("""
         def app(): pass
         warm.become = instead
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         # Two that take turns.
         for _ in range(5):
             answered(executor, "app")
@@ -297,7 +298,7 @@ def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
             instead(spec, stage)
         def app(): pass
         warm.become = wait
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "app")
         for _ in range(3):
             launched(executor, "app", "b")
@@ -312,7 +313,7 @@ def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
 def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
     found = said("""
         warm.become = instead
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         launched(executor, "app", own_runtime=True)
         settle(executor)
         """)
@@ -358,7 +359,7 @@ def test_a_new_interpreter_is_told_what_a_fork_is_and_watched_as_one(said, tmp_p
     (tmp_path / "libraries" / "sitecustomize.py").write_text(script)
     *said_there, end = said("""
         def app(): pass
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "app")
         try:
             answered(executor, "secret", app="b")
@@ -381,7 +382,7 @@ def test_a_new_interpreter_is_told_what_a_fork_is_and_watched_as_one(said, tmp_p
 def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
     found = said(f"""
         def app(): time.sleep(1.0)
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         executor.reconcile()
         launched(executor, "app")
         {worn}
@@ -397,7 +398,7 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
     found = said("""
         def app(): pass
         warm.become = instead
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         answered(executor, "app")
         (Path(os.environ["PYTHONPATH"]) / "new-1.0.dist-info").mkdir()
         try:
@@ -411,7 +412,7 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
 def test_it_asks_for_no_other_message_before_one_is_answered(said):
     (found,) = said("""
         def app(): time.sleep(2.0)
-        executor, began = warm.WarmExecutor(), time.monotonic()
+        executor, began = warm.WarmExecutor(flowers=None), time.monotonic()
         launched(executor, "app")
         executor.reconcile()
         tell(waited=time.monotonic() - began, at_work=len(executor._apps))
@@ -424,7 +425,7 @@ def test_a_client_app_that_has_answered_and_does_not_end_keeps_no_other_message_
     (found,) = said("""
         import threading
         def app(): threading.Thread(target=time.sleep, args=(60.0,)).start()
-        executor, began = warm.WarmExecutor(), time.monotonic()
+        executor, began = warm.WarmExecutor(flowers=None), time.monotonic()
         launched(executor, "app")
         executor.reconcile()
         tell(waited=time.monotonic() - began, at_work=len(executor._apps))
@@ -437,7 +438,7 @@ def test_a_client_app_that_has_answered_and_does_not_end_keeps_no_other_message_
 
 def test_no_process_to_be_had_is_said_and_not_an_end(said):
     found = said("""
-        executor = warm.WarmExecutor()
+        executor = warm.WarmExecutor(flowers=None)
         with patch.object(os, "fork", side_effect=BlockingIOError(11, "Resource unavailable")):
             result = launched(executor, "app")
         tell(status=result.status, message=result.message)

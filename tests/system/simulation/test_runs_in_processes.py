@@ -11,8 +11,8 @@ from small_app import write_small_app
 from uneven_app import BUFFERED, UNEVEN
 
 from fedstale.config import SimulationConfig
+from fedstale.flower import identity
 from fedstale.simulation import InlineExecutor
-from fedstale.simulation.compat import identity
 from fedstale.simulation.executors.workers import RayExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate

@@ -1,7 +1,8 @@
-"""The private parts of Flower 1.41 that a Grid in one process must touch, all in one place.
+"""Flower's messages, records and arrays from the inside, for grids and clients of one process.
 
 `Message(...)` reads a process-wide identity that has no public setter, and a message's id can only
-be given by writing its metadata. Read this file first when the pinned version of Flower moves.
+be given by writing its metadata. What stands on the wire is here as numbers and words. All of it
+was read in Flower 1.41 to 1.43, whose messages are the same.
 
 A Flower `Array` is bytes in NumPy's file format. For a small array nearly all the time goes into
 its header of 128 bytes: Python's parser reads it, and NumPy formats it anew. All messages of a run
@@ -9,35 +10,64 @@ have the same few headers, so `quick_arrays` remembers them; bytes and values ar
 and anything unusual goes to NumPy itself. For the digits app this is a quarter of a client.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.common.constant import SUPERLINK_NODE_ID, SType
-from flwr.supercore.task_identity import TaskIdentity
+
+from fedstale.flower.features import has
+
+if TYPE_CHECKING:
+    from flwr.supercore import run
+
+    Run: TypeAlias = run.Run
+else:
+    Run = Any
+
+SUPERLINK_NODE_ID = 1
+"""Node id of a ServerApp, and of the SuperLink where that answers in a node's place."""
 
 _MAGIC = b"\x93NUMPY\x01"
 _LENGTH_AT = 8
 _PLAIN = "biufc"
 
+_NUMPY = "numpy.ndarray"
+"""What the `stype` of an array says if its bytes are in NumPy's format."""
+_ENDS = ("_src_node_id", "_dst_node_id"), ("_src_task_id", "_dst_task_id")
+SECAGG_RECORD = "secaggplus_configs"
+"""Record of a message that is a stage of SecAgg+."""
+_SECAGG_STAGES = ("setup", "share_keys", "unmask")
+"""The stages of SecAgg+ in which a client does not train; "collect_masked_vectors" is left."""
+
 _their_numpy = Array.numpy
-_their_from_ndarray = Array.__dict__["from_numpy_ndarray"]
+_their_from_ndarray: Any = vars(Array).get("from_numpy_ndarray")
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 Records = TypeVar("Records", bound=RecordDict | Record)
 T = TypeVar("T")
 
 
+class ErrorCode:
+    """What an error reply is about, as a number on the wire."""
+
+    CLIENT_APP_RAISED_EXCEPTION = 2
+    MESSAGE_UNAVAILABLE = 3
+    NODE_UNAVAILABLE = 5
+    MOD_FAILED_PRECONDITION = 6
+    CLIENT_APP_CRASHED = 8
+
+
 @contextmanager
 def identity(run_id: int) -> Iterator[None]:
     """Let this process create messages of a run, as a ServerApp process would."""
+    from flwr.supercore.task_identity import TaskIdentity
+
     before = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 1
     try:
@@ -46,38 +76,34 @@ def identity(run_id: int) -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 
 
+def empty_run(run_id: int) -> Run:
+    """Return what a grid says of its run, with nothing in it but the id."""
+    from flwr.supercore import run
+
+    return run.Run.create_empty(run_id)
+
+
+def asked_ids(
+    reply_to_message_ids: Iterable[str] | None, message_ids: Iterable[str] | None
+) -> Iterable[str] | None:
+    """Return the ids that `Grid.pull_messages` was given; None if none, which asks for all.
+
+    Args:
+        reply_to_message_ids: the argument's name from Flower 1.43 on.
+        message_ids: its name up to Flower 1.42.
+
+    Raises:
+        TypeError: both were given.
+    """
+    if reply_to_message_ids is not None and message_ids is not None:
+        raise TypeError("give reply_to_message_ids or message_ids, not both: they are the same")
+    return message_ids if reply_to_message_ids is None else reply_to_message_ids
+
+
 def head_of(message: Message) -> tuple[str, int, str]:
     """Return id, receiver and type of a message; its properties take ten times as long."""
     about = message.__dict__["_metadata"].__dict__
     return about["_message_id"], about["_dst_node_id"], about["_message_type"]
-
-
-@contextmanager
-def replaced(
-    stand_ins: Sequence[tuple[Callable[..., Any], Callable[..., Any]]], within: Sequence[str]
-) -> Iterator[None]:
-    """Put functions in the place of others wherever modules of some packages have bound these.
-
-    Args:
-        stand_ins: each function with its stand-in.
-        within: names of packages or modules; with their sub-modules.
-    """
-    prefixes = tuple(f"{package}." for package in within)
-    wanted = {id(original): (original, stand_in) for original, stand_in in stand_ins}
-    bound = [
-        (module, name, *wanted[id(value)])
-        for path, module in list(sys.modules.items())
-        if module is not None and f"{path}.".startswith(prefixes)
-        for name, value in list(vars(module).items())
-        if id(value) in wanted
-    ]
-    try:
-        for module, name, _, stand_in in bound:
-            setattr(module, name, stand_in)
-        yield
-    finally:
-        for module, name, original, _ in bound:
-            setattr(module, name, original)
 
 
 def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
@@ -114,10 +140,60 @@ def reply_with(message: Message, content: RecordDict) -> Message:
     reply = with_content(message, content)
     about = reply.__dict__["_metadata"].__dict__
     about["_message_id"], about["_reply_to_message_id"] = "", about["_message_id"]
-    for kind in ("node", "task"):
-        source, target = f"_src_{kind}_id", f"_dst_{kind}_id"
+    for source, target in _ENDS:
         about[source], about[target] = about[target], about[source]
     return reply
+
+
+def bytes_of_message(message: Message) -> bytes:
+    """Return a message in Flower's format of the wire."""
+    from flwr.common.serde import message_to_proto
+
+    return message_to_proto(message).SerializeToString()
+
+
+def message_of_bytes(data: bytes) -> Message:
+    """Return what `bytes_of_message` was given."""
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+
+    return message_from_proto(ProtoMessage.FromString(data))
+
+
+def bytes_of_records(content: RecordDict) -> bytes:
+    """Return the records of a message in Flower's format of the wire."""
+    from flwr.common.serde import recorddict_to_proto
+
+    return recorddict_to_proto(content).SerializeToString()
+
+
+def records_of_bytes(data: bytes) -> RecordDict:
+    """Return what `bytes_of_records` was given."""
+    from flwr.common.serde import recorddict_from_proto
+    from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+
+
+def n_objects(message: Any) -> int:  # noqa: ANN401 - and each of what it holds
+    """Return of how many objects a message is made on its way, each with calls of its own."""
+    return 1 + sum(n_objects(child) for child in (message.children or {}).values())
+
+
+def trains_nothing(content: RecordDict) -> bool:
+    """Return whether a message is a stage of SecAgg+ in which the client does not train."""
+    configs = entries(content).get(SECAGG_RECORD)
+    return isinstance(configs, ConfigRecord) and configs.get("stage") in _SECAGG_STAGES
+
+
+def grows_with_model(record: str, name: str) -> bool:
+    """Return whether bytes in a config record grow with the model: keys of SecAgg+ do not.
+
+    Args:
+        record: key of the record.
+        name: of the bytes in it.
+    """
+    return record != SECAGG_RECORD or name == "masked_params"
 
 
 def own_copy(content: RecordDict) -> RecordDict:
@@ -162,7 +238,8 @@ def _shallow(original: T) -> T:
 def quick_arrays() -> AbstractContextManager[None]:
     """Let every Flower array inside be read and written the quick way."""
     # To replace methods makes Python forget what it knows of the class.
-    return nullcontext() if Array.numpy is read_array else _replacing_methods()
+    is_done = Array.numpy is read_array or not has("quick arrays")
+    return nullcontext() if is_done else _replacing_methods()
 
 
 @contextmanager
@@ -185,6 +262,8 @@ def written_array(ndarray: npt.NDArray[Any]) -> Array:
         >>> written_array(np.array([[1, 2]])).shape
         (1, 2)
     """
+    if not has("quick arrays"):
+        return Array(ndarray)
     # A byte order other than the machine's, records and strings are rare.
     if type(ndarray) is not np.ndarray or ndarray.dtype.kind not in _PLAIN:
         return cast(Array, _their_from_ndarray.__get__(None, Array)(ndarray))
@@ -194,7 +273,7 @@ def written_array(ndarray: npt.NDArray[Any]) -> Array:
     # Past the checks of its constructor: the bytes are known to fit.
     array = Array.__new__(Array)
     array.__dict__.update(
-        _is_dirty=True, dtype=name, shape=ndarray.shape, stype=SType.NUMPY, data=header + body
+        _is_dirty=True, dtype=name, shape=ndarray.shape, stype=_NUMPY, data=header + body
     )
     return array
 
@@ -211,7 +290,7 @@ def read_array(array: Array) -> npt.NDArray[Any]:
         array([[1, 2]])
     """
     data = array.data
-    if array.stype != SType.NUMPY or not data.startswith(_MAGIC):
+    if array.stype != _NUMPY or not data.startswith(_MAGIC):
         return _their_numpy(array)
     body = _LENGTH_AT + 2 + int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 2], "little")
     shape, is_fortran, dtype, n_bytes = _header_of(data[:body])
@@ -231,7 +310,7 @@ def n_value_bytes(array: Array) -> int:
         24
     """
     data = array.data
-    if array.stype != SType.NUMPY:
+    if array.stype != _NUMPY:
         return len(data)
     n = len(data) - _n_header_bytes(data[: _LENGTH_AT + 2])
     return n if n > 0 else 0

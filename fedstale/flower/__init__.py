@@ -1,0 +1,63 @@
+"""What fedstale takes of Flower's inside; see `features` for the names, and what goes without them.
+
+Outside of this package stand only `flwr.app`, `flwr.serverapp` and `flwr.clientapp`. Messages come
+with the door; each of the other files is one part of Flower, and is imported where that part runs.
+"""
+
+from fedstale.flower.messages import (
+    SECAGG_RECORD,
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    Run,
+    asked_ids,
+    bytes_of_message,
+    bytes_of_records,
+    empty_run,
+    entries,
+    error_reply,
+    filled,
+    grows_with_model,
+    head_of,
+    identity,
+    message_of_bytes,
+    n_objects,
+    n_value_bytes,
+    own_copy,
+    quick_arrays,
+    read_array,
+    records_of_bytes,
+    reply_with,
+    stamp,
+    trains_nothing,
+    with_content,
+    written_array,
+)
+
+__all__ = [
+    "SECAGG_RECORD",
+    "SUPERLINK_NODE_ID",
+    "ErrorCode",
+    "Run",
+    "asked_ids",
+    "bytes_of_message",
+    "bytes_of_records",
+    "empty_run",
+    "entries",
+    "error_reply",
+    "filled",
+    "grows_with_model",
+    "head_of",
+    "identity",
+    "message_of_bytes",
+    "n_objects",
+    "n_value_bytes",
+    "own_copy",
+    "quick_arrays",
+    "read_array",
+    "records_of_bytes",
+    "reply_with",
+    "stamp",
+    "trains_nothing",
+    "with_content",
+    "written_array",
+]

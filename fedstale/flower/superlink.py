@@ -1,0 +1,285 @@
+"""A SuperLink's process: its app, what it has read of a request, its clock, nodes and database.
+
+Flower's middleware parses a request once and leaves it in the scope, so whatever stands behind it
+reads the same message as Flower's handlers do. All of this was read in Flower 1.41 to 1.43.
+"""
+
+import datetime
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from fedstale.flower.features import require
+
+TIMESTAMP, SIGNATURE, PUBLIC_KEY = "flwr-timestamp", "flwr-signature", "flwr-public-key"
+"""Headers of a SuperNode's request. What it signs is the time stamp, and nothing else."""
+
+PASSING_TABLES = {
+    "objects (models among them)": ("objects",),
+    # 1.43 writes `message` alone, and copies the first two into it when it opens an older database.
+    "messages": ("message_ins", "message_res", "message", "task_message"),
+    "apps' contexts": ("series_context", "compacted_contexts"),
+    "app bundles": ("fab",),
+    "lines of logs and events": ("task_logs", "task_event"),
+    "entries of what is being sent": (
+        *("object_children", "run_objects", "object_push_sessions"),
+        *("object_push_session_roots", "object_push_session_pending", "nonce_store"),
+    ),
+}
+"""Tables of a SuperLink's database whose rows pass through it, by what the rows are."""
+LASTING_TABLES = {
+    *("node", "run", "task", "task_usage", "run_series", "series_runs"),
+    *("automation", "federation_app", "connector", "connector_oauth_session", "run_connector"),
+    *("alembic_version", "objectstore_locks", "sqlite_sequence"),
+}
+"""All others: nodes, what was run and how it ended, and what operators have set up."""
+UNFINISHED_RUNS = """
+SELECT run.run_id FROM run JOIN task ON task.task_id = run.primary_task_id
+WHERE task.finished_at IS NULL
+"""
+"""Statement for the ids of runs that have not ended, as SQLite holds them: with a sign."""
+
+_HEARTBEAT_S = 30.0
+"""Of a node that has not been there yet; each says its own when it comes."""
+
+
+def app_of(arguments: Sequence[str]) -> tuple[FastAPI, Any]:
+    """Return the app that flower-superlink serves with some arguments, and what it made of these.
+
+    Args:
+        arguments: of flower-superlink, which reads them from `sys.argv`.
+    """
+    from flwr.superlink.cli.flower_superlink import (
+        SuperLinkLifespan,
+        _parse_superlink_lifespan_config,
+    )
+    from flwr.superlink.main import create_app
+
+    sys.argv = ["flower-superlink", *arguments]
+    config = _parse_superlink_lifespan_config()
+    return create_app(config, SuperLinkLifespan), config
+
+
+def log_config() -> dict[str, Any]:
+    """Return how uvicorn logs, as flower-superlink tells it: no good requests of routine."""
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+
+    # Flower's first handler is the console's.
+    shown = (handler.level for handler in logging.getLogger("flwr").handlers)
+    return get_uvicorn_log_config(next(shown, logging.INFO))
+
+
+def place(
+    app: FastAPI,
+    *,
+    outside: Sequence[Middleware] = (),
+    before_check: Sequence[Middleware] = (),
+    inside: Sequence[Middleware] = (),
+) -> None:
+    """Put middleware into a SuperLink's app.
+
+    Args:
+        app: whose own two outermost ones hide answers, and make answers of errors.
+        outside: directly behind those two.
+        before_check: behind the translation of requests, before the check of their signature.
+        inside: behind everything of Flower's.
+    """
+    from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+
+    ours = app.user_middleware
+    kinds: list[object] = [one.cls for one in ours]
+    check, errors = kinds.index(NodeAuthMiddleware), kinds.index(BaseHTTPMiddleware)
+    ours[check:check] = before_check
+    ours[errors + 1 : errors + 1] = outside
+    ours += inside
+
+
+def calls() -> list[tuple[str, str]]:
+    """Return method and path of each request that is one message of protobuf, sorted.
+
+    Raises:
+        ConfigError: this Flower does not say.
+    """
+    require("table of calls")
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    return sorted(PROTOBUF_REQUEST_TYPES)
+
+
+def request_of(scope: MutableMapping[str, Any]) -> tuple[str, Any]:
+    r"""Return the name of a request's type, and the request as Flower has parsed it.
+
+    The path does not tell the type: the routes of `/v1/fleet/push-messages` are also those of that
+    path with a line break behind it.
+
+    Returns:
+        The two; "" and None of a request that is no protobuf.
+    """
+    request = scope.get("state", {}).get("protobuf_request")
+    return "" if request is None else str(request.DESCRIPTOR.name), request
+
+
+def response_of(scope: MutableMapping[str, Any]) -> Any:  # noqa: ANN401 - a message of protobuf
+    """Return what Flower has answered last, before it is made bytes; None if it has not."""
+    return scope.get("state", {}).get("protobuf_response")
+
+
+def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree
+    """Return the ids of the objects that a message consists of, without recursion.
+
+    Example:
+        >>> leaf = SimpleNamespace(object_id="b", children=[])
+        >>> object_ids(SimpleNamespace(object_id="a", children=[leaf, leaf]))
+        ['a', 'b', 'b']
+    """
+    found = [tree]
+    # The list grows while it is walked.
+    for each in found:
+        found.extend(each.children)
+    return [each.object_id for each in found]
+
+
+def state_of(app: FastAPI) -> Any:  # noqa: ANN401 - a LinkState
+    """Return what a SuperLink knows: in its database, or in memory alone."""
+    return app.state.linkstate_factory.state()
+
+
+def stamp_window_s() -> tuple[float, float]:
+    """Return how early a time stamp may be that Flower takes, and how late in any case, in s.
+
+    It takes one that is late by the first more than that, too.
+    """
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+    return SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+
+def now() -> datetime.datetime:
+    """Return the time that Flower reckons by."""
+    from flwr.supercore.date import now as flowers
+
+    return flowers()
+
+
+def reckon_by(clock: Callable[[datetime.tzinfo | None], datetime.datetime]) -> None:
+    """Let all of Flower in this process reckon by a clock.
+
+    Args:
+        clock: stands in for `datetime.datetime.now`.
+    """
+    from flwr.supercore.date import now as flowers
+
+    read = SimpleNamespace(now=lambda tz=None: clock(tz))
+    flowers.__globals__["datetime"] = SimpleNamespace(datetime=read, UTC=datetime.UTC)
+
+
+def shift(state: Any, by_s: float) -> None:  # noqa: ANN401 - a LinkState
+    """Move the instants until which tasks, nodes and uploads count as alive.
+
+    Args:
+        state: a SuperLink's; one that is in memory alone is left as it is.
+        by_s: seconds, also negative.
+    """
+    if not hasattr(state, "session"):
+        return
+    from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from sqlalchemy import select, update
+
+    by = datetime.timedelta(seconds=by_s)
+    with state.session() as session:
+        for task in session.scalars(select(Task).where(Task.active_until.is_not(None))):
+            task.active_until += by
+        for upload in session.scalars(select(ObjectPushSession)):
+            upload.expires_at += by
+        online = update(Node).where(Node.status == "online")
+        session.execute(online.values(online_until=Node.online_until + by_s))
+
+
+def take_turns() -> None:
+    """Let the threads of this process use a SuperLink's database one at a time.
+
+    Threads that write at once wait for SQLite's lock, 5 s at most and in no order, and an object
+    that is not stored by then Flower answers as one whose upload has lapsed, on which a ServerApp
+    ends. In turn they wait for one another as long as it takes; and what cannot be stored all the
+    same, since the disk is full, is an error, as anywhere else.
+    """
+    from flwr.supercore.corestate.sql_corestate import SqlCoreState
+    from flwr.supercore.sql_mixin import SqlMixin
+    from sqlalchemy.exc import OperationalError
+
+    turn, thread = threading.RLock(), threading.local()
+    session, store = SqlMixin.session, SqlCoreState.store_object
+
+    @contextmanager
+    @wraps(session)
+    def in_turn(state: SqlMixin) -> Iterator[object]:
+        with turn:
+            try:
+                with session(state) as found:
+                    yield found
+            except OperationalError as problem:
+                thread.problem = problem
+                raise
+
+    @wraps(store)
+    def stored(state: SqlCoreState, *given: Any, **named: Any) -> bool:  # noqa: ANN401
+        thread.problem = None
+        if store(state, *given, **named):
+            return True
+        if thread.problem is not None:
+            raise thread.problem
+        return False
+
+    # The first is also that of the database's objects, which no SqlCoreState holds.
+    for owner, name, new in (
+        (SqlMixin, "session", in_turn),
+        (SqlCoreState, "store_object", stored),
+    ):
+        setattr(owner, name, new)
+
+
+class NodeRegister:
+    """The nodes of the SuperLink that this process is, as an operator sees and changes them."""
+
+    def __init__(self, app: FastAPI) -> None:
+        """Act as the one operator whom Flower's open release knows.
+
+        Args:
+            app: the SuperLink's.
+        """
+        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+
+        self._app, self._account, self._called = app, NOOP_FLWR_AID, NOOP_ACCOUNT_NAME
+
+    def list_nodes(self) -> Sequence[Any]:
+        """Return all nodes that were ever registered: `node_id`, `public_key`, `name`, `status`."""
+        return cast("Sequence[Any]", state_of(self._app).get_node_info(owner_aids=[self._account]))
+
+    def register_node(self, public_key: bytes, name: str) -> int:
+        """Register a node; return its id.
+
+        Args:
+            public_key: PEM of a key of a NIST curve, which no node has had.
+            name: of the node.
+        """
+        made = state_of(self._app).create_node(
+            self._account, self._called, public_key, _HEARTBEAT_S, name=name
+        )
+        return int(made)
+
+    def unregister_node(self, node_id: int) -> None:
+        """Reject the key of a node from now on."""
+        state_of(self._app).delete_node(self._account, node_id)
+
+    def close(self) -> None:
+        """Leave things as they are: there is no connection."""

@@ -1,0 +1,241 @@
+"""What the room knows of a SuperLink's process, against the Flower that is installed."""
+
+import logging
+import sqlite3
+from contextlib import closing
+
+import pytest
+from databases import on_disk, write_fresh
+from flwr.common import constant
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore import constant as supercore
+from flwr.supercore.logger import console_handler
+from hostile import Device
+from joining_link import JoinableLink, write_state
+from purging import purge
+from starlette.middleware import Middleware
+from superlink_app import SuperLink
+
+from fedstale.deployment import held_pulls
+from fedstale.deployment.held_pulls import Arrivals
+from fedstale.deployment.superlink import guarded, run
+from fedstale.errors import ConfigError
+from fedstale.flower import SUPERLINK_NODE_ID, superlink
+from fedstale.flower.superlink import LASTING_TABLES, PASSING_TABLES, NodeRegister
+
+GATE = {"FleetGate"}
+SHARED = {"Unary", "WaitsForDatabase"}
+ALL = GATE | SHARED | {"ServerClock", "NodeClocks", "HeldPulls"}
+
+
+def test_what_stands_on_the_wire_is_spelt_as_flower_spells_it():
+    assert constant.TIMESTAMP_HEADER == superlink.TIMESTAMP
+    assert supercore.FLEET_HTTP_SIGNATURE_HEADER == superlink.SIGNATURE
+    assert supercore.FLEET_HTTP_PUBLIC_KEY_HEADER == superlink.PUBLIC_KEY
+    assert supercore.NodeStatus.ONLINE == "online"
+    assert constant.SUPERLINK_NODE_ID == SUPERLINK_NODE_ID
+    assert supercore.OBJECT_PUSH_SESSION_TTL_SECONDS == held_pulls._UPLOAD_S
+    assert constant.HEARTBEAT_DEFAULT_INTERVAL == superlink._HEARTBEAT_S
+
+
+def test_a_request_is_named_as_flower_has_parsed_it():
+    (path,) = (path for _, path in superlink.calls() if path.endswith("fleet/push-messages"))
+    link, seen = SuperLink(guarded), []
+    link.app.user_middleware.append(Middleware(Noting, seen=seen))
+    link.app.middleware_stack = None
+    assert superlink.request_of({"type": "http"}) == ("", None)
+    link.post(path.replace("push", "pull"), link.victim, link.victim.asking())
+    ((name, request, response),) = seen
+    assert (name, request) == ("PullMessagesRequest", link.victim.asking())
+    assert list(response.messages_list) == []
+
+
+class Noting:
+    """Notes what it reads of a request."""
+
+    def __init__(self, app, seen):
+        self.app, self.seen = app, seen
+
+    async def __call__(self, scope, receive, send):
+        await self.app(scope, receive, send)
+        if scope["type"] == "http":
+            self.seen.append((*superlink.request_of(scope), superlink.response_of(scope)))
+
+
+def test_objects_of_a_message_are_found_without_recursion():
+    tree = ObjectTree(object_id="0")
+    inner = tree
+    for depth in range(90):
+        inner = inner.children.add(object_id=str(depth + 1))
+    tree.children.add(object_id="last")
+    found = superlink.object_ids(tree)
+    assert (found[0], len(found), set(found) >= {"90", "last"}) == ("0", 92, True)
+
+
+def test_uvicorn_logs_as_much_as_flowers_console(monkeypatch):
+    monkeypatch.setattr(console_handler, "level", logging.DEBUG)
+    assert superlink.log_config()["loggers"]["uvicorn"]["level"] == logging.DEBUG
+
+
+# A database's tables.
+
+NUMBERS = "INTEGER", "BIGINT", "FLOAT", "BOOLEAN", "DATETIME"
+
+
+def of_content(database):
+    """Return the tables that may hold what somebody wrote: those with a column of text or bytes."""
+    with closing(sqlite3.connect(database)) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        names = [name for (name,) in tables]
+        return {
+            name
+            for name in names
+            for _, _, kind, *_ in connection.execute(f"PRAGMA table_info({name})")
+            if not kind.startswith(NUMBERS)
+        }
+
+
+def test_every_table_that_flower_makes_and_that_may_hold_content_is_known(tmp_path):
+    database = write_fresh(tmp_path / "fresh.db")
+    passing = {table for tables in PASSING_TABLES.values() for table in tables}
+    assert {"objects", "message", "fab"} <= of_content(database)
+    assert of_content(database) - passing - LASTING_TABLES == set()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE message_bodies (id INTEGER, body BLOB)")
+    assert of_content(database) - passing - LASTING_TABLES == {"message_bodies"}
+
+
+def test_a_purge_empties_each_table_of_messages_and_names_one_that_it_does_not_know(
+    tmp_path, caplog
+):
+    tmp_path.chmod(0o700)
+    database = write_fresh(tmp_path / "superlink.db")
+    tables = [table for names in PASSING_TABLES.values() for table in names]
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        for table in tables:
+            columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            values = ", ".join("'x'" if "CHAR" in kind else "1" for _, _, kind, *_ in columns)
+            connection.execute(f"INSERT INTO {table} VALUES ({values})")
+        connection.execute("CREATE TABLE message_bodies (body BLOB)")
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        status, said = purge(database)
+    assert status == 0, said
+    with closing(sqlite3.connect(database)) as connection:
+        left = {
+            table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            for table in tables
+        }
+    assert set(left.values()) == {(0,)}
+    assert "table message_bodies is left as it is" in caplog.text
+
+
+# Nodes.
+
+
+def test_nodes_are_registered_listed_and_unregistered_as_an_operator_does(tmp_path):
+    link = JoinableLink(write_state(tmp_path))
+    register = NodeRegister(link.app)
+    device = Device()
+    node_id = register.register_node(device.public, "kitchen")
+    (node,) = register.list_nodes()
+    assert (node.node_id, node.public_key, node.name) == (node_id, device.public, "kitchen")
+    assert (node.owner_aid, node.status) == (constant.NOOP_FLWR_AID, "registered")
+    assert node.owner_name == constant.NOOP_ACCOUNT_NAME
+    assert link.activates(device)
+    register.unregister_node(node_id)
+    assert [one.status for one in register.list_nodes()] == ["unregistered"]
+    assert not link.activates(device)
+    register.close()
+
+
+# What is done where a Flower lacks a name.
+
+
+def placed(link):
+    """Return the names of the middleware of fedstale's in an app."""
+    return {
+        one.cls.__name__
+        for one in link.app.user_middleware
+        if one.cls.__module__.startswith("fedstale.")
+    }
+
+
+def made():
+    return SuperLink(lambda app: guarded(app, arrivals=Arrivals(hold_s=0.0)))
+
+
+OFF = {
+    "flwr.server.superlink.linkstate:LinkState.get_node_id_by_public_key": "NodeClocks",
+    "flwr.supercore.state.schema.linkstate_models:Node.online_until": "ServerClock",
+    "flwr.proto.fleet_pb2:PullMessagesResponse.MESSAGES_LIST_FIELD_NUMBER": "HeldPulls",
+    "flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES": "Unary",
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, name, caplog):
+    assert placed(made()) == ALL
+    without(name)
+    caplog.clear()
+    links = [made() for _ in range(2)]
+    assert [placed(link) for link in links] == [ALL - {OFF[name]}] * 2
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "fedstale.flower.features"]
+    assert f"which has no {name}: " in line
+    # The gate stands all the same, and a node is served.
+    assert links[0].pulled(links[0].victim) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware",
+        "flwr.proto.message_pb2:Metadata.REPLY_TO_MESSAGE_ID_FIELD_NUMBER",
+        "flwr.common.constant:TIMESTAMP_TOLERANCE",
+    ],
+)
+def test_without_its_gate_no_superlink_starts(without, name, tmp_path, monkeypatch):
+    without(name)
+    monkeypatch.setattr(superlink, "app_of", lambda arguments: pytest.fail("it was made"))
+    with pytest.raises(ConfigError, match=f"has no {name}: registered devices could give orders"):
+        run(["--database", str(tmp_path / "superlink.db")])
+    with pytest.raises(ConfigError, match=name):
+        SuperLink(guarded)
+
+
+def test_without_flowers_table_of_calls_there_is_no_proxy(without):
+    without("flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES")
+    with pytest.raises(ConfigError, match=r"table of calls: .* no proxy can be set up"):
+        superlink.calls()
+
+
+def test_without_a_register_of_nodes_no_token_is_taken(without, tmp_path, caplog):
+    without("flwr.server.superlink.linkstate:LinkState.create_node")
+    link = JoinableLink(write_state(tmp_path))
+    assert link.post(b"{}").status_code == 404
+    assert "operators register the keys of devices" in caplog.text
+
+
+def test_without_turns_and_clock_flower_uses_its_own(without, tmp_path, monkeypatch):
+    without(
+        "flwr.supercore.corestate.sql_corestate:SqlCoreState.store_object",
+        "flwr.supercore.state.schema.corestate_models:Task.active_until",
+    )
+    for name in ("take_turns", "reckon_by"):
+        monkeypatch.setattr(superlink, name, lambda *_: pytest.fail("it was installed"))
+    monkeypatch.setattr("fedstale.deployment.superlink.os.umask", lambda mode: 0)
+
+    class ReachedError(Exception):
+        pass
+
+    def app_of(arguments):
+        raise ReachedError
+
+    monkeypatch.setattr(superlink, "app_of", app_of)
+    with pytest.raises(ReachedError):
+        run([])
+
+
+def test_a_state_in_memory_alone_is_left_as_it_is(tmp_path):
+    superlink.shift(SuperLink(guarded).state, 60.0)
+    assert hasattr(on_disk(guarded, tmp_path / "link.db").state, "session")
