@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -53,6 +53,25 @@ test-pages: setup ## check the pages and the figures that they publish
 
 test-changed: setup ## run of these two what a change since BASE touches
 	$(BIN)/python tests/affected.py --run $(BASE)
+
+# Another Flower in an environment of its own. Its nightly is a distribution of another name, so it
+# takes the place of a release. What Flower itself asks for in other versions is left to pip.
+FLOWER ?= nightly
+OTHER := .venv-$(FLOWER)
+OTHER_PIP := $(OTHER)/bin/python -m pip
+
+$(OTHER)/stamp: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(OTHER)
+	grep -vE '^(flwr|certifi|uv)==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER_PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(OTHER_PIP) install --quiet -c $(OTHER)/constraints.txt \
+		$(if $(filter nightly,$(FLOWER)),,"flwr==$(FLOWER)") -e ".[dev]"
+	$(if $(filter nightly,$(FLOWER)),$(OTHER_PIP) uninstall --quiet --yes flwr)
+	$(if $(filter nightly,$(FLOWER)),$(OTHER_PIP) install --quiet --no-deps --pre flwr-nightly)
+	@touch $@
+
+test-flower: $(OTHER)/stamp ## run what stands on Flower with another one: FLOWER=1.41.0 or nightly
+	$(OTHER)/bin/python -P tests/other_flower.py
 
 # For the accessibility check of pages, which is skipped where npm is not there.
 node_modules/axe-core:

@@ -458,7 +458,7 @@ def _packages(
             if name in sys.stdlib_module_names or name in seen:
                 continue
             seen.add(name)
-            owners = _owners().get(name, {str(canonicalize_name(name))})
+            owners = _owners().get(name, {_distribution(name)})
             is_declared = bool(owners & declared)
             package = sorted(owners)[0]
             if not _is_installed(name):
@@ -513,7 +513,7 @@ def _declared(dependencies: Iterable[str]) -> set[str]:
     found = set()
     for text in dependencies:
         with suppress(InvalidRequirement):
-            found.add(str(canonicalize_name(Requirement(text).name)))
+            found.add(_distribution(Requirement(text).name))
     return found
 
 
@@ -521,7 +521,12 @@ def _declared(dependencies: Iterable[str]) -> set[str]:
 def _owners() -> dict[str, set[str]]:
     """Return the distributions that bring each importable name."""
     found = packages_distributions()
-    return {name: {str(canonicalize_name(owner)) for owner in found[name]} for name in found}
+    return {name: {_distribution(owner) for owner in found[name]} for name in found}
+
+
+def _distribution(name: str) -> str:
+    """Return the name that pip knows a package by; a nightly stands for its release."""
+    return canonicalize_name(name).removesuffix("-nightly")
 
 
 def _is_installed(name: str) -> bool:

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0
 """Between two questions for who is online, in s; a SuperLink itself notices after 30 to 60."""
 _MOST_REASON = 2000
-_GONE = "the node went offline before its reply came"
-_EXPIRED = "the message expired before its reply came"
+_GONE = "Error: Node Unavailable - the node went offline before its reply came"
+_EXPIRED = "Error: Message Unavailable - the message expired before its reply came"
 
 
 def is_of_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":

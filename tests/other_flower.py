@@ -1,0 +1,71 @@
+"""Runs what stands on Flower with the Flower of this environment, and notes how that went.
+
+    make test-flower FLOWER=1.41.0       # in an environment of its own
+    python -P tests/other_flower.py      # in the one of this Python
+
+Each group of tests is a column of the table in docs/flower-apps.md, whose row of this release is
+written anew.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import flwr
+
+from fedstale.flower.features import FEATURES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "flower-apps.md"
+HEADING = "| Flower | "
+
+DEPLOYED = "tests/system/deployment/test_local_deployment.py"
+GROUPS = {
+    "names and contracts": ("tests/fedstale/flower", "tests/project/test_flower_inside.py"),
+    "golden runs": ("tests/project/test_golden.py",),
+    "strategies": ("tests/strategies",),
+    "simulation": ("tests/fedstale/simulation",),
+    "apps": ("tests/fedstale/flower_apps",),
+    "parts of a deployment": ("tests/fedstale/deployment",),
+    "a node killed, one joining late": (DEPLOYED, "-k", "survives_a_node_killed"),
+}
+"""What pytest is told for each group, whose outcome is a column."""
+
+
+def outcome(arguments):
+    """Run some tests; return whether all passed, and pytest's last line without the time."""
+    jobs = ("-n", "0" if DEPLOYED in arguments else "auto")
+    command = [sys.executable, "-m", "pytest", "-q", *jobs, *arguments]
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    counts = re.findall(r"(\d+) (failed|passed|skipped|errors?)", lines[-1] if lines else "")
+    return run.returncode == 0, ", ".join(f"{n} {how}" for n, how in counts) or "none ran"
+
+
+def written(page, row):
+    """Return a page whose table has a row, in the place of the one of the same release if any."""
+    lines = page.splitlines(keepends=True)
+    heading = next(i for i, line in enumerate(lines) if line.startswith(HEADING))
+    end = next(i for i in range(heading, len(lines)) if not lines[i].startswith("|"))
+    rows = {line.split("|")[1]: line for line in lines[heading + 2 : end]}
+    rows[row.split("|")[1]] = row
+    return "".join([*lines[: heading + 2], *(rows[key] for key in sorted(rows)), *lines[end:]])
+
+
+def main():
+    """Run all groups, write the row, and fail if a test does."""
+    found = [outcome(arguments) for arguments in GROUPS.values()]
+    off = [feature.name for feature in FEATURES if feature.missing()]
+    cells = [flwr.__version__, *(text for _, text in found), ", ".join(off) or "nothing"]
+    row = f"| {' | '.join(cells)} |\n"
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), row), encoding="utf-8")
+    print(row, end="")
+    sys.exit(not all(passed for passed, _ in found))
+
+
+if __name__ == "__main__":
+    main()
