@@ -286,8 +286,8 @@ def rotate(database: Path, node: str, key: NodeKey, log: AuditLog) -> int:
         ) from None
     except sqlite3.Error as problem:
         raise ConfigError(
-            f"database = {str(database)!r}: {problem}; expected the file of flower-superlink "
-            "(1.41), which this user may write"
+            f"database = {str(database)!r}: {problem}; expected the file of flower-superlink, "
+            "which this user may write"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """Questions of nodes for work that are held until there is some.
 
-A SuperNode asks the SuperLink for a message and sleeps 3 s when there is none (Flower 1.41,
+A SuperNode asks the SuperLink for a message and sleeps 3 s when there is none (Flower 1.41 to 1.43,
 `supernode/start_client_internal.py`, line 263). Here, in the SuperLink's process, such a question
 is held for up to 20 s and answered as soon as a message for its node is there with all its
 objects. Pushes pass through the same process and wake it, so the database is asked less than

@@ -30,7 +30,7 @@ _KILLED = 128
 _POLITE_S = 10.0
 _PAUSE_S = 5.0
 _HOST, _PORT = "127.0.0.1", 9094
-"""Where a SuperNode's Runtime API is if nobody says (Flower 1.41, supercore/constant.py)."""
+"""Where a SuperNode's Runtime API is if nobody says (Flower, supercore/constant.py)."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -27,7 +27,7 @@ from fedstale.traces import Availability, Series, TraceSet
 ROOT = Path(__file__).parents[3]
 STAND_INS = ROOT / "tests" / "fixtures" / "stand_ins"
 PAGE = ROOT / "docs" / "flower-apps.md"
-REPOSITORY, TAG = "https://github.com/adap/flower", "v1.41.0"
+REPOSITORY, TAG = "https://github.com/adap/flower", "v1.42.0"
 VARIABLE = "FLOWER_EXAMPLES"
 
 EXAMPLES = {
