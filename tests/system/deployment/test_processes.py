@@ -76,21 +76,21 @@ def wait_until(condition, limit_s=60.0):
         time.sleep(0.05)
 
 
-def kinds(process):
-    """Return the last words of the commands below a process."""
-    found = []
+def running_below(process):
+    """Return the processes below one that run, by the last word of their command."""
+    found = {}
     for child in process.children(recursive=True):
-        # One that has just ended has no command any more.
+        # One that has ended, and is not waited for yet, has no command any more.
         with suppress(psutil.Error):
-            found += child.cmdline()[-1:]
-    return sorted(found)
+            found.update((word, child) for word in child.cmdline()[-1:])
+    return found
 
 
 def started_by(supervisor):
     # Elsewhere an orphan cannot be found, nor ended.
-    expected = ["child", "orphan", "parent"] if LINUX else ["child", "parent"]
-    wait_until(lambda: kinds(supervisor) == expected)
-    return supervisor.children(recursive=True)
+    expected = {"child", "orphan", "parent"} if LINUX else {"child", "parent"}
+    wait_until(lambda: running_below(supervisor).keys() == expected)
+    return list(running_below(supervisor).values())
 
 
 def start(group, command, tmp_path, name="stubborn"):
