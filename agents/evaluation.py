@@ -41,7 +41,7 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 from fedstale.traces.arrays import Array, Mask, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")

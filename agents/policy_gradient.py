@@ -36,7 +36,7 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.scorer import TEMPERATURE, Weights
 from fedstale.agents.training import Training
-from fedstale.strategies.state import State
+from fedstale.strategies.types import State
 from fedstale.traces.arrays import Array, Mask, stream
 
 ROLLOUTS = 8

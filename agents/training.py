@@ -34,7 +34,7 @@ from fedstale.agents.policy.scorer import (
 )
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.server.checkpoint import read_checkpoint, write_checkpoint
-from fedstale.strategies.settings import is_count
+from fedstale.strategies.types import is_count
 from fedstale.traces.arrays import Array, stream
 
 if TYPE_CHECKING:

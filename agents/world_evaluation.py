@@ -36,7 +36,7 @@ from fedstale.strategies.selection import (
     PowerOfChoice,
     Random,
 )
-from fedstale.strategies.settings import is_count
+from fedstale.strategies.types import is_count
 from fedstale.traces.arrays import Array, Index, stream
 
 LEAST_WORLDS = 20

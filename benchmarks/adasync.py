@@ -28,8 +28,8 @@ from results_file import write_result
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
-from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
+from fedstale.strategies.types import Array, Model
 
 P, RATE, WRONG = 16, 0.06, 0.05
 FIXED, SEEDS = (1, 2, 4, 8, 16), (2, 3, 4, 5, 6)

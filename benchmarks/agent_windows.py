@@ -33,7 +33,7 @@ from fedstale.agents.evaluation import (
 )
 from fedstale.agents.policy.scorer import Score, embedded, score
 from fedstale.cli.agent import train_all
-from fedstale.strategies.arrays import n_cores
+from fedstale.strategies.types import n_cores
 
 FLEETS = ("phones", "desktops", "cars", "mixed")
 RECORDINGS = {

@@ -28,7 +28,6 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies import StaleStrategy, Validation
-from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.messages.codec import FORMATS, FormatName
 from fedstale.strategies.messages.records import quantised
 from fedstale.strategies.robust import (
@@ -48,6 +47,7 @@ from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import Array, Model
 from fedstale.strategies.weighting import ByAge, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15

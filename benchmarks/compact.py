@@ -28,7 +28,7 @@ from selection_training import HOURS_S, Window
 from threadpoolctl import threadpool_limits
 
 from fedstale.strategies import ByForecast, Format
-from fedstale.strategies.arrays import Array
+from fedstale.strategies.types import Array
 
 SEEDS, TUNING_SEEDS = (501, 502, 503, 504, 505), (511, 512)
 PARTS = {"tuning": "stop", "reported": "test"}

@@ -27,8 +27,6 @@ from results_file import write_result
 from threadpoolctl import threadpool_limits
 
 from fedstale.simulation.costs import size_of
-from fedstale.strategies.arrays import Array, Model
-from fedstale.strategies.compiled import rounding_loop
 from fedstale.strategies.messages import codec
 from fedstale.strategies.messages.codec import (
     FORMATS,
@@ -41,6 +39,7 @@ from fedstale.strategies.messages.codec import (
 from fedstale.strategies.messages.formats import WHOLE_NUMBERS
 from fedstale.strategies.messages.records import coarse
 from fedstale.strategies.server.packing import pack
+from fedstale.strategies.types import Array, Model, rounding_loop
 
 N, REPEATS = 25_000_000, 7
 NETWORKS: dict[str, tuple[tuple[int, ...], ...]] = {

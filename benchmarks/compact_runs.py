@@ -31,10 +31,10 @@ from fedstale.client import CompactMod, ForecastMod
 from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import FedBuff
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.messages import Messages, records
 from fedstale.strategies.messages.codec import FormatName, n_bytes
 from fedstale.strategies.server import validation
+from fedstale.strategies.types import Array
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 from fedstale.traces.forecast import Forecaster, Oracle, Persistence, embedded

@@ -13,9 +13,8 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 from training_apps import TrainingApp
 
-from fedstale.strategies.arrays import Model
 from fedstale.strategies.server.reputation import Losses, Reputation
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, Model
 from fedstale.traces.arrays import Array
 
 Loss = Callable[[ArrayRecord], float]

@@ -23,7 +23,7 @@ from fedstale.agents import Scenario, load
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate
 from fedstale.agents.policy.scorer import embedded
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 from fedstale.traces.arrays import DAY_S, Array
 from fedstale.traces.forecast import embedded as forecaster_of
 

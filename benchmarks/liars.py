@@ -71,7 +71,7 @@ from fedstale.strategies.selection import (
 )
 from fedstale.strategies.server.reputation import Losses, NodeMedian, Reputation
 from fedstale.strategies.server.validation import FORECAST_RECORD, Validation
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask, stream
 

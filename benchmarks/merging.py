@@ -27,8 +27,7 @@ from yardstick import naive_clients_per_s
 
 from fedstale.flower import identity
 from fedstale.strategies import FedBuff, GapAware, StaleStrategy
-from fedstale.strategies.arrays import add_scaled, n_threads
-from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.types import NodeSet, add_scaled, n_threads
 from fedstale.strategies.weighting import ClientUpdate, Gap
 
 FLOAT_BYTES = 4

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 import fedstale
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 
 MULTIPLES = (3, 10, 30, 100)
 RUNS: dict[str, dict[str, object]] = {

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from fedstale.client import local_steps
 from fedstale.simulation import Executor
 from fedstale.simulation.executors import ClientCall, ClientReply
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.types import Array, Model
 
 _DEAL_RARE = 101
 """Stream of random numbers, apart from those of the app."""

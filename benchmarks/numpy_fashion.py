@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.types import Array, Model
 
 _W1, _B1, _W2, _B2, _W3, _B3 = (f"{i}.{what}" for i in (0, 2, 5) for what in ("weight", "bias"))
 _SIDE, _ONE, _TWO = 28, 14, 7

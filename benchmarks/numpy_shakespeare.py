@@ -21,7 +21,7 @@ from numpy_digits import read_model
 from fedstale.apps.client import order
 from fedstale.simulation import Executor
 from fedstale.simulation.executors import ClientCall, ClientReply
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.types import Array, Model
 
 EMBED, GUESS_W, GUESS_B = "embed.weight", "guess.weight", "guess.bias"
 W_X, W_H, B_X, B_H = (

@@ -45,7 +45,7 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast import embedded
 

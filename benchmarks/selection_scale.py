@@ -11,7 +11,7 @@ from results_file import write_result
 
 from fedstale.agents import AgentSelector
 from fedstale.strategies.selection import ExpectedUtility, Random, Selector
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 
 K = 100
 

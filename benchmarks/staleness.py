@@ -19,8 +19,8 @@ import numpy as np
 from results_file import write_result
 from sklearn.datasets import load_digits
 
-from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.server_optimizer import Momentum, Rate
+from fedstale.strategies.types import Array, Model
 from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,

@@ -51,10 +51,10 @@ from fedstale.strategies import (
     FedStale,
     StaleStrategy,
 )
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.schedule import AdaSync, k_async
 from fedstale.strategies.selection import Oort
 from fedstale.strategies.server_optimizer import SGD
+from fedstale.strategies.types import Array
 from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,

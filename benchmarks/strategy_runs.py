@@ -22,7 +22,7 @@ from recorded_fleets import ASSUMED, fleets
 from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.arrays import Array
+from fedstale.strategies.types import Array
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import DAY_S, stream
 from fedstale.traces.merge import merged

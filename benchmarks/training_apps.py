@@ -35,7 +35,7 @@ from fedstale.apps import classification, client
 from fedstale.simulation import Costs, Executor
 from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies.arrays import Array
+from fedstale.strategies.types import Array
 
 TEXT = Path(__file__).parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt.gz"
 LINES = 16

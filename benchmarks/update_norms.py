@@ -27,7 +27,7 @@ from training_apps import TrainingApp, opened
 from fedstale.agents.env.forecast_table import NoForecasts
 from fedstale.strategies.selection import Random
 from fedstale.strategies.server.reputation import Losses, Reputation
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 from fedstale.traces.arrays import Array
 
 SKEWS, SEEDS = (0.1, 0.3, 1.0), range(321, 325)

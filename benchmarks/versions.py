@@ -22,8 +22,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from results_file import write_result
 
-from fedstale.strategies.arrays import Model, add_scaled
 from fedstale.strategies.server.versions import Snapshot, Versions, stored
+from fedstale.strategies.types import Model, add_scaled
 from fedstale.strategies.weighting import ClientUpdate, Gap
 
 LIMIT_BYTES = 1_000_000_000

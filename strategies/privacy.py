@@ -19,10 +19,16 @@ from math import inf, isfinite
 import numpy as np
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.arrays import Array, Model, norm_of, scale
-from fedstale.strategies.settings import require, require_count
-from fedstale.strategies.state import Stateful
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import (
+    Array,
+    ClientUpdate,
+    Model,
+    Stateful,
+    norm_of,
+    require,
+    require_count,
+    scale,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.settings import require, require_choice, require_count
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful, require, require_choice, require_count
 
 Stragglers = Literal["keep", "cancel"]
 

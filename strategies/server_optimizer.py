@@ -20,9 +20,16 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
-from fedstale.strategies.settings import require, require_choice, require_count
-from fedstale.strategies.state import Part
+from fedstale.strategies.types import (
+    Array,
+    Model,
+    Part,
+    over_chunks,
+    require,
+    require_choice,
+    require_count,
+    zeros_like,
+)
 
 Rate = float | Callable[[int], float]
 """A learning rate, or a function from the number of the step, from 1, to it."""

@@ -33,12 +33,7 @@ from fedstale.strategies.server.runtime import RECHECK_S, Checkpointer
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
-from fedstale.strategies.settings import (
-    require,
-    require_choice,
-    require_count,
-    require_known,
-)
+from fedstale.strategies.types import require, require_choice, require_count, require_known
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
 from fedstale.strategies.work import Work
 

@@ -15,8 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.server.clients import Forecast, forecast_share, median_of
-from fedstale.strategies.settings import require
+from fedstale.strategies.types import Forecast, forecast_share, median_of, require
 
 WORK = "fedstale.work"
 """Key of the share in the config of a message, and name of the ConfigRecord in a reply."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
-from fedstale.strategies.settings import is_count
+from fedstale.strategies.types import is_count
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask, stream
 

@@ -28,7 +28,7 @@ from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
-from fedstale.strategies.settings import is_count
+from fedstale.strategies.types import is_count
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask, stream
 

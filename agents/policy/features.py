@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 from fedstale.traces.arrays import Array, Mask
 
 Single = npt.NDArray[np.float32]

@@ -25,8 +25,7 @@ from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
 from fedstale.strategies.selection.base import name_of_class
-from fedstale.strategies.server.clients import Candidates
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.types import Candidates, is_count, require
 from fedstale.traces.arrays import Index, Mask
 
 logger = logging.getLogger(__name__)

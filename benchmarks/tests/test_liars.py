@@ -15,7 +15,7 @@ from fedstale.agents.evaluation import episode_metrics
 from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.validation import Validation
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 

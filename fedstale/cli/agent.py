@@ -130,7 +130,7 @@ def train(
     """
     from fedstale.agents import Training, save
     from fedstale.reports.agent import write_training
-    from fedstale.strategies.arrays import n_cores
+    from fedstale.strategies.types import n_cores
 
     if not resume and (out / "agent.toml").exists():
         raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")

@@ -36,7 +36,7 @@ def described() -> dict[str, str]:
     """Return facts about this machine by name; nothing in them says whose it is."""
     # Slow to import, and no other command needs them to start.
     from fedstale.flower import features
-    from fedstale.strategies.arrays import n_cores
+    from fedstale.strategies.types import n_cores
 
     facts = {
         "fedstale": __version__,

@@ -18,7 +18,6 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedstale.errors import ProtocolError
 from fedstale.flower import ErrorCode
-from fedstale.strategies.arrays import at_least_single
 from fedstale.strategies.messages.codec import FormatName, is_quantised
 from fedstale.strategies.messages.records import (
     COMPACT_RECORD,
@@ -29,6 +28,7 @@ from fedstale.strategies.messages.records import (
     without_asking,
 )
 from fedstale.strategies.server.validation import UPDATE_KEY
+from fedstale.strategies.types import at_least_single
 
 OWED_RECORD = "fedstale.owed"
 """Name of the record in the Context's state: what accepted replies have left out."""

@@ -30,7 +30,7 @@ from fedstale.reports.figure import (
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import REJECTED, Callback, Runtime, RuntimeGrid
 from fedstale.strategies.server.superlink import connected
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 
 POINTS = 600
 """Points of a series that are kept at most."""

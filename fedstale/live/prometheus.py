@@ -24,7 +24,7 @@ from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import REPORTED, Limit, Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
 from fedstale.strategies.server.validation import next_job_in
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate
 
 PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")
 """What `fedstale_phase_seconds` times.

@@ -37,7 +37,7 @@ from fedstale.simulation.jobs import (
     records_out,
 )
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
-from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.recording.monitor import Reading
 

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.server.node_set import Words
 from fedstale.strategies.server.runtime import RunEnded
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful, Words
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.
 _PATIENCE_S = 7 * 86_400.0

@@ -21,7 +21,7 @@ from fedstale.flower import (
     n_value_bytes,
     trains_nothing,
 )
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful
 from fedstale.strategies.work import Done, steps_of
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.

@@ -32,9 +32,11 @@ from fedstale.simulation.jobs import (
     RunsAfter,
 )
 from fedstale.strategies.messages.records import formats_of
-from fedstale.strategies.server.node_set import (
+from fedstale.strategies.server.runtime import HEARTBEAT_S
+from fedstale.strategies.types import (
     NodeSet,
     Places,
+    Stateful,
     Words,
     bits_at,
     clear_bits,
@@ -42,8 +44,6 @@ from fedstale.strategies.server.node_set import (
     set_bits,
     unpacked,
 )
-from fedstale.strategies.server.runtime import HEARTBEAT_S
-from fedstale.strategies.state import Stateful
 from fedstale.strategies.work import asked_share
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask

@@ -41,8 +41,7 @@ from fedstale.strategies.server.runtime import (
     Runtime,
 )
 from fedstale.strategies.server.validation import NextJob, next_job_in
-from fedstale.strategies.state import State, Stateful
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, State, Stateful
 from fedstale.traces import Status
 
 # How a job ended, from the server's point of view, besides the words of the runtime.

@@ -29,7 +29,6 @@ from fedstale.reports.levels import LEVEL_COLUMNS, levels
 from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
-from fedstale.strategies.arrays import n_cores
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -39,7 +38,7 @@ from fedstale.strategies.server.runtime import (
     RunEnded,
     Runtime,
 )
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful, n_cores
 
 _SOURCES = ("train", "evaluate", "query")
 _EXAMPLES = "num-examples"

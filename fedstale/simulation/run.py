@@ -48,7 +48,7 @@ from fedstale.strategies.server.runtime import (
     RunEnded,
 )
 from fedstale.strategies.server.versions import Snapshot
-from fedstale.strategies.state import State
+from fedstale.strategies.types import State
 from fedstale.traces import Availability, TraceSet
 
 logger = logging.getLogger(__name__)

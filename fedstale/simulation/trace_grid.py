@@ -30,13 +30,12 @@ from fedstale.simulation.costs import CostBook, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, runs_at
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
-from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
     RunEnded,
     Runtime,
     RuntimeGrid,
 )
-from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 

@@ -29,7 +29,7 @@ from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.reports.folder import make_folder
 from fedstale.reports.page import write_text
-from fedstale.strategies.arrays import n_cores
+from fedstale.strategies.types import n_cores
 from fedstale.tuning.page import write_page
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import Ledger, Trial

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, at_least_single
-from fedstale.strategies.compiled import rounding_loop
+from fedstale.strategies.types import Array, at_least_single, rounding_loop
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from fedstale.strategies.messages.codec import FORMATS, FormatName
-from fedstale.strategies.server.clients import Forecast, median_of
-from fedstale.strategies.settings import require
+from fedstale.strategies.types import Forecast, median_of, require
 
 WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
 """Formats that can be rounded stochastically."""

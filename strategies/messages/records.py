@@ -22,7 +22,6 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.messages.codec import (
     FORMATS,
     FormatName,
@@ -31,6 +30,7 @@ from fedstale.strategies.messages.codec import (
     is_quantised,
     n_bytes,
 )
+from fedstale.strategies.types import Array
 
 COMPACT_RECORD = "fedstale.compact"
 """Name of the ConfigRecord by which a device says that it understands formats."""

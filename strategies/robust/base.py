@@ -29,8 +29,7 @@ from typing import Literal, Self
 import numpy as np
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, Model, is_finite
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.types import Array, Model, is_count, is_finite, require
 
 BlockRule = Callable[[Array], Array]
 """Takes a block of shape (n, c) and returns one combined row of shape (c,)."""

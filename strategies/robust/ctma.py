@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.robust.base import (
     BlockRule,
     GeometricMedian,
@@ -18,7 +17,7 @@ from fedstale.strategies.robust.base import (
     heaviest,
     weighted_sum,
 )
-from fedstale.strategies.settings import require
+from fedstale.strategies.types import Array, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.robust.base import (
     BlockRule,
     Rule,
@@ -24,7 +23,7 @@ from fedstale.strategies.robust.base import (
     weighted_median,
     weighted_sum,
 )
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.types import Array, is_count, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

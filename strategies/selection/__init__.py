@@ -14,7 +14,7 @@ from fedstale.strategies.selection.base import (
 from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
-from fedstale.strategies.server.clients import Candidate, Candidates, Situation
+from fedstale.strategies.types import Candidate, Candidates, Situation
 
 __all__ = [
     "PAPER",

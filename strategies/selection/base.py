@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.server.clients import Candidate, Candidates, Floats
-from fedstale.strategies.settings import require, require_count
-from fedstale.strategies.state import Part
+from fedstale.strategies.types import Candidate, Candidates, Floats, Part, require, require_count
 
 
 class Selector(Part, ABC):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.server.clients import Candidates, Floats
+from fedstale.strategies.types import Candidates, Floats
 
 Values = float | Callable[[Candidates], npt.ArrayLike]
 """A number for all candidates, or what returns one for each; shape (n,)."""

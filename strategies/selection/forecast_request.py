@@ -12,8 +12,7 @@ from math import inf
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedstale.strategies.server.clients import Floats
-from fedstale.strategies.settings import require, require_count
+from fedstale.strategies.types import Floats, require, require_count
 
 QUERY = "query.forecast"
 """Type of the messages that request a forecast."""

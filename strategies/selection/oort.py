@@ -11,9 +11,7 @@ from math import inf, log
 import numpy as np
 
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.server.clients import Candidates, Floats
-from fedstale.strategies.server.node_set import Index
-from fedstale.strategies.settings import require
+from fedstale.strategies.types import Candidates, Floats, Index, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

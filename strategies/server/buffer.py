@@ -25,15 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.arrays import (
-    Array,
-    Model,
-    add_scaled,
-    copy_of,
-    is_finite,
-    scale,
-    zeros_like,
-)
 from fedstale.strategies.privacy import GaussianMechanism
 from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
@@ -42,8 +33,19 @@ from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.validation import RejectionError
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
-from fedstale.strategies.state import State, Stateful
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.types import (
+    Array,
+    ClientUpdate,
+    Model,
+    State,
+    Stateful,
+    add_scaled,
+    copy_of,
+    is_finite,
+    scale,
+    zeros_like,
+)
+from fedstale.strategies.weighting.base import Weighting
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy

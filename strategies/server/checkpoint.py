@@ -24,10 +24,8 @@ from safetensors.numpy import load, save_file
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.files import exposure, hold, make_private
-from fedstale.strategies.arrays import Array
 from fedstale.strategies.server.runtime import Checkpointer
-from fedstale.strategies.settings import is_count, require
-from fedstale.strategies.state import State
+from fedstale.strategies.types import Array, State, is_count, require
 
 logger = logging.getLogger(__name__)
 

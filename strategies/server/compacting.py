@@ -11,10 +11,9 @@ from flwr.app import Message, RecordDict
 from fedstale.strategies.messages.codec import FormatName, is_quantised, n_bytes
 from fedstale.strategies.messages.formats import Messages
 from fedstale.strategies.messages.records import Asked, is_stated
-from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Forecast, Stateful
 
 
 class CompactNodes(Stateful):

@@ -14,15 +14,23 @@ from fedstale.strategies.messages.codec import FormatName
 from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
-from fedstale.strategies.server.clients import History, Situation
+from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
-from fedstale.strategies.server.node_set import NodeSet, Places, Words, clear_bits, packed, set_bits
 from fedstale.strategies.server.record import Record
 from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.server.working import WorkNodes
+from fedstale.strategies.types import (
+    NodeSet,
+    Places,
+    Situation,
+    Words,
+    clear_bits,
+    packed,
+    set_bits,
+)
 from fedstale.strategies.work import asking
 
 if TYPE_CHECKING:

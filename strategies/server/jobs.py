@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, Literal
 
 from fedstale.strategies.messages.codec import FormatName
-from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.types import State, Stateful
 
 Purpose = Literal["train", "evaluate", "query"]
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")

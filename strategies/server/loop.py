@@ -22,12 +22,11 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.clients import History, whole_s
+from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.metrics import Evaluations, Progress
-from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.record import RecordedHistory, record_of
 from fedstale.strategies.server.releases import check_release
 from fedstale.strategies.server.reputation import Reputation
@@ -41,8 +40,7 @@ from fedstale.strategies.server.runtime import (
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server.working import WorkNodes
-from fedstale.strategies.state import State, Stateful
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, NodeSet, State, Stateful, whole_s
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy

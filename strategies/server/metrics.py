@@ -13,8 +13,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedstale.strategies.server.runtime import Runtime
-from fedstale.strategies.settings import require
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful, require
 
 
 @dataclass(slots=True, kw_only=True)

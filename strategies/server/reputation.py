@@ -21,7 +21,6 @@ from typing import NamedTuple
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import scale
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.runtime import Limit
 from fedstale.strategies.server.validation import (
@@ -31,8 +30,7 @@ from fedstale.strategies.server.validation import (
     Validation,
 )
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.state import Stateful
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, Stateful, scale
 from fedstale.strategies.work import WORK
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstale.strategies.server.node_set import NodeSet
-from fedstale.strategies.state import State
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, NodeSet, State
 
 if TYPE_CHECKING:
     from fedstale.strategies.server.record import Record

@@ -28,14 +28,21 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, Model, add_scaled, is_finite, norm_of
 from fedstale.strategies.messages.codec import LEAST, FormatName, decode, is_quantised
 from fedstale.strategies.messages.records import form_of
-from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.settings import require, require_count
-from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.types import (
+    Array,
+    ClientUpdate,
+    Forecast,
+    Model,
+    add_scaled,
+    is_finite,
+    norm_of,
+    require,
+    require_count,
+)
 from fedstale.strategies.work import Done
 
 STYPE = "numpy.ndarray"

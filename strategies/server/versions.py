@@ -19,9 +19,9 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, RecordDict
 
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.messages.codec import FormatName
 from fedstale.strategies.messages.records import coarse, decoded
+from fedstale.strategies.types import Array, Model
 
 _ALIGNED = 64
 _HALF = np.dtype(np.float16)

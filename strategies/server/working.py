@@ -4,8 +4,8 @@ import logging
 
 from flwr.app import Message
 
-from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
+from fedstale.strategies.types import Forecast
 from fedstale.strategies.work import WORK, Done, Work
 
 logger = logging.getLogger(__name__)

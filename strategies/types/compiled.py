@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.arrays import LANES, LARGE, Array, is_large
+from fedstale.strategies.types.arrays import LANES, LARGE, Array, is_large
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 

@@ -1,9 +1,9 @@
 """How much a stale update counts: by its age, by the gap, by what it adds."""
 
+from fedstale.strategies.types import ClientUpdate
 from fedstale.strategies.weighting.base import (
     AgeCurve,
     ByAge,
-    ClientUpdate,
     Weighting,
     constant,
     exponential,

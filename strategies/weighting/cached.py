@@ -21,9 +21,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
-from fedstale.strategies.settings import is_count, require
-from fedstale.strategies.weighting.base import ByAge, ClientUpdate, Weighting, constant
+from fedstale.strategies.types import (
+    Array,
+    ClientUpdate,
+    Model,
+    chunks,
+    is_count,
+    require,
+    zeros_like,
+)
+from fedstale.strategies.weighting.base import ByAge, Weighting, constant
 
 Store = Literal["as_is", "float16"]
 _Stored = dict[str, tuple[Array, float]]

@@ -2,9 +2,15 @@
 
 from math import sqrt
 
-from fedstale.strategies.arrays import inner, over_chunks, scale, square_distance
-from fedstale.strategies.settings import require
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.types import (
+    ClientUpdate,
+    inner,
+    over_chunks,
+    require,
+    scale,
+    square_distance,
+)
+from fedstale.strategies.weighting.base import Weighting
 
 
 class EuclideanStaleness(Weighting):

@@ -28,20 +28,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import (
+from fedstale.strategies.types import (
     Array,
+    ClientUpdate,
     Model,
+    Stateful,
     at_least_single,
     chunk_sum,
+    gap_loop,
     inner,
     over_chunks,
+    require,
+    require_choice,
     scale,
     square_distance,
 )
-from fedstale.strategies.compiled import gap_loop
-from fedstale.strategies.settings import require, require_choice
-from fedstale.strategies.state import Stateful
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.weighting.base import Weighting
 
 Grain = Literal["parameter", "layer", "model"]
 Steps = Literal["maximal", "actual"]

@@ -8,9 +8,8 @@ stale updates of a buffer wait until then: as many models as the buffer has stal
 from collections.abc import Sequence
 from math import exp
 
-from fedstale.strategies.arrays import Model, scale, square_distance
-from fedstale.strategies.settings import require
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.types import ClientUpdate, Model, require, scale, square_distance
+from fedstale.strategies.weighting.base import Weighting
 
 
 class RelevanceAware(Weighting):

@@ -54,6 +54,15 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
                 assert parts[1] in BELOW[layer], f"{path.relative_to(ROOT)} imports {name}"
 
 
+@pytest.mark.parametrize("part", ["messages", "robust", "selection", "types", "weighting"])
+def test_a_part_of_a_strategy_speaks_of_types_alone(part):
+    for path in (ROOT / "strategies" / part).rglob("*.py"):
+        for name in imported(path):
+            if name.startswith("fedstale.strategies"):
+                others = set(name.split(".")[2:3]) - {part, "types"}
+                assert not others, f"{path.relative_to(ROOT)} imports {name}"
+
+
 def declared(requirements):
     return {Requirement(line).name.lower().replace("_", "-") for line in requirements}
 

@@ -31,11 +31,11 @@ from fedstale.strategies import (
     Validation,
     weighting,
 )
-from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.privacy import GaussianMechanism
 from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.schedule import AdaSync, k_async, k_batch_async
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import norm_of
 from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,

@@ -21,7 +21,7 @@ from fedstale.flower import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
-from fedstale.strategies.arrays import n_cores
+from fedstale.strategies.types import n_cores
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import HEARTBEAT_S, Callback
 from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.types import ClientUpdate
 from fedstale.strategies.weighting import ByAge, inverse_root
-from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import TraceSet
 
 RECHECK_S = 0.05

@@ -11,7 +11,7 @@ from fedstale.agents.policy import scorer, selector
 from fedstale.agents.policy.selector import AgentSelector, Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 
 
 @pytest.fixture

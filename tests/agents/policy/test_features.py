@@ -17,7 +17,7 @@ from fedstale.agents.policy.features import (
     heuristic_scores,
 )
 from fedstale.strategies.selection import ExpectedUtility
-from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.types import Candidates
 
 FLOATS = (
     "forecast_p_finish",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedstale.simulation import devices as presence
 from fedstale.simulation.devices import OnlineSet
-from fedstale.strategies.server.node_set import unpacked
+from fedstale.strategies.types import unpacked
 from fedstale.traces.availability import Availability
 
 LENGTH = 100.0

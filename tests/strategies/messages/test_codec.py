@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies import compiled
 from fedstale.strategies.messages.codec import (
     BUCKET,
     FORMATS,
@@ -20,6 +19,7 @@ from fedstale.strategies.messages.codec import (
     is_quantised,
     n_bytes,
 )
+from fedstale.strategies.types import compiled
 
 
 @pytest.fixture

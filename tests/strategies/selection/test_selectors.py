@@ -25,7 +25,8 @@ from fedstale.strategies.selection import (
     Probing,
     Random,
 )
-from fedstale.strategies.server.clients import History, Table
+from fedstale.strategies.server.clients import History
+from fedstale.strategies.types import Table
 
 SELECTORS = {
     "random": Random,

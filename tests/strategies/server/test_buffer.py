@@ -9,13 +9,13 @@ from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies import StaleStrategy, Validation
-from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.robust.base import heaviest
 from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, capped
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import norm_of
 from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
 
 LIKE = Snapshot({"w": np.zeros(3, np.float32)}, {"n": np.array(4)}, ("w", "n"))

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from fedstale.strategies.server.dispatch import FreeNodes
 from fedstale.strategies.server.jobs import OpenJobs
-from fedstale.strategies.server.node_set import NodeSet, Places, packed
 from fedstale.strategies.server.runtime import RuntimeGrid
+from fedstale.strategies.types import NodeSet, Places, packed
 
 NODES = [2**63, 11, 7, 3, 5]
 

@@ -8,10 +8,10 @@ import pytest
 from replies import BASE, good, job, reply
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.server.reputation import NodeMedian, Reputation
 from fedstale.strategies.server.validation import RejectionError, Validation
 from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.types import norm_of
 
 pytestmark = pytest.mark.usefixtures("_identity")
 

@@ -14,10 +14,10 @@ from replies import job, open_buffer
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import is_finite
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.validation import Validation, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import is_finite
 
 MODEL = {
     "layer.weight": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),

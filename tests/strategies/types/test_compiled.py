@@ -8,10 +8,9 @@ from codec_memory import check_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import arrays, compiled
-from fedstale.strategies.arrays import CHUNK, LANES
 from fedstale.strategies.messages import codec
 from fedstale.strategies.messages.codec import BUCKET, encode
+from fedstale.strategies.types import CHUNK, LANES, arrays, compiled
 from fedstale.strategies.weighting import ClientUpdate, DirectionalGap, Gap
 from fedstale.strategies.weighting.gap import divide_by_gap
 

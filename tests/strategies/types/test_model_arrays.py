@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from fedstale.strategies import arrays
-from fedstale.strategies.arrays import CHUNK, add_scaled, over_chunks
+from fedstale.strategies.types import CHUNK, add_scaled, arrays, over_chunks
 
 
 def test_threads_follow_openmp_and_else_the_cores_of_this_process(monkeypatch):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.strategies.server.clients import History
-from fedstale.strategies.server.node_set import (
+from fedstale.strategies.types import (
     NodeSet,
     Places,
     bits_at,

@@ -11,7 +11,7 @@ from packed_updates import packed
 
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.checkpoint import unpacked
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.types import Stateful
 from fedstale.strategies.weighting import Weighting
 
 KEYS = st.text(max_size=5) | st.integers() | st.tuples(st.text(max_size=3), st.integers())

@@ -15,7 +15,7 @@ from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
-from fedstale.strategies.server.clients import Situation
+from fedstale.strategies.types import Situation
 from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.deployment

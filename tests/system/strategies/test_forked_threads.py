@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from fedstale.strategies import arrays
+from fedstale.strategies.types import arrays
 
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch):

@@ -1,0 +1,339 @@
+"""What a server honestly knows of nodes when it selects: what they reported and did before.
+
+Nothing here comes from a device's future or its true state: forecasts are the device's own, with
+their age; durations, losses and failures are those that the server has seen. `Candidates` are the
+nodes that may be selected: arrays, so that a hundred thousand are ranked without a Python object
+for each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import inf, isfinite, isnan, nan
+from typing import Any, Generic, TypeVar, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.strategies.types.node_set import Index, NodeIds, NodeSet
+
+Forecast = Mapping[str, float | list[float]]
+Floats = npt.NDArray[np.float64]
+
+T = TypeVar("T", Floats, Index)
+
+DURATIONS_KEPT = 8
+"""Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
+
+# Outcomes that a reported forecast weighs as much as: few, so that an over-reporting device is
+# found out after a handful of jobs, and enough for one bad day to be forgiven.
+_TRUST = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One node as the server knows it; see `Candidates` for what is not described here.
+
+    What the server does not know is NaN, or empty.
+    """
+
+    node_id: int
+    """Flower's id of the node."""
+    forecast: Forecast
+    """Last forecast that the device sent of itself, as it sent it."""
+    durations_s: tuple[float, ...]
+    """Time from sending to reply of its last finished jobs in s, oldest first."""
+    forecast_at: float
+    duration_s: float
+    loss: float
+    square_loss: float
+    examples: float
+    staleness: float
+    last_version: float
+    picked_at: float
+    expected_finishes: float
+    times_picked: int
+    times_finished: int
+    times_failed: int
+    p_finish: float
+    utility: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Where the run stands when nodes are chosen."""
+
+    n_in_flight: int = 0
+    """Training jobs that are out already."""
+    version: int = 0
+    """Version of the model that is sent now."""
+    deadline_s: float = inf
+    """Time in s in which a reply to a job sent now counts."""
+
+
+_UNKNOWN = Situation()
+_SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
+
+
+class _Column(Generic[T]):
+    """A column of a table of nodes, as candidates show it: gathered when it is first read."""
+
+    def __init__(self, unknown: float) -> None:
+        """Set what is in a row of which nothing is known; an int for a column of counts."""
+        self.unknown = unknown
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        UNKNOWN[name] = self.unknown
+
+    def __get__(self, candidates: "Candidates", owner: type) -> T:
+        """Return the values of some nodes, which stay as they are from now on."""
+        found: T = cast(Any, candidates._table.columns[self.name][candidates._rows])
+        vars(candidates)[self.name] = found
+        return found
+
+
+UNKNOWN: dict[str, float] = {"durations_s": nan}
+"""Columns of a table, and what is in them of a node of which nothing is known."""
+
+
+class Table:
+    """What is known of nodes, one row each, as arrays that grow; see `Candidates` for columns."""
+
+    def __init__(self, n: int) -> None:
+        """Make n rows of nodes of which nothing is known."""
+        self.columns: dict[str, npt.NDArray[Any]] = {
+            name: np.full((n, DURATIONS_KEPT) if name == "durations_s" else n, unknown)
+            for name, unknown in UNKNOWN.items()
+        }
+        self.forecasts: dict[int, Forecast] = {}
+        """The last forecast that a row's node reported, as it sent it."""
+
+    def note_forecast(self, row: int, forecast: Forecast, now: float) -> None:
+        """Note what a node expects of itself."""
+        self.forecasts[row] = dict(forecast)
+        columns = self.columns
+        columns["forecast_p_finish"][row] = _chance(forecast.get("p_finish"))
+        columns["forecast_p_available"][row] = _chance(forecast.get("p_available"))
+        columns["forecast_duration_s"][row] = _whole_duration_s(forecast)
+        columns["forecast_at"][row] = now
+
+
+class Candidates(Sequence[Candidate]):
+    """Nodes that may be chosen, as arrays of shape (n,) in one order; unknown is NaN, or 0 times.
+
+    As a sequence it gives one `Candidate` at a time, for people and for rules that need no speed.
+    What it shows is up to date until the selection that it was made for has ended.
+
+    Example:
+        >>> nodes = Candidates.of([7, 8], examples=[10.0, 20.0], loss=[2.0, 3.0])
+        >>> nodes.utility
+        array([20., 60.])
+        >>> nodes[1].node_id
+        8
+    """
+
+    forecast_p_finish = _Column[Floats](nan)
+    """Chance to finish in time that a device last stated, in [0, 1]."""
+    forecast_p_available = _Column[Floats](nan)
+    """Chance to be online later that a device last stated, in [0, 1]."""
+    forecast_duration_s = _Column[Floats](nan)
+    """Duration of a job that a device last stated, in s; of a whole one, as `duration_s`."""
+    forecast_at = _Column[Floats](nan)
+    """Instant in s when the last forecast arrived."""
+    duration_s = _Column[Floats](nan)
+    """Median of the last durations from sending to reply, in s. Where a job was a share of the work
+    it is what a whole one would have taken, by the device's forecast: less work is no speed."""
+    loss = _Column[Floats](nan)
+    """Mean training loss of the last reply; or the norm of its update, by `Validation`."""
+    square_loss = _Column[Floats](nan)
+    """Mean of squared per-example losses over the last round; unknown where norms are taken."""
+    examples = _Column[Floats](nan)
+    """Training examples of the last reply."""
+    staleness = _Column[Floats](nan)
+    """Versions that the last aggregated reply was behind."""
+    last_version = _Column[Floats](nan)
+    """Model version at the last good reply."""
+    picked_at = _Column[Floats](nan)
+    """Instant in s of the last job that was sent."""
+    expected_finishes = _Column[Floats](0.0)
+    """Sum over the jobs that have ended of the chances to finish stated before."""
+    times_picked = _Column[Index](0)
+    """Jobs sent."""
+    times_finished = _Column[Index](0)
+    """Good replies."""
+    times_failed = _Column[Index](0)
+    """Error replies, rejected replies and timeouts."""
+
+    def __init__(
+        self,
+        nodes: npt.ArrayLike | NodeSet,
+        table: Table,
+        rows: Index | Callable[[NodeIds], Index],
+        situation: Situation = _UNKNOWN,
+    ) -> None:
+        """Show some rows of a table.
+
+        Args:
+            nodes: who they are: Flower's ids, shape (n,), or a set of n nodes.
+            table: what is known.
+            rows: of these nodes, shape (n,), or what finds them once more than ids is asked for.
+            situation: where the run stands.
+        """
+        self.situation = situation
+        self._nodes: NodeIds | NodeSet = (
+            nodes if isinstance(nodes, NodeSet) else np.asarray(nodes, dtype=np.uint64)
+        )
+        self._table, self._where = table, rows
+
+    @cached_property
+    def node_ids(self) -> NodeIds:
+        """Flower's ids of the nodes."""
+        return self._nodes.ids if isinstance(self._nodes, NodeSet) else self._nodes
+
+    @cached_property
+    def _rows(self) -> Index:
+        return self._where(self.node_ids) if callable(self._where) else self._where
+
+    @classmethod
+    def of(
+        cls,
+        node_ids: npt.ArrayLike,
+        situation: Situation = _UNKNOWN,
+        **columns: npt.ArrayLike,
+    ) -> "Candidates":
+        """Return candidates made of arrays; a column that is not given is unknown.
+
+        Args:
+            node_ids: distinct ids, shape (n,).
+            situation: where the run stands.
+            columns: fields of this class, each of shape (n,), or (n, 8) for `durations_s`.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        ids = np.asarray(node_ids, dtype=np.uint64)
+        table = Table(ids.size)
+        for name, values in columns.items():
+            table.columns[name][...] = values
+        return cls(ids, table, np.arange(ids.size), situation)
+
+    def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
+        """Return some of them, by position or by a mask."""
+        nodes = self._nodes
+        ids = nodes.at(which) if isinstance(nodes, NodeSet) else nodes[which]
+        # Of a few of many nodes, no more than their own rows are looked for.
+        is_found = not callable(self._where) or "_rows" in vars(self)
+        rows = self._rows[which] if is_found else self._where
+        return Candidates(ids, self._table, rows, self.situation)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @overload
+    def __getitem__(self, i: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, i: slice) -> "Candidates": ...
+    def __getitem__(self, i: int | slice) -> "Candidate | Candidates":
+        """Return one candidate, or some."""
+        if isinstance(i, slice):
+            return self.take(i)
+        row = int(self._rows[i])
+        durations = self._table.columns["durations_s"][row]
+        return Candidate(
+            node_id=int(self.node_ids[i]),
+            forecast=self._table.forecasts.get(row, {}),
+            durations_s=tuple(durations[~np.isnan(durations)].tolist()),
+            **{name: getattr(self, name)[i].item() for name in _SHOWN},
+        )
+
+    @cached_property
+    def p_finish(self) -> Floats:
+        """Probability that a job sent now comes back in time.
+
+        It is what the device states of itself, corrected by `forecast_bias` and within [0, 1]: a
+        device that claims certainty and fails is soon believed no more, and one that states 0 and
+        finishes is. Where a device states nothing it is `share_finished`, so that an unknown node
+        has 1/2.
+        """
+        bias = forecast_bias(self.times_finished, self.times_failed, self.expected_finishes)
+        stated = np.clip(self.forecast_p_finish + bias, 0.0, 1.0)
+        return np.where(np.isnan(stated), self.share_finished, stated)
+
+    @cached_property
+    def share_finished(self) -> Floats:
+        """Share of the ended jobs that were finished, with one success and one failure added."""
+        return (self.times_finished + 1.0) / (self.times_finished + self.times_failed + 2.0)
+
+    @cached_property
+    def utility(self) -> Floats:
+        """Oort's statistical utility |B| sqrt(mean of squared losses), or NaN.
+
+        Where a device reports only its mean loss, that takes the root's place; it is never larger.
+        """
+        root = np.sqrt(np.where(self.square_loss >= 0.0, self.square_loss, nan))
+        return np.asarray(self.examples * np.where(np.isnan(root), self.loss, root))
+
+
+def forecast_bias(
+    finished: npt.ArrayLike, failed: npt.ArrayLike, expected: npt.ArrayLike
+) -> Floats:
+    """Return by how much nodes finish more often than they state, in [-1, 1].
+
+    It is (f - e) / (n + 4), with f jobs finished of n that have ended, and e finishes to be
+    expected: the posterior mean of a bias that is normal around 0 with a fourth of the variance of
+    one job's outcome.
+
+    Args:
+        finished: jobs that nodes have finished; shape (m,).
+        failed: their other jobs that have ended; same shape.
+        expected: sum of the chances that they had stated before all of these; same shape.
+
+    Example:
+        >>> forecast_bias([8, 0, 6], [2, 6, 0], [8.0, 6.0, 0.0])
+        array([ 0. , -0.6,  0.6])
+    """
+    jobs = np.asarray(finished) + np.asarray(failed)
+    return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
+
+
+def median_of(forecast: Forecast, name: str) -> float:
+    """Return the median of a time in a forecast, in s; NaN where it has none."""
+    levels, times = forecast.get("levels"), forecast.get(name)
+    if not isinstance(levels, list) or not isinstance(times, list) or 0.5 not in levels:
+        return nan
+    place = levels.index(0.5)
+    return times[place] if place < len(times) else nan
+
+
+def forecast_share(forecast: Forecast) -> float:
+    """Return the share of a whole job's work that the job of a forecast has, in (0, inf)."""
+    share = _number(forecast.get("share", 1.0))
+    return share if share > 0.0 else 1.0
+
+
+def whole_s(duration_s: float, share: float, forecast: Forecast) -> float:
+    """Return how long a job would have taken in full, in s.
+
+    Args:
+        duration_s: that it took with a share of the work.
+        share: in (0, 1].
+        forecast: of its device; where it has no time of training, nothing is added.
+    """
+    left_s = (1.0 - share) * median_of(forecast, "training_s") / forecast_share(forecast)
+    return duration_s + left_s if 0.0 < left_s < inf else duration_s
+
+
+def _whole_duration_s(forecast: Forecast) -> float:
+    duration_s = _number(forecast.get("duration_s"))
+    return whole_s(duration_s, forecast_share(forecast), forecast)
+
+
+def _number(value: object) -> float:
+    known = isinstance(value, int | float) and isfinite(value)
+    return float(value) if known else nan  # type: ignore[arg-type]
+
+
+def _chance(value: object) -> float:
+    number = _number(value)
+    return number if isnan(number) else min(max(number, 0.0), 1.0)
