@@ -6,6 +6,7 @@ import sys
 import types
 from dataclasses import replace
 
+import flwr
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from tiny import fleet
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, TraceError
+from fedstale.flower import features
 from fedstale.machine import release
 from fedstale.simulation import run as run_module
 from fedstale.simulation.run import simulate
@@ -135,6 +137,22 @@ def test_two_processes_give_byte_identical_files(run):
     second = run(seed=3, run_config={"rounds": 4}, executor="processes", workers=2)
     assert files(first.folder) == files(second.folder)
     assert second.summary["executor"] == "2 processes"
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_flower_newer_than_any_that_was_tested_is_named_and_the_run_goes_on(
+    run, monkeypatch, caplog
+):
+    expected = files(run(run_config={"rounds": 2}).folder)
+    monkeypatch.setattr(flwr, "__version__", "1.99.0")
+    features.warn_if_newer.cache_clear()
+    result = run(run_config={"rounds": 2})
+    features.warn_if_newer.cache_clear()
+    assert result.status == "finished"
+    assert files(result.folder) == expected
+    assert [line.split(" is newer")[0] for line in caplog.messages if "newer" in line] == [
+        "Flower 1.99.0"
+    ]
 
 
 @pytest.mark.usefixtures("no_pages")
