@@ -20,7 +20,7 @@ from benchmark_app import write_app
 from fedstale.cli.output import end_on_signals
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.deployment.replay import replay_config, write_replayed
-from fedstale.reports.folder import EVENTS, SUMMARY
+from fedstale.runs import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet

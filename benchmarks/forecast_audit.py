@@ -21,9 +21,8 @@ from results_file import read_result, write_result
 
 import fedstale
 from fedstale.config import SimulationConfig
-from fedstale.reports.costs import ledger
-from fedstale.reports.folder import RunFolder
-from fedstale.simulation.jobs import COLUMNS, INTERRUPTED, JobRow, table
+from fedstale.runs import INTERRUPTED, RunFolder, ledger
+from fedstale.simulation.jobs import COLUMNS, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
 from fedstale.traces.arrays import Array
 

@@ -31,9 +31,9 @@ from fedstale.config import (
     stated,
 )
 from fedstale.errors import ConfigError
-from fedstale.reports.folder import make_folder
 from fedstale.reports.forecast_audit import ForecastAudit, audited
 from fedstale.reports.run import Run
+from fedstale.runs import make_folder
 from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate as simulate_config

@@ -39,6 +39,7 @@ TOUCHED = {
     "fedstale/flower/": system("client", "deployment", "simulation", "strategies"),
     "fedstale/live/": system("live"),
     "fedstale/reports/": system("reports"),
+    "fedstale/runs/": system("reports", "simulation", "deployment", "cli"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
     "fedstale/tuning/": system("tuning"),
     "fedstale/verification/": system("simulation", "deployment/test_record_at_work.py"),

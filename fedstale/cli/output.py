@@ -241,6 +241,8 @@ def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator
     """
     from fedstale.flower import command_line
 
+    # The only step that may fail comes before anything is changed.
+    kept = [] if file is None else [_log_file(file)]
     stream, is_terminal = cast("TextIO", _Stderr()), sys.stderr.isatty()
     flower, ours = logging.getLogger("flwr"), logging.getLogger("fedstale")
     shows = command_line.console()
@@ -251,7 +253,6 @@ def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator
     own_level = logging.DEBUG if verbose else logging.WARNING
     loggers, handlers = [flower, ours], [shows, own]
     levels = [flower_level, own_level]
-    kept = [] if file is None else [_log_file(file)]
     before = [(one.level, one.propagate) for one in loggers]
     ours.addHandler(own)
     for one, handler, level in zip(loggers, handlers, levels, strict=True):

@@ -40,7 +40,7 @@ from fedstale.cli.output import (
 )
 from fedstale.cli.supervision import SUPERVISED, supervised
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
-from fedstale.reports.last_call import told
+from fedstale.last_call import told
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison

@@ -16,7 +16,7 @@ import typer
 
 from fedstale.cli.output import note, say_json
 from fedstale.errors import FedstaleError
-from fedstale.reports.last_call import Kept
+from fedstale.last_call import Kept
 
 SUPERVISED = "supervised"
 """The `obj` of a command's context whose process may be forked."""

@@ -27,8 +27,8 @@ from fedstale.comparison.plan import PlannedRun, RunJob, State, simulated
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.parallel import Event, Report, WorkerPool
-from fedstale.reports.folder import CHECKPOINTS, RunFolder
 from fedstale.reports.run import Run
+from fedstale.runs import CHECKPOINTS, RunFolder
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
 

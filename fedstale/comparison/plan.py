@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstale.config import Change, SimulationConfig, Until, flat, nearest
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.last_call import LOCK, Kept, told
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
-from fedstale.reports.folder import CONFIG, SUMMARY
-from fedstale.reports.last_call import LOCK, Kept, told
 from fedstale.reports.run import Run
+from fedstale.runs import CONFIG, SUMMARY
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate

@@ -27,7 +27,7 @@ from fedstale.deployment.probe import probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import PRIVATE_FOLDER, make_private
-from fedstale.reports.folder import has_earlier
+from fedstale.runs import has_earlier
 
 LINK = "up"
 """Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""

@@ -25,7 +25,7 @@ from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError
-from fedstale.reports.folder import RunFolder
+from fedstale.runs import RunFolder
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled

@@ -19,9 +19,10 @@ from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
+from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow, RunsAfter
+from fedstale.simulation.jobs import Columns, JobRow, RunsAfter
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     REPORTED,

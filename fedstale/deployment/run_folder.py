@@ -18,19 +18,10 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid
 
 from fedstale.config import Until
-from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
+from fedstale.runs import CONFIG, DEPLOYED, IN_FLIGHT, LATE, NEVER, UNCLAIMED, UNKNOWN, RunFolder
 from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.devices import round_of
-from fedstale.simulation.jobs import (
-    IN_FLIGHT,
-    LATE,
-    NEVER,
-    UNCLAIMED,
-    UNKNOWN,
-    Columns,
-    JobRow,
-    JobTable,
-)
+from fedstale.simulation.jobs import Columns, JobRow, JobTable
 from fedstale.simulation.metrics import (
     MessageRounds,
     RunMetrics,

@@ -17,7 +17,7 @@ from fedstale.reports.figure import (
     time_unit,
 )
 from fedstale.reports.timeline import PHASES
-from fedstale.simulation.jobs import IN_FLIGHT, LATE, UNCLAIMED
+from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces.arrays import DAY_S
 

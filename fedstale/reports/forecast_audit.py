@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.figure import SHARES, Figure, curve
-from fedstale.simulation.jobs import IN_FLIGHT, LATE, UNCLAIMED
+from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
 from fedstale.traces.forecast.evaluation.backtest import brier, log_loss

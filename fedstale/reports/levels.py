@@ -12,8 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.reports.costs import OUTCOMES, account_figure
+from fedstale.reports.costs import account_figure
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars
+from fedstale.runs import OUTCOMES
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run

@@ -21,8 +21,8 @@ from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, forecast_audit, learning, levels
 from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
-from fedstale.reports.folder import DEPLOYED
 from fedstale.reports.timeline import Timeline, timeline
+from fedstale.runs import DEPLOYED
 from fedstale.traces.io.atomic import replacing
 
 if TYPE_CHECKING:

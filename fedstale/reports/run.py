@@ -20,12 +20,15 @@ from safetensors.numpy import load_file
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
+from fedstale.last_call import told
 from fedstale.reports import learning, page
-from fedstale.reports.costs import COST_COLUMNS, with_costs
 from fedstale.reports.figure import SOURCES, Array
-from fedstale.reports.folder import (
+from fedstale.reports.timeline import PHASES, TRACE, perfetto
+from fedstale.runs import (
     CONFIG,
+    COST_COLUMNS,
     EVENTS,
+    IN_FLIGHT,
     METRICS,
     METRICS_SCHEMA,
     MODEL,
@@ -34,10 +37,8 @@ from fedstale.reports.folder import (
     SUMMARY,
     WALL,
     WALL_SCHEMA,
+    with_costs,
 )
-from fedstale.reports.last_call import told
-from fedstale.reports.timeline import PHASES, TRACE, perfetto
-from fedstale.simulation.jobs import IN_FLIGHT
 from fedstale.strategies.server.runtime import REPORTED
 
 if TYPE_CHECKING:

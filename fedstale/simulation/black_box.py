@@ -1,6 +1,6 @@
 """What survives the process of a run, if one of its clients ends it.
 
-The run's folder holds which client the process is in (see `fedstale.reports.last_call`). Where a
+The run's folder holds which client the process is in (see `fedstale.last_call`). Where a
 supervisor watches the process, files that it has opened hold the rest: all jobs, and in a log what
 was measured. `recovered` in `fedstale.simulation.recovery` makes a run's folder of these.
 """
@@ -11,8 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import BinaryIO
 
 from fedstale.flower import head_of
-from fedstale.reports.folder import RunFolder
-from fedstale.reports.last_call import Kept, LastCallFile
+from fedstale.last_call import Kept, LastCallFile
+from fedstale.runs import RunFolder
 from fedstale.simulation.clock import VirtualClock
 from fedstale.simulation.executors.base import CallWatch, ClientCall
 from fedstale.strategies.server.runtime import Callback, Runtime

@@ -25,17 +25,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 
 from fedstale.flower import ErrorCode, error_reply, own_copy, with_content
+from fedstale.runs import UNKNOWN
 from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
-from fedstale.simulation.jobs import (
-    UNKNOWN,
-    JobRow,
-    JobTable,
-    RunsAfter,
-    records_in,
-    records_out,
-)
+from fedstale.simulation.jobs import JobRow, JobTable, RunsAfter, records_in, records_out
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet

@@ -17,20 +17,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.flower import ErrorCode, entries
+from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
 from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
-from fedstale.simulation.jobs import (
-    ANSWERED,
-    ASKED,
-    FAILED,
-    IN_FLIGHT,
-    NEVER,
-    UNCLAIMED,
-    UNKNOWN,
-    Columns,
-    JobRow,
-    JobTable,
-    RunsAfter,
-)
+from fedstale.simulation.jobs import ANSWERED, ASKED, Columns, JobRow, JobTable, RunsAfter
 from fedstale.strategies.messages.records import formats_of
 from fedstale.strategies.server.runtime import HEARTBEAT_S
 from fedstale.strategies.types import (

@@ -32,9 +32,9 @@ from fedstale.flower import (
     records_of_bytes,
     with_content,
 )
+from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import reply_kind
 from fedstale.strategies.server.runtime import (
-    CLIENT_ERROR,
     REJECTED,
     REPORTED,
     Callback,
@@ -42,22 +42,7 @@ from fedstale.strategies.server.runtime import (
 )
 from fedstale.strategies.server.validation import NextJob, next_job_in
 from fedstale.strategies.types import ClientUpdate, State, Stateful
-from fedstale.traces import Status
 
-# How a job ended, from the server's point of view, besides the words of the runtime.
-FAILED = {
-    status: status.name.lower()
-    for status in (Status.LATE, Status.EXPIRED, Status.INTERRUPTED, Status.STALLED)
-}
-LATE, EXPIRED, INTERRUPTED, STALLED = FAILED.values()
-UNCLAIMED = "unclaimed"
-IN_FLIGHT = "in-flight"
-STATUSES = (
-    *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
-)
-
-NEVER = float("inf")
-UNKNOWN = float("nan")
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""
 

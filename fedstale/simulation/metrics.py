@@ -15,18 +15,18 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedstale.config import Until
 from fedstale.errors import FedstaleError
 from fedstale.machine import processor, system, versions
-from fedstale.reports.costs import (
+from fedstale.reports.levels import LEVEL_COLUMNS, levels
+from fedstale.reports.run import Run, report_at_end
+from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
+    RunFolder,
     by_kind,
     client_errors,
     ledger,
     rejected_devices,
     rejections,
 )
-from fedstale.reports.folder import RunFolder
-from fedstale.reports.levels import LEVEL_COLUMNS, levels
-from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of

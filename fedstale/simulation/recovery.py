@@ -12,9 +12,9 @@ import numpy as np
 
 from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ResumeError
-from fedstale.reports.folder import CONFIG, RunFolder
-from fedstale.reports.last_call import LAST_CALL, Kept, LastCall
+from fedstale.last_call import LAST_CALL, Kept, LastCall
 from fedstale.reports.run import Run
+from fedstale.runs import CONFIG, RunFolder
 from fedstale.simulation.executors import Executor
 from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.metrics import RunMetrics, write_run

@@ -21,8 +21,8 @@ from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.flower import features
 from fedstale.reports.figure import thinned
-from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.reports.run import Run
+from fedstale.runs import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams

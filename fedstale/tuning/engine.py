@@ -44,7 +44,7 @@ from fedstale.cluster.pool import ClusterPool
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
-from fedstale.reports.last_call import told
+from fedstale.last_call import told
 from fedstale.reports.page import write_text
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
 from fedstale.tuning.space import Space

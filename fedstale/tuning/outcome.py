@@ -27,8 +27,8 @@ from fedstale.comparison.statistics import Estimate, difference
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
-from fedstale.reports.folder import make_folder
 from fedstale.reports.page import write_text
+from fedstale.runs import make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.tuning.page import write_page
 from fedstale.tuning.space import Search, Space, Stop

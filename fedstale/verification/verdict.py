@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.folder import DEPLOYED, EVENTS, SUMMARY
 from fedstale.reports.run import Run
+from fedstale.runs import DEPLOYED, EVENTS, SUMMARY
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.record import RECORD
 from fedstale.verification.chain import (

@@ -97,7 +97,7 @@ def test_tables_as_json_are_one_object(phones):
         "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST
     )
     assert tested.exit_code == 0, tested.output
-    assert {"horizons", "jobs", "decision"} <= set(json.loads(tested.output))
+    assert {"horizons", "jobs", "decision"} <= set(json.loads(tested.stdout))
 
 
 def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):

@@ -37,9 +37,8 @@ from fedstale.comparison.analysis import finished, measured
 from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import FedstaleError
-from fedstale.reports.costs import ledger
-from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
+from fedstale.runs import RunFolder, ledger
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
 from fedstale.strategies.server.checkpoint import read_checkpoint

@@ -60,7 +60,7 @@ def test_finished_runs_are_compared(run_command, runs, tmp_path):
 
 def test_programs_get_json_and_csv_with_the_same_numbers(run_command, runs, tmp_path):
     result = run_command(*runs, "--target", "accuracy 0.8", "--json", "--out", tmp_path / "out")
-    printed = json.loads(result.output)
+    printed = json.loads(result.stdout)
     written = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert {k: v for k, v in printed.items() if k != "out"} == written
     fedbuff = written["variants"][1]

@@ -41,7 +41,7 @@ def test_several_runs_get_one_page(run_command, write_run, tmp_path):
     folders = [write_run(tmp_path / name) for name in ("a", "b")]
     result = run_command(*folders, "--out", tmp_path / "both.html", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.output)["out"] == str(tmp_path / "both.html")
+    assert json.loads(result.stdout)["out"] == str(tmp_path / "both.html")
     assert (tmp_path / "both.html").is_file()
 
 

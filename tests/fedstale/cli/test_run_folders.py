@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.config import SimulationConfig
-from fedstale.reports.folder import RunFolder
 from fedstale.reports.shelf import remove, shelved
+from fedstale.runs import RunFolder
 
 SUMMARY = {
     "status": "finished",

@@ -83,7 +83,7 @@ def test_what_is_wrong_ends_with_exit_code_1(record, tmp_path):
     assert done.exit_code == 1
     assert "the last one and not the end of a run" in done.output
     assert "the record does not hold: 1 fault found" in done.output
-    facts = json.loads(ran(path, "--json").output)
+    facts = json.loads(ran(path, "--json").stdout)
     assert not facts["holds"]
     assert len(facts["faults"]) == 1
 

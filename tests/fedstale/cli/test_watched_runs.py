@@ -1,6 +1,7 @@
 """What a simulation tells while it goes on, and what it leaves where it fails at once."""
 
 import json
+import logging
 import re
 
 import pytest
@@ -53,8 +54,10 @@ def test_a_log_file_has_everything_whatever_is_shown(place):
 
 @pytest.mark.parametrize("option", ["--events", "--log-file"])
 def test_a_file_that_cannot_be_written_is_one_sentence(place, option):
+    shown = [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
     refused = called("simulate", "digits", *SHORT, option, "nowhere/file")
     assert refused.exit_code == 2
+    assert shown == [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
     assert re.match(rf"fedstale: {option[2:]} = 'nowhere/file' cannot be written", refused.stderr)
     assert refused.stderr.count("\n") == 1
     assert not (place / "runs").exists()

@@ -11,8 +11,8 @@ from stated_run import asked, stated, told, write_stated
 import fedstale
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports import forecast_audit
-from fedstale.reports.folder import ONLINE_SCHEMA
 from fedstale.reports.run import Run
+from fedstale.runs import ONLINE_SCHEMA
 from fedstale.strategies import FedBuff
 from fedstale.strategies.server.clients import History
 from fedstale.traces.forecast.evaluation.e_process import log_wealth

@@ -224,7 +224,7 @@ def test_the_measured_table_can_be_pasted_and_runs(tmp_path):
         command, ["simulate", str(app), "--traces", "synthetic:6", "--measure-costs"]
     )
     assert result.exit_code == 0, result.output
-    table = tomllib.loads(result.output)["tool"]["fedstale"]
+    table = tomllib.loads(result.stdout)["tool"]["fedstale"]
     assert set(table) == set(KEYS)
     assert table["epochs"] == "local-epochs"
     assert 10 <= table["examples"] <= 14
@@ -266,7 +266,7 @@ def test_what_is_measured_is_the_processor_time_of_one_example_and_epoch(tmp_pat
     client = SLOW.replace("10 + partition % 5", "12")
     app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
     arguments = ["simulate", str(app), "--traces", "synthetic:6", "--measure-costs", "--json"]
-    found = json.loads(CliRunner().invoke(command, arguments).output)
+    found = json.loads(CliRunner().invoke(command, arguments).stdout)
     # Two epochs.
     assert found["work-per-example"] * 2 * 12 == pytest.approx(0.26, rel=0.2)
     assert found["evaluate-work-per-example"] * 12 == pytest.approx(0.13, rel=0.2)

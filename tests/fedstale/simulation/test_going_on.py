@@ -14,7 +14,7 @@ from shared_fleets import synthetic
 import fedstale
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError
-from fedstale.reports.folder import RunFolder
+from fedstale.runs import RunFolder
 from fedstale.simulation.run import simulate
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from packed_updates import packed
 
 from fedstale.errors import FedstaleError, ResumeError
-from fedstale.reports.folder import RunFolder
+from fedstale.runs import IN_FLIGHT, UNCLAIMED, UNKNOWN, RunFolder
 from fedstale.simulation import jobs as jobs_module
-from fedstale.simulation.jobs import COLUMNS, IN_FLIGHT, UNCLAIMED, UNKNOWN, JobRow, JobTable, table
+from fedstale.simulation.jobs import COLUMNS, JobRow, JobTable, table
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import REJECTED, REPORTED
 from fedstale.strategies.weighting import ClientUpdate

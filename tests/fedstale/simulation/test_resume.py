@@ -8,7 +8,7 @@ from shared_fleets import synthetic
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.reports.folder import RunFolder
+from fedstale.runs import RunFolder
 from fedstale.simulation import jobs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate

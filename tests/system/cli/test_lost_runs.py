@@ -16,8 +16,8 @@ from small_app import CLIENT, SERVER, write_small_app
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.reports.folder import RunFolder
-from fedstale.reports.last_call import LAST_CALL, LastCall, LastCallFile, told
+from fedstale.last_call import LAST_CALL, LastCall, LastCallFile, told
+from fedstale.runs import RunFolder
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 

@@ -22,7 +22,9 @@ from safetensors.numpy import save
 from fedstale.config import Change, SimulationConfig, Until
 from fedstale.errors import ConfigError
 from fedstale.files import hold
-from fedstale.reports.last_call import LOCK
+from fedstale.last_call import LOCK
+from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.traces import Status
 from fedstale.traces.io.atomic import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
@@ -32,6 +34,21 @@ ONLINE = "online.parquet"
 CHECKPOINTS = "checkpoints"
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
+
+# How a job ended, from the server's point of view, besides the words of the runtime.
+FAILED = {
+    status: status.name.lower()
+    for status in (Status.LATE, Status.EXPIRED, Status.INTERRUPTED, Status.STALLED)
+}
+LATE, EXPIRED, INTERRUPTED, STALLED = FAILED.values()
+UNCLAIMED = "unclaimed"
+IN_FLIGHT = "in-flight"
+STATUSES = (
+    *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
+)
+
+NEVER = float("inf")
+UNKNOWN = float("nan")
 
 METRICS_SCHEMA = pa.schema(
     [

@@ -1,0 +1,31 @@
+"""The table of what runs with which Flower."""
+
+import runpy
+
+import pytest
+from places import ROOT
+
+
+@pytest.fixture(scope="module")
+def other_flower():
+    return runpy.run_path(str(ROOT / "tests" / "other_flower.py"))
+
+
+def test_every_test_that_it_runs_is_there(other_flower):
+    for arguments in other_flower["GROUPS"].values():
+        assert (ROOT / arguments[0]).exists()
+
+
+def test_a_column_of_the_page_stands_for_each_group(other_flower):
+    page = other_flower["PAGE"].read_text(encoding="utf-8")
+    heading = next(x for x in page.splitlines() if x.startswith(other_flower["HEADING"]))
+    assert [cell.strip() for cell in heading.strip("|").split("|")] == [
+        *("Flower", *other_flower["GROUPS"], "off")
+    ]
+
+
+def test_a_row_takes_the_place_of_that_of_its_release_and_all_are_in_order(other_flower):
+    page = "a\n\n| Flower | x |\n|---|---|\n| 1.42.0 | old |\n\nb\n"
+    for row in ("| 1.42.0 | new |\n", "| 1.41.0 | first |\n"):
+        page = other_flower["written"](page, row)
+    assert page == ("a\n\n| Flower | x |\n|---|---|\n| 1.41.0 | first |\n| 1.42.0 | new |\n\nb\n")
