@@ -33,7 +33,7 @@ from fedstale.agents.policy.scorer import (
     save,
 )
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.strategies.server.checkpoint import read_checkpoint, write_checkpoint
+from fedstale.strategies.server import read_checkpoint, write_checkpoint
 from fedstale.strategies.types import is_count
 from fedstale.traces.arrays import Array, stream
 

@@ -43,11 +43,10 @@ from fedstale.strategies.robust import (
 )
 from fedstale.strategies.selection.base import ExpectedUtility
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.types import Array, Model
+from fedstale.strategies.types import Array, History, Model
 from fedstale.strategies.weighting import ByAge, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15

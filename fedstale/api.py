@@ -37,7 +37,7 @@ from fedstale.runs import make_folder
 from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate as simulate_config
-from fedstale.strategies.server.runtime import Callback
+from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 
 LOG, RUNS = "log.txt", "runs"

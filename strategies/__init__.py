@@ -26,10 +26,14 @@ from fedstale.strategies.aliases import (
 )
 from fedstale.strategies.messages import ByForecast, Format, Messages
 from fedstale.strategies.privacy import Privacy
-from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
-from fedstale.strategies.server.metrics import StopWhen
-from fedstale.strategies.server.runtime import Callback, Runtime
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server import (
+    Callback,
+    Checkpoints,
+    Runtime,
+    StopWhen,
+    Validation,
+    read_checkpoint,
+)
 from fedstale.strategies.strategy import Options, StaleStrategy
 from fedstale.strategies.work import Work, WorkShare, WorkWithin
 

@@ -14,7 +14,7 @@ from fedstale.strategies.schedule import (
     k_sync,
     over_selection,
 )
-from fedstale.strategies.selection.base import LeastAvailable
+from fedstale.strategies.selection import LeastAvailable
 from fedstale.strategies.server_optimizer import (
     SGD,
     Adagrad,
@@ -27,11 +27,19 @@ from fedstale.strategies.server_optimizer import (
     Yogi,
 )
 from fedstale.strategies.strategy import Options, StaleStrategy
-from fedstale.strategies.weighting.base import AgeCurve, ByAge, Weighting, constant, polynomial
-from fedstale.strategies.weighting.cached import CachedUpdates
-from fedstale.strategies.weighting.euclidean import EuclideanStaleness
-from fedstale.strategies.weighting.gap import DirectionalGap, Gap, Grain
-from fedstale.strategies.weighting.relevance import RelevanceAware
+from fedstale.strategies.weighting import (
+    AgeCurve,
+    ByAge,
+    CachedUpdates,
+    DirectionalGap,
+    EuclideanStaleness,
+    Gap,
+    RelevanceAware,
+    Weighting,
+    constant,
+    polynomial,
+)
+from fedstale.strategies.weighting.gap import Grain
 
 _INVERSE_ROOT = polynomial(0.5)
 

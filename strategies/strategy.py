@@ -18,23 +18,27 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies.messages.formats import ByForecast, Messages
+from fedstale.strategies.messages import ByForecast, Messages
 from fedstale.strategies.privacy import Privacy
-from fedstale.strategies.robust.base import Rule
+from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import AdaSync, Schedule
-from fedstale.strategies.selection.base import Random, Selector
-from fedstale.strategies.selection.forecast_request import ForecastRequest
-from fedstale.strategies.server.buffer import Normalise
-from fedstale.strategies.server.checkpoint import Checkpoints, take_up
-from fedstale.strategies.server.driven import DrivenLoop
-from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.metrics import Progress, StopWhen
-from fedstale.strategies.server.runtime import RECHECK_S, Checkpointer
-from fedstale.strategies.server.superlink import without_stalls
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.selection import ForecastRequest, Random, Selector
+from fedstale.strategies.server import (
+    RECHECK_S,
+    Checkpointer,
+    Checkpoints,
+    DrivenLoop,
+    EventLoop,
+    Normalise,
+    Progress,
+    StopWhen,
+    Validation,
+    take_up,
+    without_stalls,
+)
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
 from fedstale.strategies.types import require, require_choice, require_count, require_known
-from fedstale.strategies.weighting.base import ByAge, Weighting, constant
+from fedstale.strategies.weighting import ByAge, Weighting, constant
 from fedstale.strategies.work import Work
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import numpy as np
 from fedstale.agents.env.episodes import CHOICES, Episodes
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.policy.scorer import Floats, Score, by_heuristic
-from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.selection import Selector
 from fedstale.traces.arrays import Array, Index, Mask
 
 Policy: TypeAlias = Selector | Score

@@ -30,7 +30,7 @@ from fedstale.agents.env.forecast_table import (
 from fedstale.agents.env.learning_proxy import LearningProxy, deal, fitted
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
-from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
+from fedstale.strategies.weighting import AgeCurve, constant, inverse_root, polynomial
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask, stream
 from fedstale.traces.forecast import (

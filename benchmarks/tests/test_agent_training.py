@@ -15,7 +15,7 @@ from fedstale.agents.env.forecast_table import ForecastTable, NoForecasts
 from fedstale.apps import classification, client
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.selection import MostReliable, Random, Selector
-from fedstale.strategies.server.clients import History
+from fedstale.strategies.types import History
 from fedstale.traces import TraceSet
 from fedstale.traces.forecast import embedded
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
     from fedstale.comparison.plan import Watch
     from fedstale.reports.run import Run
-    from fedstale.strategies.server.runtime import Callback
+    from fedstale.strategies.server import Callback
     from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {

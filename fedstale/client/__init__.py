@@ -3,7 +3,7 @@
 from fedstale.client.mods import CompactMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.client.working import local_steps
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
-from fedstale.strategies.server.validation import FORECAST_RECORD
+from fedstale.strategies.server import FORECAST_RECORD
 
 __all__ = [
     "FORECAST_RECORD",

@@ -18,16 +18,17 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fedstale.errors import ProtocolError
 from fedstale.flower import ErrorCode
-from fedstale.strategies.messages.codec import FormatName, is_quantised
-from fedstale.strategies.messages.records import (
+from fedstale.strategies.messages import (
     COMPACT_RECORD,
     Asked,
+    FormatName,
     decoded,
+    is_quantised,
     quantised,
     stated,
     without_asking,
 )
-from fedstale.strategies.server.validation import UPDATE_KEY
+from fedstale.strategies.server import UPDATE_KEY
 from fedstale.strategies.types import at_least_single
 
 OWED_RECORD = "fedstale.owed"

@@ -23,13 +23,16 @@ from fedstale.client import compacting, working
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
-from fedstale.strategies.server.packing import pack, says_so, stating, unpack
-from fedstale.strategies.server.releases import (
+from fedstale.strategies.server import (
+    FORECAST_RECORD,
     fault_of_releases,
+    pack,
+    says_so,
     state_release,
     stated_release,
+    stating,
+    unpack,
 )
-from fedstale.strategies.server.validation import FORECAST_RECORD
 from fedstale.strategies.work import WORK, is_asked
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from fedstale.runs import CONFIG, SUMMARY
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.strategies.server.runtime import Runtime
+from fedstale.strategies.server import Runtime
 from fedstale.strategies.types import n_cores
 from fedstale.traces import TraceSet
 from fedstale.traces.io.mapped import Shared, share

@@ -36,8 +36,8 @@ from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.messages.records import Asked
-from fedstale.strategies.server.packing import pack
+from fedstale.strategies.messages import Asked
+from fedstale.strategies.server import pack
 from fedstale.strategies.work import is_asked
 from fedstale.traces import TraceSet
 

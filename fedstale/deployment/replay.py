@@ -30,8 +30,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
-from fedstale.strategies.server.runtime import RunEnded
-from fedstale.strategies.server.superlink import SuperLinkGrid
+from fedstale.strategies.server import RunEnded, SuperLinkGrid
 from fedstale.traces import TraceSet
 
 _CLIENT, _SERVER = "replayed_client", "replayed_server"

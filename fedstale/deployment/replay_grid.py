@@ -23,14 +23,15 @@ from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import Columns, JobRow, RunsAfter
-from fedstale.strategies.server.runtime import (
+from fedstale.strategies.server import (
     CLIENT_ERROR,
     REPORTED,
+    ForwardingGrid,
     RunEnded,
     RunLogger,
     Runtime,
+    SuperLinkGrid,
 )
-from fedstale.strategies.server.superlink import ForwardingGrid, SuperLinkGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 

@@ -30,9 +30,8 @@ from fedstale.simulation.metrics import (
     write_run,
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
-from fedstale.strategies.messages.records import formats_of
-from fedstale.strategies.server.runtime import MOST_REASON, Runtime
-from fedstale.strategies.server.superlink import SuperLinkGrid, connected
+from fedstale.strategies.messages import formats_of
+from fedstale.strategies.server import MOST_REASON, Runtime, SuperLinkGrid, connected
 from fedstale.strategies.work import asked_share
 
 _UNSEEN = (

@@ -28,8 +28,7 @@ from fedstale.reports.figure import (
     time_unit,
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
-from fedstale.strategies.server.runtime import REJECTED, Callback, Runtime, RuntimeGrid
-from fedstale.strategies.server.superlink import connected
+from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 
 POINTS = 600

@@ -21,9 +21,14 @@ from fedstale.live.server import LocalHandler, listening
 from fedstale.live.watching import Watcher
 from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.stock_strategies import report_stock_strategies
-from fedstale.strategies.server.runtime import REPORTED, Limit, Runtime
-from fedstale.strategies.server.superlink import SuperLinkGrid, connected
-from fedstale.strategies.server.validation import next_job_in
+from fedstale.strategies.server import (
+    REPORTED,
+    Limit,
+    Runtime,
+    SuperLinkGrid,
+    connected,
+    next_job_in,
+)
 from fedstale.strategies.types import ClientUpdate
 
 PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError
-from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.types import ClientUpdate
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fedstale.reports.figure import (
 )
 from fedstale.reports.timeline import PHASES
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces.arrays import DAY_S
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pandas as pd
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.figure import SHARES, Figure, curve
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
 from fedstale.traces.forecast.evaluation.backtest import brier, log_loss
 from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_values

@@ -39,7 +39,7 @@ from fedstale.runs import (
     WALL_SCHEMA,
     with_costs,
 )
-from fedstale.strategies.server.runtime import REPORTED
+from fedstale.strategies.server import REPORTED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

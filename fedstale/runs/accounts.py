@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstale.runs.folder import IN_FLIGHT
-from fedstale.strategies.server.runtime import REPORTED
+from fedstale.strategies.server import REPORTED
 
 PHASES = ("download_s", "compute_s", "upload_s")
 WAYS = ("downloaded_bytes", "uploaded_bytes")

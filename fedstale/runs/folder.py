@@ -23,7 +23,7 @@ from fedstale.config import Change, SimulationConfig, Until
 from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.last_call import LOCK
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io.atomic import replacing
 

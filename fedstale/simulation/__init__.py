@@ -3,6 +3,6 @@
 from fedstale.config import Costs
 from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.server import RunEnded
 
 __all__ = ["Costs", "Executor", "InlineExecutor", "ProcessExecutor", "RunEnded", "TraceGrid"]

@@ -15,7 +15,7 @@ from fedstale.last_call import Kept, LastCallFile
 from fedstale.runs import RunFolder
 from fedstale.simulation.clock import VirtualClock
 from fedstale.simulation.executors.base import CallWatch, ClientCall
-from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.server import Callback, Runtime
 
 Row = tuple[float, int, str, str, float]
 """Instant in s, version, source, name and value of a measurement."""

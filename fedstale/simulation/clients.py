@@ -30,7 +30,7 @@ from fedstale.simulation.costs import CostBook, Size, content_size, examples_in,
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import JobRow, JobTable, RunsAfter, records_in, records_out
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
+from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.recording.monitor import Reading

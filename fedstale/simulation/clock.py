@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.server import RunEnded
 from fedstale.strategies.types import Stateful, Words
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.

@@ -20,8 +20,8 @@ from fedstale.flower import ErrorCode, entries
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
 from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
 from fedstale.simulation.jobs import ANSWERED, ASKED, Columns, JobRow, JobTable, RunsAfter
-from fedstale.strategies.messages.records import formats_of
-from fedstale.strategies.server.runtime import HEARTBEAT_S
+from fedstale.strategies.messages import formats_of
+from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.types import (
     NodeSet,
     Places,

@@ -34,13 +34,7 @@ from fedstale.flower import (
 )
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import reply_kind
-from fedstale.strategies.server.runtime import (
-    REJECTED,
-    REPORTED,
-    Callback,
-    Runtime,
-)
-from fedstale.strategies.server.validation import NextJob, next_job_in
+from fedstale.strategies.server import REJECTED, REPORTED, Callback, NextJob, Runtime, next_job_in
 from fedstale.strategies.types import ClientUpdate, State, Stateful
 
 ANSWERED = -1

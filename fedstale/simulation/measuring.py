@@ -30,7 +30,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import seed_server
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.server import RunEnded
 from fedstale.strategies.work import Done
 from fedstale.traces import TraceSet
 

@@ -29,14 +29,16 @@ from fedstale.runs import (
 )
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
-from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
-from fedstale.strategies.server.runtime import (
+from fedstale.strategies.server import (
     CLIENT_ERROR,
     REJECTED,
     Callback,
     Limit,
     RunEnded,
     Runtime,
+    Sums,
+    add_metrics,
+    means_of,
 )
 from fedstale.strategies.types import Stateful, n_cores
 

@@ -20,8 +20,7 @@ from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.metrics import RunMetrics, write_run
 from fedstale.simulation.run import current_model, enrolled
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server.checkpoint import read_checkpoint
-from fedstale.strategies.server.runtime import CLIENT_ERROR, RunEnded
+from fedstale.strategies.server import CLIENT_ERROR, RunEnded, read_checkpoint
 from fedstale.traces import TraceSet
 
 

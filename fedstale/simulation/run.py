@@ -37,17 +37,18 @@ from fedstale.simulation.metrics import (
 )
 from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
-from fedstale.strategies.server.record import RECORD
-from fedstale.strategies.server.runtime import (
+from fedstale.strategies.server import (
     CLIENT_ERROR,
+    RECORD,
     REJECTED,
     REPORTED,
     Callback,
     Checkpointer,
+    Checkpoints,
     RunEnded,
+    Snapshot,
+    read_checkpoint,
 )
-from fedstale.strategies.server.versions import Snapshot
 from fedstale.strategies.types import State
 from fedstale.traces import Availability, TraceSet
 

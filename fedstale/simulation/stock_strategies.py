@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedstale.flower import features, legacy
 from fedstale.simulation.clock import replaced
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.server.runtime import RunEnded, Runtime, RuntimeGrid
+from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
 
 if TYPE_CHECKING:
     from fedstale.simulation.trace_grid import TraceGrid

@@ -30,11 +30,7 @@ from fedstale.simulation.costs import CostBook, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, runs_at
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
-from fedstale.strategies.server.runtime import (
-    RunEnded,
-    Runtime,
-    RuntimeGrid,
-)
+from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.server.record import NONE_BEFORE, RECORD
+from fedstale.strategies.server import NONE_BEFORE, RECORD
 
 MOST_LINE = 64_000_000
 """Bytes of a line: of a million nodes that become candidates at once, there are 21."""

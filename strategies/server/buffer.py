@@ -26,7 +26,8 @@ import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.privacy import GaussianMechanism
-from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
+from fedstale.strategies.robust import Median, Rule
+from fedstale.strategies.robust.base import aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
@@ -45,7 +46,7 @@ from fedstale.strategies.types import (
     scale,
     zeros_like,
 )
-from fedstale.strategies.weighting.base import Weighting
+from fedstale.strategies.weighting import Weighting
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy

@@ -8,9 +8,14 @@ replies that were lost.
 
 from flwr.app import Message, RecordDict
 
-from fedstale.strategies.messages.codec import FormatName, is_quantised, n_bytes
-from fedstale.strategies.messages.formats import Messages
-from fedstale.strategies.messages.records import Asked, is_stated
+from fedstale.strategies.messages import (
+    Asked,
+    FormatName,
+    Messages,
+    is_quantised,
+    is_stated,
+    n_bytes,
+)
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.types import Forecast, Stateful

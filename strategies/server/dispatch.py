@@ -10,11 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import FedstaleError
-from fedstale.strategies.messages.codec import FormatName
-from fedstale.strategies.messages.records import Asked
-from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.messages import Asked, FormatName
+from fedstale.strategies.selection import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.record import Record
@@ -23,6 +21,7 @@ from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.server.working import WorkNodes
 from fedstale.strategies.types import (
+    History,
     NodeSet,
     Places,
     Situation,

@@ -14,7 +14,7 @@ from itertools import starmap
 from math import inf
 from typing import Any, Literal
 
-from fedstale.strategies.messages.codec import FormatName
+from fedstale.strategies.messages import FormatName
 from fedstale.strategies.types import State, Stateful
 
 Purpose = Literal["train", "evaluate", "query"]

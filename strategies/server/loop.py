@@ -22,7 +22,6 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
@@ -40,7 +39,7 @@ from fedstale.strategies.server.runtime import (
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server.working import WorkNodes
-from fedstale.strategies.types import ClientUpdate, NodeSet, State, Stateful, whole_s
+from fedstale.strategies.types import ClientUpdate, History, NodeSet, State, Stateful, whole_s
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy

@@ -25,7 +25,7 @@ from flwr.app.message import make_message
 
 from fedstale.errors import ProtocolError
 from fedstale.flower import ErrorCode
-from fedstale.strategies.messages.records import as_text, form_of, of_text
+from fedstale.strategies.messages import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"
 """Name of the ConfigRecord by which a message says that its sender can unpack."""

@@ -21,10 +21,17 @@ import numpy as np
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.jobs import Ending, SentJob
 from fedstale.strategies.server.runtime import MOST_REASON, RunEnded, Runtime
-from fedstale.strategies.types import Forecast, NodeSet, Situation, State, bits_at, places_of
+from fedstale.strategies.types import (
+    Forecast,
+    History,
+    NodeSet,
+    Situation,
+    State,
+    bits_at,
+    places_of,
+)
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy

@@ -28,8 +28,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.messages.codec import LEAST, FormatName, decode, is_quantised
-from fedstale.strategies.messages.records import form_of
+from fedstale.strategies.messages import LEAST, FormatName, decode, form_of, is_quantised
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import (

@@ -19,8 +19,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, RecordDict
 
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.messages.codec import FormatName
-from fedstale.strategies.messages.records import coarse, decoded
+from fedstale.strategies.messages import FormatName, coarse, decoded
 from fedstale.strategies.types import Array, Model
 
 _ALIGNED = 64

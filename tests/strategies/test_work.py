@@ -24,9 +24,8 @@ from fedstale.strategies import (
     robust,
 )
 from fedstale.strategies.selection import Fastest
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.validation import FORECAST_RECORD
-from fedstale.strategies.types import Candidates
+from fedstale.strategies.types import Candidates, History
 from fedstale.strategies.work import WORK, Done, asked_share, asking, steps_of
 
 pytestmark = pytest.mark.usefixtures("_identity")

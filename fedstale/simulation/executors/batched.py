@@ -38,8 +38,8 @@ from fedstale.simulation.executors.base import (
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions
-from fedstale.strategies.messages.records import decoded, has_quantised
-from fedstale.strategies.server.validation import records_in
+from fedstale.strategies.messages import decoded, has_quantised
+from fedstale.strategies.server import records_in
 
 logger = logging.getLogger(__name__)
 

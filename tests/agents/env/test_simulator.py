@@ -20,11 +20,10 @@ from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import HEARTBEAT_S, Callback
 from fedstale.strategies.server.validation import Validation
-from fedstale.strategies.types import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, History
 from fedstale.strategies.weighting import ByAge, inverse_root
 from fedstale.traces import TraceSet
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import ray  # noqa: F401 - which starts a process when it is first imported
 
 from fedstale.cluster import cargo
 from fedstale.cluster.cargo import NodeStore, packed, packed_run, put_back, unpack

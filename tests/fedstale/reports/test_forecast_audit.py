@@ -14,7 +14,7 @@ from fedstale.reports import forecast_audit
 from fedstale.reports.run import Run
 from fedstale.runs import ONLINE_SCHEMA
 from fedstale.strategies import FedBuff
-from fedstale.strategies.server.clients import History
+from fedstale.strategies.types import History
 from fedstale.traces.forecast.evaluation.e_process import log_wealth
 
 RNG = np.random.default_rng

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import ray  # noqa: F401 - which starts a process when it is first imported
 from places import ROOT
 from spaces import TABLE, space, table
 

@@ -16,8 +16,8 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies import Callback, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
 from fedstale.strategies.server import record as writing
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.record import RECORD, Record, RecordedHistory
+from fedstale.strategies.types import History
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
 

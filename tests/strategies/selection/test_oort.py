@@ -11,8 +11,7 @@ from virtual_grid import VirtualGrid, adder, record
 
 from fedstale.strategies import FedBuff
 from fedstale.strategies.selection import Oort, OortSettings
-from fedstale.strategies.server.clients import History
-from fedstale.strategies.types import Candidates, Situation
+from fedstale.strategies.types import Candidates, History, Situation
 
 RNG = np.random.default_rng
 ANSWER = {"duration_s": 1.0, "loss": 1.0, "square_loss": 1.0, "staleness": 0, "version": 1}

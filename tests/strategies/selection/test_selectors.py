@@ -25,8 +25,7 @@ from fedstale.strategies.selection import (
     Probing,
     Random,
 )
-from fedstale.strategies.server.clients import History
-from fedstale.strategies.types import Table
+from fedstale.strategies.types import History, Table
 
 SELECTORS = {
     "random": Random,

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.strategies.server.clients import History
 from fedstale.strategies.types import (
+    History,
     NodeSet,
     Places,
     bits_at,
