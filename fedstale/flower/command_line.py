@@ -204,14 +204,14 @@ def verify_with(context: Callable[[str, Any], Any]) -> None:
     import flwr.cli.utils
     from flwr.supercore.control import ControlHttpClient
 
-    class Client(ControlHttpClient):
+    class Operator(ControlHttpClient):
         """What flwr calls a SuperLink with."""
 
         def __init__(self, base_url: str, *, verify: Any = True, **named: Any) -> None:  # noqa: ANN401 - Flower's
             address = base_url.partition("://")[2]
             super().__init__(base_url, verify=context(address, verify), **named)
 
-    vars(flwr.cli.utils)["ControlHttpClient"] = Client
+    vars(flwr.cli.utils)["ControlHttpClient"] = Operator
 
 
 def console() -> Any:  # noqa: ANN401 - a StreamHandler

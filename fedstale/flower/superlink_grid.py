@@ -44,6 +44,11 @@ def is_of_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
     return module is not None and isinstance(grid, module.HttpGrid) and has("single replies")
 
 
+def lifetime_s(message: Metadata) -> float:
+    """Return for how long a SuperLink waits for the reply to a message, in s."""
+    return min(message.ttl or DEFAULT_TTL, DEFAULT_TTL)
+
+
 class _NotYetThereError(Exception):
     """An object of a reply has not been uploaded yet."""
 
@@ -183,6 +188,10 @@ class _Sent:
     at: float
     """Instant in s."""
 
+    def is_over(self, now: float) -> bool:
+        """Return whether it has expired."""
+        return now >= self.at + lifetime_s(self.about)
+
 
 class Silence:
     """Error replies in the SuperLink's place, where that leaves a message unanswered for good."""
@@ -219,7 +228,8 @@ class Silence:
         """
         if not self._sent:
             return []
-        if now >= self._looked_at + _LOOK_EVERY_S:
+        looks = now >= self._looked_at + _LOOK_EVERY_S
+        if looks:
             self._online, self._looked_at = set(self._grid.get_node_ids()), now
         errors = []
         for message_id in message_ids:
@@ -227,10 +237,14 @@ class Silence:
             if sent is not None and (error := self._error(sent, now)) is not None:
                 errors.append(_error_reply(sent.about, message_id, SUPERLINK_NODE_ID, error))
                 del self._sent[message_id]
+        if looks:
+            # Nobody asks for the reply to a job that was cancelled.
+            kept = {key: sent for key, sent in self._sent.items() if not sent.is_over(now)}
+            self._sent = kept
         return errors
 
     def _error(self, sent: _Sent, now: float) -> Error | None:
-        if now - sent.at >= min(sent.about.ttl or DEFAULT_TTL, DEFAULT_TTL):
+        if sent.is_over(now):
             return Error(ErrorCode.MESSAGE_UNAVAILABLE, _EXPIRED)
         if sent.about.dst_node_id not in self._online and self._looked_at > sent.at:
             return Error(ErrorCode.NODE_UNAVAILABLE, _GONE)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
-from flwr.app import DEFAULT_TTL, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstale import __version__
@@ -305,9 +305,8 @@ class SuperLinkGrid(ForwardingGrid):
         ids = list(self._grid.push_messages(sent))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:
-                # A SuperLink gives up on a message at its time to live.
-                left = message.metadata.ttl or DEFAULT_TTL
-                self._open[message_id] = self.now() + min(left, DEFAULT_TTL)
+                lifetime_s = superlink_grid.lifetime_s(message.metadata)
+                self._open[message_id] = self.now() + lifetime_s
                 if self._uploads is not None:
                     self._uploads.sent(message_id, message)
             self.runtime.job_sent(message_id or "", message)

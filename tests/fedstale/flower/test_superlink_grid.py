@@ -77,6 +77,16 @@ def test_a_message_that_expires_is_answered_for_although_its_node_is_online():
 
 
 @pytest.mark.usefixtures("silent")
+def test_a_message_whose_reply_nobody_wants_any_more_is_forgotten_when_it_expires():
+    silence = Silence(Online(5))
+    for message_id, ttl in (("cancelled", 60.0), ("wanted", 60.0), ("longer", 90.0)):
+        silence.sent(message_id, message(5, ttl=ttl), now=0.0)
+    found = silence.errors(["wanted", "longer"], now=70.0)
+    assert codes(found) == [("wanted", ErrorCode.MESSAGE_UNAVAILABLE)]
+    assert set(silence._sent) == {"longer"}
+
+
+@pytest.mark.usefixtures("silent")
 def test_a_reply_that_exists_is_waited_for_and_one_that_is_not_asked_for_stays_unknown():
     grid = Online()
     silence = Silence(grid)

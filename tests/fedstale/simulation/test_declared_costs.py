@@ -272,25 +272,12 @@ def test_what_is_measured_is_the_processor_time_of_one_example_and_epoch(tmp_pat
     assert found["evaluate-work-per-example"] * 12 == pytest.approx(0.13, rel=0.2)
 
 
-def test_the_seed_says_who_is_measured_and_not_what_was_drawn_before(tmp_path):
-    client = CLIENT.replace(
-        "def train(message, context):",
-        "def train(message, context):\n"
-        "    import pathlib\n"
-        "    path = pathlib.Path(__file__).parent / 'ran'\n"
-        "    path.write_text(str(context.node_config['partition-id']))",
-    )
-    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
-    arguments = ["simulate", str(app), "--traces", "synthetic:30", "--measure-costs"]
-    ran = []
-    for drawn_before in range(3):
-        random.seed(drawn_before)
-        assert CliRunner().invoke(command, arguments).exit_code == 0
-        ran.append((app / "small_app_under_test" / "ran").read_text())
-    assert len(set(ran)) == 1
+@pytest.fixture
+def ran(tmp_path):
+    """Return a function that measures an app of 30 nodes and returns the nodes that have trained.
 
-
-def test_one_client_alone_runs_to_be_measured(tmp_path):
+    They are those of all its calls so far, in their order.
+    """
     client = CLIENT.replace(
         "def train(message, context):",
         "def train(message, context):\n"
@@ -299,12 +286,27 @@ def test_one_client_alone_runs_to_be_measured(tmp_path):
         "        print(context.node_id, file=file)",
     )
     app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
-    arguments = ["simulate", str(app), "--traces", "synthetic:30", "--measure-costs"]
-    assert CliRunner().invoke(command, arguments).exit_code == 0
+
+    def measure():
+        arguments = ["simulate", str(app), "--traces", "synthetic:30", "--measure-costs"]
+        assert CliRunner().invoke(command, arguments).exit_code == 0
+        return (app / "small_app_under_test" / "ran").read_text().split()
+
+    return measure
+
+
+def test_the_seed_says_who_is_measured_and_not_what_was_drawn_before(ran):
+    for drawn_before in range(3):
+        random.seed(drawn_before)
+        nodes = ran()
+    assert len(set(nodes)) == 1
+
+
+def test_one_client_alone_runs_to_be_measured(ran):
     # Once to load what it needs, and once to be measured.
-    ran = (app / "small_app_under_test" / "ran").read_text().split()
-    assert len(ran) == 2
-    assert len(set(ran)) == 1
+    nodes = ran()
+    assert len(nodes) == 2
+    assert len(set(nodes)) == 1
 
 
 def test_a_client_that_fails_cannot_be_measured(tmp_path):
