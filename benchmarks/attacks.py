@@ -5,8 +5,8 @@ real message that passes validation, and every buffer of fifteen updates is redu
 rule. In the setting "late", devices take exponential times, half of them three times as long, so
 that updates come several versions stale and are weighed by 1/sqrt(1 + tau). The adversaries know
 all honest updates of a buffer. Each cell is the accuracy on the test digits, averaged over the last
-five of the steps. With --format replies go in a format, with error feedback, as CompactMod sends
-them; adversaries quantise what they made up.
+five of the steps. With --format replies go in a format, with error feedback, as CompressionMod
+sends them; adversaries quantise what they made up.
 
 Run it with: python benchmarks/attacks.py [--quick] [--format int4]
 """
@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies import StaleStrategy, Validation
-from fedstale.strategies.messages.codec import FORMATS, FormatName
+from fedstale.strategies.messages.codec import FORMATS
 from fedstale.strategies.messages.records import quantised
 from fedstale.strategies.robust import (
     CTMA,
@@ -43,10 +43,9 @@ from fedstale.strategies.robust import (
 )
 from fedstale.strategies.selection.base import ExpectedUtility
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.types import Array, History, Model
+from fedstale.strategies.types import Array, FormatName, History, Job, Model
 from fedstale.strategies.weighting import ByAge, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15
@@ -278,12 +277,11 @@ class Federation:
 
     def _receive(self, device: int, base_version: int, row: Array) -> None:
         reply = self._reply(device, row)
-        job = SentJob(
-            job_id=0,
+        job = Job(
+            device,
+            "train",
+            base_version,
             message_id=reply.metadata.reply_to_message_id,
-            node_id=device,
-            purpose="train",
-            base_version=base_version,
             sent_at=self.now,
             up=self.form,
         )

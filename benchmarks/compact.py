@@ -21,13 +21,13 @@ from math import floor
 from pathlib import Path
 
 import numpy as np
-from compact_runs import Arm, Curve, Place, run, windows_of
+from compact_runs import Arm, ByForecast, Curve, Place, run, windows_of
 from results_file import RESULTS, commit, write_result
 from scipy import stats
 from selection_training import HOURS_S, Window
 from threadpoolctl import threadpool_limits
 
-from fedstale.strategies import ByForecast, Format
+from fedstale.strategies import Compression
 from fedstale.strategies.types import Array
 
 SEEDS, TUNING_SEEDS = (501, 502, 503, 504, 505), (511, 512)
@@ -53,22 +53,22 @@ PLACES = {
 
 UNIFORM: dict[str, Arm] = {
     FULL: Arm(),
-    "float16": Arm(messages=Format(up="float16")),
-    "int8": Arm(messages=Format(up="int8")),
-    "int4": Arm(messages=Format(up="int4")),
-    "int2": Arm(messages=Format(up="int2")),
-    "int8, int8 down": Arm(messages=Format(up="int8", down="int8")),
-    "int4, int8 down": Arm(messages=Format(up="int4", down="int8")),
-    "int2, int8 down": Arm(messages=Format(up="int2", down="int8")),
-    "int4, int4 down": Arm(messages=Format(up="int4", down="int4")),
+    "float16": Arm(compression=Compression("float16")),
+    "int8": Arm(compression=Compression("int8")),
+    "int4": Arm(compression=Compression("int4")),
+    "int2": Arm(compression=Compression("int2")),
+    "int8, int8 down": Arm(compression=Compression("int8", down="int8")),
+    "int4, int8 down": Arm(compression=Compression("int4", down="int8")),
+    "int2, int8 down": Arm(compression=Compression("int2", down="int8")),
+    "int4, int4 down": Arm(compression=Compression("int4", down="int4")),
 }
 SPARSE: dict[str, Arm] = {
-    f"{TOP_K}{form}, int8 down": Arm(messages=Format(up=form, down="int8"), is_sparse=True)
+    f"{TOP_K}{form}, int8 down": Arm(compression=Compression(form, down="int8"), is_sparse=True)
     for form in ("int4", "int2")
 }
 FORECAST: dict[str, Arm] = {
     f"{BY_FORECAST}, {name}, int8 down": Arm(
-        messages=ByForecast(down="int8"), forecaster=forecaster
+        compression=ByForecast(down="int8"), forecaster=forecaster
     )
     for name, forecaster in (
         ("the LSTM's", "lstm"),

@@ -36,9 +36,9 @@ from fedstale.strategies.messages.codec import (
     is_quantised,
     n_bytes,
 )
-from fedstale.strategies.messages.formats import WHOLE_NUMBERS
 from fedstale.strategies.messages.records import coarse
 from fedstale.strategies.server.packing import pack
+from fedstale.strategies.stages.compression import WHOLE_NUMBERS
 from fedstale.strategies.types import Array, Model, rounding_loop
 
 N, REPEATS = 25_000_000, 7

@@ -5,14 +5,14 @@ before that, which their forecasts look back on. Their links are 5G sessions, as
 joins them, or the four LTE and UMTS links of mahimahi, one of them for each phone, from an instant
 of its own on. Bytes are scaled to those of the model that the app's network stands for.
 
-Replies go through `CompactMod`, and through `ForecastMod` where formats go by forecasts.
+Replies go through `CompressionMod`, and through `ForecastMod` where formats go by forecasts.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,21 +20,20 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 from agent_training import FLEETS, windows
-from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from forecasting import examples
 from recorded_fleets import fleets
 from selection_training import HOURS_S, SPENT, Window
 from training_apps import opened
 
-from fedstale.client import CompactMod, ForecastMod
+from fedstale.client import CompressionMod, ForecastMod
 from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.executors import ClientCall, ClientReply
-from fedstale.strategies import FedBuff
-from fedstale.strategies.messages import Messages, records
-from fedstale.strategies.messages.codec import FormatName, n_bytes
+from fedstale.strategies import Compression, FedBuff
+from fedstale.strategies.messages import FORMATS, n_bytes, records
 from fedstale.strategies.server import validation
-from fedstale.strategies.types import Array
+from fedstale.strategies.types import Array, FormatName, Job, median_of
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 from fedstale.traces.forecast import Forecaster, Oracle, Persistence, embedded
@@ -48,6 +47,8 @@ EVERY_S = 60.0
 """Time between two evaluations, at least."""
 N_EXAMPLES = 10_000
 """That persistence counts the spread of rates on."""
+SHARE = 0.15
+"""Longest upload by forecast, as a share of download and training."""
 _LINKS = 71
 _SPARSE = 3
 """Bytes of a number that top-k sends: two for its place, one for its value."""
@@ -65,11 +66,34 @@ class Place:
     """Concentration of the deal; None for an app that deals in one way."""
 
 
+class ByForecast(Compression):
+    """Asks each node for the finest format whose upload is a small share of its job.
+
+    Of the formats from in full to int2 it is the first whose upload takes at most a share of
+    download and training together, by medians of the forecast that the node last sent.
+    """
+
+    def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
+        """Choose the format of a node's next reply."""
+        self.up = self._format(job.node_id)
+        return super().outgoing(job, content)
+
+    def _format(self, node_id: int) -> FormatName | None:
+        forecast, bytes_of = self._run.history.forecast_of(node_id), self._run.bytes_in
+        upload_s, total_s = (median_of(forecast, name) for name in ("reporting_s", "total_s"))
+        if not 0.0 <= upload_s <= total_s < inf:
+            return "int8"
+        most_s = SHARE * (total_s - upload_s)
+        last = bytes_of(self._last.get(node_id))
+        fits = (f for f in (None, *FORMATS) if upload_s * bytes_of(f) / last <= most_s)
+        return next(fits, FORMATS[-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """How messages are made smaller."""
 
-    messages: Messages | None = None
+    compression: Compression | None = None
     forecaster: str = ""
     """What devices forecast by: "lstm", "persistence" or "oracle"; empty for no forecasts."""
     is_sparse: bool = False
@@ -129,14 +153,14 @@ def run(  # noqa: PLR0917 - what identifies a run, in this order
     """
     app, seed, n = opened(place.app), window.seed, window.n_devices
     before_s = history_s(window)
-    mods: list[Mod] = [CompactMod()]
+    mods: list[Mod] = [CompressionMod()]
     if arm.forecaster:
         mod = ForecastMod()
         vars(mod)["_forecaster"] = forecaster(arm.forecaster, window.traces, recordings)
         mods.append(mod)
     grid = TraceGrid(
         window.traces,
-        WithMods(app.executor(), mods) if arm.messages else app.executor(),
+        WithMods(app.executor(), mods) if arm.compression else app.executor(),
         costs=replace(app.costs(window.work, n, place.alpha, seed), model_bytes=place.model_bytes),
         seed=seed,
         run_config=app.config(place.alpha, seed),
@@ -152,7 +176,8 @@ def run(  # noqa: PLR0917 - what identifies a run, in this order
         accuracy.append(app.evaluate(arrays, seed)[0])
         return MetricRecord({"accuracy": accuracy[-1]})
 
-    strategy = FedBuff(CONCURRENCY, BUFFER_SIZE, eta=rate, seed=seed, messages=arm.messages)
+    stages = [] if arm.compression is None else [arm.compression]
+    strategy = FedBuff(CONCURRENCY, BUFFER_SIZE, eta=rate, seed=seed, stages=stages)
     with grid.running(), top_k() if arm.is_sparse else nullcontext(), suppress(RunEnded):
         grid.sleep(before_s)
         strategy.start(grid, app.initial(seed), 10**6, TIMEOUT_S, evaluate_fn=evaluate)

@@ -25,11 +25,10 @@ from results_file import write_result
 from strategy_runs import SEEDS, Curve, Setting, devices
 from threadpoolctl import threadpool_limits
 
-from fedstale.client import CompactMod, ForecastMod
+from fedstale.client import CompressionMod, ForecastMod
 from fedstale.simulation import Executor
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies import Format, Work, WorkWithin
-from fedstale.strategies.messages import Messages
+from fedstale.strategies import Compression, LocalWork, Stage
 from fedstale.strategies.weighting import DirectionalGap, Weighting
 from fedstale.traces import TraceSet
 
@@ -47,7 +46,7 @@ from strategies import (  # noqa: TID251
 )
 
 REFERENCE = "5 epochs"
-SMALL = Format(up="int4", down="int8")
+SMALL = Compression("int4", down="int8")
 SETTINGS = (MIXED, SLOW)
 FASTEST = 9.6
 """The server's largest rate, beside those of `strategies`."""
@@ -60,13 +59,14 @@ class Arm:
     epochs: int = 5
     mu: float = 0.0
     """Of the proximal term."""
-    work: Work | None = None
+    work: LocalWork | None = None
     weighting: Callable[[], Weighting] | None = None
-    messages: Messages | None = None
+    compression: Compression | None = None
 
     def trial(self) -> Trial:
         """Return FedBuff with this arm, before its tuning."""
-        parts = {"work": self.work, "messages": self.messages, "weighting": self.weighting}
+        stages: list[Stage] = [stage for stage in (self.compression, self.work) if stage]
+        parts = {"stages": stages, "weighting": self.weighting}
         return Trial(make=buffered(**{name: part for name, part in parts.items() if part}))
 
 
@@ -77,12 +77,12 @@ ARMS = {
     **{f"FedProx, mu {mu:g}": Arm(mu=mu) for mu in (0.01, 0.1, 1.0)},
     "directional gap": Arm(weighting=DirectionalGap),
     **{
-        f"at most {at_most_s:g} s": Arm(work=WorkWithin(at_most_s=at_most_s))
+        f"at most {at_most_s:g} s": Arm(work=LocalWork(within_s=at_most_s))
         for at_most_s in (60.0, 120.0)
     },
-    "5 epochs, small messages": Arm(messages=SMALL),
-    "1 epoch, small messages": Arm(epochs=1, messages=SMALL),
-    "at most 60 s, small messages": Arm(work=WorkWithin(at_most_s=60.0), messages=SMALL),
+    "5 epochs, small messages": Arm(compression=SMALL),
+    "1 epoch, small messages": Arm(epochs=1, compression=SMALL),
+    "at most 60 s, small messages": Arm(work=LocalWork(within_s=60.0), compression=SMALL),
 }
 
 
@@ -108,8 +108,8 @@ class LessWork(Setting):
     def executor(self) -> Executor:
         """Return what trains, with the mods that the arm needs."""
         mods = []
-        if self.arm.messages:
-            mods.append(CompactMod())
+        if self.arm.compression:
+            mods.append(CompressionMod())
         if self.arm.work:
             mod = ForecastMod()
             vars(mod)["_forecaster"] = forecaster("persistence", self.traces, self.recordings)

@@ -70,8 +70,8 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.reputation import Losses, NodeMedian, Reputation
-from fedstale.strategies.server.validation import FORECAST_RECORD, Validation
-from fedstale.strategies.types import ClientUpdate
+from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.types import FORECAST_RECORD, ClientUpdate
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask, stream
 

@@ -27,9 +27,8 @@ from results_file import read_result, write_result
 
 import fedstale
 from fedstale.reports.run import Run
-from fedstale.strategies import FedBuff
+from fedstale.strategies import AuditRecord, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
-from fedstale.strategies.server.record import Record
 from fedstale.traces import TraceSet
 
 PAGE = Path(__file__).parent.parent / "docs" / "record.md"
@@ -89,7 +88,9 @@ def apps(traces: TraceSet, rounds: int) -> dict[str, Simulate]:
     def empty(selector: Selector) -> Simulate:
         return lambda out, has_record: fedstale.simulate(
             returning(),
-            strategy=FedBuff(100, 10, selector=selector, record=has_record),
+            strategy=FedBuff(
+                100, 10, selector=selector, stages=[AuditRecord()] if has_record else []
+            ),
             initial_arrays={"w": np.zeros(1000, np.float32)},
             traces=traces,
             until=f"{rounds} rounds",
@@ -139,9 +140,9 @@ def returning() -> ClientApp:
 @contextmanager
 def timed() -> Iterator[list[float]]:
     """Add up the processor seconds of the calls that write a record; also what timing takes."""
-    total, names = [0.0], ["begin", "end", "picked", "heard", "sends", "sent", "ended", "learnt"]
-    names += ["evaluators", "state_dict"]
-    before = {name: getattr(Record, name) for name in names}
+    total, names = [0.0], ["begin", "end", "picked", "sent", "incoming", "ended", "left_out"]
+    names += ["state_dict"]
+    before = {name: getattr(AuditRecord, name) for name in names}
 
     def with_time(call: Callable[..., object]) -> Callable[..., object]:
         def wrapped(*values: object, **named: object) -> object:
@@ -154,12 +155,12 @@ def timed() -> Iterator[list[float]]:
         return wrapped
 
     for name, call in before.items():
-        setattr(Record, name, with_time(call))
+        setattr(AuditRecord, name, with_time(call))
     try:
         yield total
     finally:
         for name, call in before.items():
-            setattr(Record, name, call)
+            setattr(AuditRecord, name, call)
 
 
 def measured(simulate: Simulate, pairs: int) -> dict[str, float | int]:

@@ -20,8 +20,7 @@ from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.server.validation import FORECAST_RECORD
-from fedstale.strategies.types import UNKNOWN, Candidates
+from fedstale.strategies.types import FORECAST_RECORD, UNKNOWN, Candidates
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 

@@ -49,3 +49,17 @@ class ProtocolError(FedstaleError):
 
 class ResumeError(FedstaleError):
     """A checkpoint does not belong to the run that wants to resume from it."""
+
+
+class RunEnded(BaseException):
+    """The run is over: its limit is reached, or nothing can ever happen again.
+
+    Like KeyboardInterrupt it is no Exception, so that an app's `except Exception` cannot swallow
+    it; whoever started the run catches it and keeps what was done.
+    """
+
+    def __init__(self, reason: str, *, stuck: bool = False) -> None:
+        """End a run, for a reason in words; `stuck` if it could never have gone on."""
+        super().__init__(reason)
+        self.reason = reason
+        self.stuck = stuck

@@ -4,7 +4,7 @@ The strategies are here; their parts are in `selection`, `schedule`, `weighting`
 `server_optimizer`: `weighting.Gap()`, `schedule.k_async(20, 5)`.
 """
 
-from fedstale.strategies import robust, schedule, selection, server_optimizer, weighting
+from fedstale.strategies import robust, schedule, selection, server_optimizer, stages, weighting
 from fedstale.strategies.aliases import (
     CA2FL,
     FADAS,
@@ -24,7 +24,6 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
-from fedstale.strategies.messages import ByForecast, Format, Messages
 from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.server import (
     Callback,
@@ -34,8 +33,14 @@ from fedstale.strategies.server import (
     Validation,
     read_checkpoint,
 )
+from fedstale.strategies.stages import (
+    AuditRecord,
+    Compression,
+    ForecastRequest,
+    LocalWork,
+    Stage,
+)
 from fedstale.strategies.strategy import Options, StaleStrategy
-from fedstale.strategies.work import Work, WorkShare, WorkWithin
 
 __all__ = [
     "CA2FL",
@@ -43,9 +48,10 @@ __all__ = [
     "REFL",
     "AdaptiveSync",
     "AsyncFedED",
-    "ByForecast",
+    "AuditRecord",
     "Callback",
     "Checkpoints",
+    "Compression",
     "DirectionAware",
     "FedAdagrad",
     "FedAdam",
@@ -57,22 +63,21 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedYogi",
-    "Format",
+    "ForecastRequest",
     "GapAware",
-    "Messages",
+    "LocalWork",
     "Options",
     "Privacy",
     "Runtime",
+    "Stage",
     "StaleStrategy",
     "StopWhen",
     "Validation",
-    "Work",
-    "WorkShare",
-    "WorkWithin",
     "read_checkpoint",
     "robust",
     "schedule",
     "selection",
     "server_optimizer",
+    "stages",
     "weighting",
 ]

@@ -7,7 +7,7 @@ update. Everything published is a composition of these; see `aliases`.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import Parameter, Signature, currentframe, signature, unwrap
 from pathlib import Path
@@ -18,11 +18,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies.messages import ByForecast, Messages
 from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import AdaSync, Schedule
-from fedstale.strategies.selection import ForecastRequest, Random, Selector
+from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server import (
     RECHECK_S,
     Checkpointer,
@@ -37,9 +36,9 @@ from fedstale.strategies.server import (
     without_stalls,
 )
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
+from fedstale.strategies.stages import LocalWork, Stage
 from fedstale.strategies.types import require, require_choice, require_count, require_known
 from fedstale.strategies.weighting import ByAge, Weighting, constant
-from fedstale.strategies.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +62,7 @@ class Options(TypedDict, total=False):
     max_staleness: int | None
     privacy: Privacy | None
     validation: Validation | None
-    forecast_request: ForecastRequest | None
-    messages: Messages | None
-    work: Work | None
+    stages: Sequence[Stage]
     train_config: Mapping[str, float | str] | None
     fraction_evaluate: float
     min_evaluate_nodes: int
@@ -79,7 +76,6 @@ class Options(TypedDict, total=False):
     recheck_s: float
     checkpoints: Checkpoints | str | Path | None
     resume: str | Path | None
-    record: str | Path | bool
     version_memory_bytes: int | None
     seed: int
 
@@ -147,16 +143,8 @@ class StaleStrategy(Strategy):
             worth; see `Privacy`. It needs `normalise="buffer_size"`, a buffer size that follows no
             losses, and a weighting that looks at no other update (by age or by a gap).
         validation: what checks replies.
-        forecast_request: which nodes to ask for a forecast before any is chosen, as
-            `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
-            with replies.
-        messages: how arrays are made smaller on their way to and from devices whose ClientApp has
-            `CompactMod`: `Format(up="int4")`, or `ByForecast()` for each by its own links; in full
-            if not given.
-        work: which share of its local epochs each node is asked to do: `WorkShare(share=0.5)`, or
-            `WorkWithin(at_most_s=600)` for what its own forecast says that it can do in that time.
-            A ClientApp reads it by `fedstale.client.local_steps`; one that does not trains in full.
-            All of them if not given.
+        stages: what happens to messages, replies and steps besides, in this order: `Compression`,
+            `LocalWork`, `ForecastRequest`, `AuditRecord`, or a `Stage` of your own.
         train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
@@ -178,9 +166,6 @@ class StaleStrategy(Strategy):
             wrote it; another setting is logged as a warning. No other process may go on from the
             same folder while this one lives. If it is the folder of `checkpoints`, and no version
             is in it yet, the run begins anew: so the same settings start a run and take it up.
-        record: where to write a record of forecasts, picks and outcomes that others can check: a
-            file, or True for record.jsonl in the folder of the run. A run that goes on from
-            `resume` goes on with it. Not written if not given.
         version_memory_bytes: memory that model versions in flight may take together, the current
             one included, >= 0; past it the oldest ones wait on disk, in the folder of
             `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
@@ -227,9 +212,7 @@ class StaleStrategy(Strategy):
         max_staleness: int | None = None,
         privacy: Privacy | None = None,
         validation: Validation | None = None,
-        forecast_request: ForecastRequest | None = None,
-        messages: Messages | None = None,
-        work: Work | None = None,
+        stages: Sequence[Stage] = (),
         train_config: Mapping[str, float | str] | None = None,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 0,
@@ -243,7 +226,6 @@ class StaleStrategy(Strategy):
         recheck_s: float = RECHECK_S,
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
-        record: str | Path | bool = False,
         version_memory_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -254,9 +236,8 @@ class StaleStrategy(Strategy):
         self.normalise: Normalise = normalise
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
-        self.robust, self.forecast_request = robust, forecast_request
-        self.max_staleness, self.privacy, self.messages = max_staleness, privacy, messages
-        self.work = work
+        self.robust, self.max_staleness, self.privacy = robust, max_staleness, privacy
+        self.stages = tuple(stages)
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -268,7 +249,7 @@ class StaleStrategy(Strategy):
         self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
-        self.checkpoints, self.resume, self.record = checkpoints, resume, record
+        self.checkpoints, self.resume = checkpoints, resume
         self.version_memory_bytes = version_memory_bytes
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
@@ -292,12 +273,6 @@ class StaleStrategy(Strategy):
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
-        request = self.forecast_request
-        if isinstance(self.messages, ByForecast) and request is not None:
-            accepted = "no upload_bytes with messages=ByForecast(...), which decides on them"
-            require(
-                "upload_bytes" not in request.job, "forecast_request.job", request.job, accepted
-            )
         if self.max_staleness is not None:
             accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
             require_count("max_staleness", self.max_staleness, accepted, least=0)
@@ -306,23 +281,26 @@ class StaleStrategy(Strategy):
         if self.version_memory_bytes is not None:
             accepted = "a whole number of bytes >= 0, or None for no limit"
             require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
-        accepted = "Format(up='int4') or another Messages, or None for in full"
-        is_known = self.messages is None or isinstance(self.messages, Messages)
-        require(is_known, "messages", self.messages, accepted)
-        is_known = isinstance(self.record, str | Path | bool) and self.record != ""
-        accepted = "a file, True for one in the folder of the run, or False for none"
-        require(is_known, "record", self.record, accepted)
-        accepted = (
-            "WorkShare(share=0.5), WorkWithin(at_most_s=600) or another Work, or None for all"
-        )
-        is_known = self.work is None or isinstance(self.work, Work)
-        require(is_known, "work", self.work, accepted)
+        names = [stage.name for stage in self.stages if isinstance(stage, Stage)]
+        accepted = "instances of Stage, one of a name, such as [Compression('int8')]"
+        is_known = len(names) == len(self.stages) == len(set(names))
+        require(is_known, "stages", self.stages, accepted)
+        for stage in self.stages:
+            stage.check(self)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(
                 "normalise = 'weights' with buffer_size = 1 divides each update by its own weight, "
                 "which undoes every penalty: choose 'buffer_size' or 'examples'"
             )
+
+    @property
+    def run_stages(self) -> tuple[Stage, ...]:
+        """The stages of a run: numbers of steps are asked for where updates are divided by them."""
+        asks = any(isinstance(stage, LocalWork) for stage in self.stages)
+        if self.normalise == "steps" and not asks:
+            return (*self.stages, LocalWork())
+        return self.stages
 
     def _check_privacy(self) -> None:
         """Raise where one device's updates would move more of a step than its own."""
@@ -468,8 +446,7 @@ class StaleStrategy(Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints", "resume", "record")),
-            (self, usual, ("forecast_request", "messages")),
+            (self, usual, ("stop_when", "checkpoints", "resume")),
         ):
             for name in names:
                 value = getattr(part, name)
@@ -479,6 +456,13 @@ class StaleStrategy(Strategy):
                         "rounds that another strategy's loop could run; wrap a synchronous "
                         "strategy without it, such as FedAvg, FedProx or FedAdam"
                     )
+
+        for stage in self.stages:
+            if stage.needs_start:
+                raise ConfigError(
+                    f"{type(self).__name__} cannot be wrapped with the stage {stage!r}, which "
+                    "changes messages and replies that another strategy's loop takes as they are"
+                )
 
     def _running_rounds(self) -> DrivenLoop:
         if self._rounds is None:

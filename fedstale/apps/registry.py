@@ -22,19 +22,19 @@ from fedstale.agents import AgentSelector, LinUCB
 from fedstale.config import instant_s, nearest
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
-    ByForecast,
-    Format,
-    Messages,
+    AuditRecord,
+    Compression,
+    ForecastRequest,
+    LocalWork,
     Privacy,
     StaleStrategy,
-    Work,
-    WorkShare,
-    WorkWithin,
     robust,
     selection,
     weighting,
 )
-from fedstale.strategies.messages.codec import FORMATS, FormatName
+from fedstale.strategies.messages import FORMATS
+from fedstale.strategies.stages import Stage
+from fedstale.strategies.types import FormatName
 from fedstale.strategies.weighting import ByAge
 
 T = TypeVar("T", int, float)
@@ -103,7 +103,6 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 
 _PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields(Privacy)}
 """Settings of `Privacy`, by the key of the run config."""
-_BY_FORECAST = "by-forecast"
 SETTINGS = (
     *("max-staleness", "messages", "messages-down", "work", "work-least", "normalise"),
     *_PRIVACY,
@@ -151,10 +150,9 @@ def strategy(config: UserConfig) -> Strategy:
         return _flowers(config)
     options: dict[str, Any] = {
         "fraction_evaluate": _number(config, "fraction-evaluate", float),
-        "forecast_request": selection.ForecastRequest() if config["forecasts"] else None,
+        "stages": _stages(config),
         "checkpoints": str(config["checkpoints"]) or None,
         "resume": str(config["resume"]) or None,
-        "record": config["record"],
         "seed": _number(config, "seed", int),
     }
     sizes = signature(make).parameters
@@ -169,8 +167,6 @@ def strategy(config: UserConfig) -> Strategy:
             options[key] = named(key, str(config[key]))()
     if config["max-staleness"] != "":
         options["max_staleness"] = config["max-staleness"]
-    options["messages"] = _messages(config)
-    options["work"] = _work(config)
     if config["normalise"] != "":
         options["normalise"] = config["normalise"]
     options["privacy"] = _privacy(config)
@@ -210,34 +206,39 @@ def _flowers(config: UserConfig) -> Strategy:
     )
 
 
-def _messages(config: UserConfig) -> Messages | None:
+def _stages(config: UserConfig) -> list[Stage]:
+    """Return the stages that a run config names."""
+    record = config["record"]
+    stages = [
+        _compression(config),
+        _local_work(config),
+        ForecastRequest() if config["forecasts"] else None,
+        AuditRecord(None if record is True else str(record)) if record else None,
+    ]
+    return [stage for stage in stages if stage is not None]
+
+
+def _compression(config: UserConfig) -> Compression | None:
     up, down = (str(config[key]).lower() or None for key in ("messages", "messages-down"))
     for key, name in (("messages", up), ("messages-down", down)):
-        names = [*FORMATS, *([_BY_FORECAST] if key == "messages" else [])]
-        if name is not None and name not in names:
-            raise ConfigError(f"{key} = {config[key]!r}: expected {nearest(name, names)}")
+        if name not in (None, *FORMATS):
+            raise ConfigError(f"{key} = {config[key]!r}: expected {nearest(str(name), FORMATS)}")
     if up is None and down is None:
         return None
-    if up == _BY_FORECAST:
-        if not config["forecasts"]:
-            raise ConfigError(f"messages = {_BY_FORECAST!r}: expected with forecasts=true")
-        return ByForecast(down=cast(FormatName | None, down))
-    return Format(up=cast(FormatName | None, up), down=cast(FormatName | None, down))
+    return Compression(cast(FormatName | None, up), down=cast(FormatName | None, down))
 
 
-def _work(config: UserConfig) -> Work | None:
+def _local_work(config: UserConfig) -> LocalWork | None:
     """Return the share that `work` names: a number, or the longest time of a job as text."""
     work, least = config["work"], config["work-least"]
     if isinstance(work, str) and work:
         if not config["forecasts"]:
             raise ConfigError(f"work = {work!r}: expected a share such as 0.5, or forecasts=true")
-        within = WorkWithin(at_most_s=instant_s(work, "work"))
-        return (
-            within if least == "" else replace(within, least=_number(config, "work-least", float))
-        )
+        options = {} if least == "" else {"least": _number(config, "work-least", float)}
+        return LocalWork(within_s=instant_s(work, "work"), **options)
     if least != "":
         raise ConfigError(f"work-least = {least!r}: expected with a time such as work='10m'")
-    return None if work == "" else WorkShare(share=cast(float, work))
+    return None if work == "" else LocalWork(cast(float, work))
 
 
 def _privacy(config: UserConfig) -> Privacy | None:

@@ -1,15 +1,15 @@
 """What a device adds to its ClientApp: forecasts, smaller messages, less work, packed arrays."""
 
-from fedstale.client.mods import CompactMod, ForecastingApp, ForecastMod, PackMod
-from fedstale.client.working import local_steps
-from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
-from fedstale.strategies.server import FORECAST_RECORD
+from fedstale.client.local_work import local_steps
+from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
+from fedstale.strategies.stages import JOB_RECORD, QUERY
+from fedstale.strategies.types import FORECAST_RECORD
 
 __all__ = [
     "FORECAST_RECORD",
     "JOB_RECORD",
     "QUERY",
-    "CompactMod",
+    "CompressionMod",
     "ForecastMod",
     "ForecastingApp",
     "PackMod",

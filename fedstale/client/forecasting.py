@@ -34,7 +34,7 @@ from flwr.app import Metadata, RecordDict
 
 from fedstale.client.device import Cost, Device, MessageHistory, store, stored
 from fedstale.errors import ProtocolError
-from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
+from fedstale.strategies.stages import JOB_RECORD, STATED
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import Adaptation, Calibration

@@ -3,8 +3,9 @@
 `ForecastMod` does the first and the last, for any ClientApp, in one line. It measures what the
 device does with each message, keeps that in the node's Context, and puts a forecast of the next job
 into each reply, in a ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in
-a forecast, the app's own reply goes out as it is. `CompactMod` answers in the format that a server
-asks for. Each of them states how much of the work an app has done that reads it (`local_steps`).
+a forecast, the app's own reply goes out as it is. `CompressionMod` answers in the format that a
+server asks for. Each of them states how much of the work an app has done that reads it
+(`local_steps`).
 """
 
 import logging
@@ -19,21 +20,25 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedstale import __version__
-from fedstale.client import compacting, working
+from fedstale.client import compression, local_work
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ErrorCode
-from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server import (
-    FORECAST_RECORD,
-    fault_of_releases,
     pack,
     says_so,
-    state_release,
-    stated_release,
     stating,
     unpack,
 )
-from fedstale.strategies.work import WORK, is_asked
+from fedstale.strategies.stages import (
+    JOB_RECORD,
+    QUERY,
+    WORK,
+    fault_of_releases,
+    is_asked,
+    state_release,
+    stated_release,
+)
+from fedstale.strategies.types import FORECAST_RECORD
 
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
@@ -120,7 +125,8 @@ class ForecastMod:
         Args:
             mods: others, which run inside, around each function of the app.
             around: others that run around every message as this one does, inside of it, such as
-                `CompactMod()`. A batch of clients that are trained as one program runs them too.
+                `CompressionMod()`. A batch of clients that are trained as one program runs them
+                too.
         """
         return ForecastingApp(self, mods, around)
 
@@ -167,8 +173,8 @@ class ForecastMod:
         # The app's code may change the message.
         stated = dict(message.content.config_records.get(JOB_RECORD, {}))
         has_share = is_asked(message.content)
-        # What travels counts, also where `CompactMod` is around this mod.
-        around = compacting.under_way()
+        # What travels counts, also where `CompressionMod` is around this mod.
+        around = compression.under_way()
         received_bytes = array_bytes(message.content if around is None else around.received)
         reply = _answer(message, {}) if is_query else call_next(message, context)
         if reply.has_error():
@@ -178,7 +184,7 @@ class ForecastMod:
         try:
             from fedstale.client import forecasting  # noqa: PLC0415 - see above
 
-            done = working.noted()
+            done = local_work.noted()
             record = forecasting.record(
                 lambda: self._forecaster,
                 device,
@@ -271,7 +277,7 @@ class PackMod:
                 message.content = unpack(message.content)
         except ProtocolError as problem:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
-        with working.noting() as note:
+        with local_work.noting() as note:
             reply = call_next(message, context)
         if note.done is not None and not reply.has_error():
             reply.content[WORK] = note.done.record()
@@ -282,14 +288,14 @@ class PackMod:
         return reply
 
 
-class CompactMod:
+class CompressionMod:
     """Answers in the format that a server asks for, and reads models in formats; the app sees none.
 
     It belongs first, with `ForecastMod` or `PackMod` beside it in either order, around mods that
     change arrays, such as those for privacy:
 
-        app = ClientApp(mods=[CompactMod(), ForecastMod()])
-        app = ForecastMod().client_app(around=[CompactMod()])
+        app = ClientApp(mods=[CompressionMod(), ForecastMod()])
+        app = ForecastMod().client_app(around=[CompressionMod()])
 
     Large arrays of a reply then go as changes of what was received; see `Format` for which server
     asks for that. What rounding leaves out is kept in the node's Context and goes into the next
@@ -298,7 +304,7 @@ class CompactMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the app answer; a message that cannot be read is answered with an error."""
-        return PackMod()(message, context, _through(compacting.compacted, call_next))
+        return PackMod()(message, context, _through(compression.compressed, call_next))
 
 
 def _through(mod: Mod, call_next: ClientAppCallable) -> ClientAppCallable:

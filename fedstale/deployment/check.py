@@ -38,7 +38,7 @@ from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.messages import Asked
 from fedstale.strategies.server import pack
-from fedstale.strategies.work import is_asked
+from fedstale.strategies.stages import is_asked
 from fedstale.traces import TraceSet
 
 # What no bundle is expected to hold.
@@ -244,24 +244,24 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
     findings = [_objects(message)]
     sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
     used = set[str]().union(*map(_names_in, sources))
-    if Asked.of(message.content) and "CompactMod" not in used:
+    if Asked.of(message.content) and "CompressionMod" not in used:
         findings.append(
             Finding(
-                "the strategy's messages=... asks devices for smaller messages, but no file of the "
-                "app names CompactMod: they go in full both ways; add fedstale.client.CompactMod() "
-                "as the first mod of the ClientApp",
+                "the strategy's Compression asks devices for smaller messages, but no file of the "
+                "app names CompressionMod: they go in full both ways; add "
+                "fedstale.client.CompressionMod() as the first mod of the ClientApp",
                 is_fault=False,
             )
         )
     # The clients of the built-in apps read their share in a module that these share.
     reads = used & {"local_steps", "fedstale.apps"}
     if is_asked(message.content) and not (
-        reads and used & {"PackMod", "CompactMod", "ForecastMod"}
+        reads and used & {"PackMod", "CompressionMod", "ForecastMod"}
     ):
-        what = "has PackMod, CompactMod or ForecastMod" if reads else "calls local_steps"
+        what = "has PackMod, CompressionMod or ForecastMod" if reads else "calls local_steps"
         findings.append(
             Finding(
-                "the strategy's work=... or normalise='steps' asks devices for a share of their "
+                "the strategy's LocalWork or normalise='steps' asks devices for a share of their "
                 f"local epochs, and for the steps that they took, but no file of the app {what}: "
                 "devices train in full or do not say what they did; call "
                 "fedstale.client.local_steps in the ClientApp, and give it one of these mods",

@@ -31,8 +31,9 @@ from fedstale.simulation.metrics import (
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.messages import formats_of
-from fedstale.strategies.server import MOST_REASON, Runtime, SuperLinkGrid, connected
-from fedstale.strategies.work import asked_share
+from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
+from fedstale.strategies.stages import asked_share
+from fedstale.strategies.types import MOST_REASON
 
 _UNSEEN = (
     *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),

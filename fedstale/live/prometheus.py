@@ -27,9 +27,8 @@ from fedstale.strategies.server import (
     Runtime,
     SuperLinkGrid,
     connected,
-    next_job_in,
 )
-from fedstale.strategies.types import ClientUpdate
+from fedstale.strategies.types import ClientUpdate, next_job_in
 
 PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")
 """What `fedstale_phase_seconds` times.

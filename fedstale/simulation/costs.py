@@ -21,8 +21,8 @@ from fedstale.flower import (
     n_value_bytes,
     trains_nothing,
 )
+from fedstale.strategies.stages import StepsDone, steps_of
 from fedstale.strategies.types import Stateful
-from fedstale.strategies.work import Done, steps_of
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
 _ARRAY_OVERHEAD = 160
@@ -185,7 +185,7 @@ class CostBook(Stateful):
             whole: work units of the job in full.
             reply: to it.
         """
-        done = Done.of(reply)
+        done = StepsDone.of(reply)
         return whole if done is None else whole * done.share
 
     def evaluation(self, node_id: int, examples: float | None, expected: float) -> float:
@@ -267,7 +267,7 @@ class CostBook(Stateful):
         # A format changes no number of examples.
         kind = kind.partition(" ")[0]
         if share < 1.0:
-            done = Done.of(reply.content)
+            done = StepsDone.of(reply.content)
             steps = 0 if done is None else done.whole
             self._steps[(kind, node_id)] = self._steps[(kind, -1)] = steps
         examples = examples_in(reply.content)

@@ -22,6 +22,7 @@ from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, rep
 from fedstale.simulation.jobs import ANSWERED, ASKED, Columns, JobRow, JobTable, RunsAfter
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import HEARTBEAT_S
+from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import (
     NodeSet,
     Places,
@@ -33,7 +34,6 @@ from fedstale.strategies.types import (
     set_bits,
     unpacked,
 )
-from fedstale.strategies.work import asked_share
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.availability import Availability

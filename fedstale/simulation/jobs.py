@@ -34,8 +34,8 @@ from fedstale.flower import (
 )
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import reply_kind
-from fedstale.strategies.server import REJECTED, REPORTED, Callback, NextJob, Runtime, next_job_in
-from fedstale.strategies.types import ClientUpdate, State, Stateful
+from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
+from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
 
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""

@@ -31,7 +31,7 @@ from fedstale.simulation.run import seed_server
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import RunEnded
-from fedstale.strategies.work import Done
+from fedstale.strategies.stages import StepsDone
 from fedstale.traces import TraceSet
 
 
@@ -80,7 +80,7 @@ class MeasuringExecutor(Executor):
             if answer.reply.has_error():
                 raise ConfigError(f"the client failed: {answer.reply.error.reason}")
             self.replies[kind] = answer.reply
-            if (done := Done.of(answer.reply.content)) is not None:
+            if (done := StepsDone.of(answer.reply.content)) is not None:
                 self.seconds[kind] /= done.share
         content = own_copy(self.replies[kind].content)
         return ClientReply(reply_with(call.message, content), call.context)

@@ -277,7 +277,7 @@ def write_run(
                 for kind, by_node in metrics.limits.items()
             },
             "metrics": metrics.latest,
-            **({} if run.record is None else {"record": run.record.summary()}),
+            **{name: value for stage in run.stages for name, value in stage.summary().items()},
         }
     )
     return report_at_end(folder.path)

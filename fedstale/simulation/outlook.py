@@ -21,7 +21,7 @@ from fedstale.simulation.costs import CostBook, kind_of, size_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
 from fedstale.strategies.server import Callback, RunEnded, Runtime
-from fedstale.strategies.work import asked_share
+from fedstale.strategies.stages import asked_share
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.trip import Status
 

@@ -39,7 +39,6 @@ from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import (
     CLIENT_ERROR,
-    RECORD,
     REJECTED,
     REPORTED,
     Callback,
@@ -49,6 +48,7 @@ from fedstale.strategies.server import (
     Snapshot,
     read_checkpoint,
 )
+from fedstale.strategies.stages import RECORD
 from fedstale.strategies.types import State
 from fedstale.traces import Availability, TraceSet
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.server import NONE_BEFORE, RECORD
+from fedstale.strategies.stages import NONE_BEFORE, RECORD
 
 MOST_LINE = 64_000_000
 """Bytes of a line: of a million nodes that become candidates at once, there are 21."""
@@ -61,8 +61,8 @@ def file_of(run: Path) -> Path:
     path = run / RECORD if run.is_dir() else run
     if not path.is_file():
         raise ConfigError(
-            f"{str(run)!r} has no {RECORD}: expected a run of a strategy with record=True, or the "
-            "file of a record"
+            f"{str(run)!r} has no {RECORD}: expected a run of a strategy with AuditRecord(), or "
+            "the file of a record"
         )
     return path
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.server import FORMAT, plain_state
+from fedstale.strategies.stages import FORMAT, plain_state
 from fedstale.strategies.types import Forecast, History, NodeIds, Situation
 from fedstale.verification.chain import Line, WrongError
 from fedstale.verification.made_again import UnknownRuleError, made_again

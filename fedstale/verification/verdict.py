@@ -25,7 +25,7 @@ from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.run import Run
 from fedstale.runs import DEPLOYED, EVENTS, SUMMARY
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.server import RECORD
+from fedstale.strategies.stages import RECORD
 from fedstale.verification.chain import (
     MOST_FAULTS,
     ChainLink,

@@ -1,7 +1,12 @@
 """Smaller messages: which format each has, and arrays that are quantised on their way."""
 
-from fedstale.strategies.messages.codec import LEAST, FormatName, decode, is_quantised, n_bytes
-from fedstale.strategies.messages.formats import ByForecast, Format, Messages
+from fedstale.strategies.messages.codec import (
+    FORMATS,
+    LEAST,
+    decode,
+    is_quantised,
+    n_bytes,
+)
 from fedstale.strategies.messages.records import (
     COMPACT_RECORD,
     Asked,
@@ -20,12 +25,9 @@ from fedstale.strategies.messages.records import (
 
 __all__ = [
     "COMPACT_RECORD",
+    "FORMATS",
     "LEAST",
     "Asked",
-    "ByForecast",
-    "Format",
-    "FormatName",
-    "Messages",
     "as_text",
     "coarse",
     "decode",

@@ -17,15 +17,14 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.types import Array, at_least_single, rounding_loop
+from fedstale.strategies.types import Array, FormatName, at_least_single, rounding_loop
 
-FormatName = Literal["float16", "int8", "int4", "int2"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 """From the finest to the coarsest."""
 BUCKET = 512

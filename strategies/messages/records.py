@@ -24,13 +24,12 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedstale.errors import ProtocolError
 from fedstale.strategies.messages.codec import (
     FORMATS,
-    FormatName,
     decode,
     encode,
     is_quantised,
     n_bytes,
 )
-from fedstale.strategies.types import Array
+from fedstale.strategies.types import Array, FormatName
 
 COMPACT_RECORD = "fedstale.compact"
 """Name of the ConfigRecord by which a device says that it understands formats."""

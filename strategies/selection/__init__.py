@@ -12,7 +12,6 @@ from fedstale.strategies.selection.base import (
     Selector,
 )
 from fedstale.strategies.selection.credits import Credits
-from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
 from fedstale.strategies.types import Candidate, Candidates, Situation
 
@@ -25,7 +24,6 @@ __all__ = [
     "ExpectedUtility",
     "Fastest",
     "Filtered",
-    "ForecastRequest",
     "LeastAvailable",
     "MostReliable",
     "Oort",

@@ -31,13 +31,13 @@ from fedstale.strategies.robust.base import aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.validation import RejectionError
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
     Model,
+    RejectionError,
     State,
     Stateful,
     add_scaled,

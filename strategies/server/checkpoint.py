@@ -29,7 +29,7 @@ from fedstale.strategies.types import Array, State, is_count, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

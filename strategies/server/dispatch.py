@@ -1,7 +1,7 @@
 """Which nodes get the next message, and what is in it: one set of records a version for all."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -10,38 +10,30 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import FedstaleError
-from fedstale.strategies.messages import Asked, FormatName
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.selection.forecast_request import QUERY
-from fedstale.strategies.server.compacting import CompactNodes
-from fedstale.strategies.server.jobs import OpenJobs, Purpose
-from fedstale.strategies.server.record import Record
-from fedstale.strategies.server.releases import RELEASE, state_release
+from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.server.working import WorkNodes
+from fedstale.strategies.stages import Pick, Stage
 from fedstale.strategies.types import (
     History,
+    Job,
     NodeSet,
     Places,
+    Purpose,
     Situation,
     Words,
     clear_bits,
     packed,
     set_bits,
 )
-from fedstale.strategies.work import asking
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
 
 logger = logging.getLogger(__name__)
 
-_TYPES: Mapping[Purpose, str] = {
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "query": QUERY,
-}
+_TYPES: Mapping[Purpose, str] = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 class FreeNodes:
@@ -76,18 +68,6 @@ class FreeNodes:
         return NodeSet(everyone, free)
 
 
-@dataclass(frozen=True, slots=True)
-class _Own:
-    """What is of one node's own in a message to it; None for in full, and for no share."""
-
-    up: FormatName | None = None
-    down: FormatName | None = None
-    share: float | None = None
-
-
-_NOTHING = _Own()
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Dispatcher:
     """Chooses nodes, sends them the current model, and opens their jobs."""
@@ -98,6 +78,8 @@ class Dispatcher:
     """The settings."""
     selector: Selector
     """Of nodes."""
+    stages: Sequence[Stage]
+    """What happens to messages."""
     rng: np.random.Generator
     """What the selector draws from."""
     configs: dict[Purpose, Mapping[str, object]]
@@ -112,19 +94,8 @@ class Dispatcher:
     """Of the model."""
     latest: ArrayRecord
     """Version 0 of the model as Flower sends it; later the last version that was sent."""
-    compact: CompactNodes | None = None
-    """What nodes are asked for, where messages are made smaller."""
-    run_record: Record | None = None
-    """Of what is picked, if one is kept."""
-    work: WorkNodes | None = None
-    """Which share of the work nodes are asked for, where they are."""
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
-    _shares: dict[float, RecordDict] = field(default_factory=dict)
-    """What was made of a content by asking for a share; of the last one alone, which is a model."""
-    _shared: RecordDict | None = None
-    _own: dict[int, _Own] = field(default_factory=dict)
-    """Of the messages that have been made and not opened, by node."""
 
     def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
@@ -143,10 +114,10 @@ class Dispatcher:
             version=self.versions.version,
             deadline_s=min(deadline_s, self.timeout_s),
         )
-        if self.run_record is not None and not free.everyone.is_ascending:
-            # A grid may answer in any order; a line of the record has the set alone.
+        if not free.everyone.is_ascending:
+            # A grid may answer in any order; what is picked depends on the set alone.
             free = NodeSet.of(np.sort(free.ids))
-        drawn_from = None if self.run_record is None else self.rng.bit_generator.state
+        drawn_from = self.rng.bit_generator.state if self.stages else {}
         candidates = self.history.candidates(free, situation)
         # A selector of a user's may return what `node_ids` holds.
         chosen = [int(node) for node in self.selector.select(candidates, k, now, self.rng)]
@@ -156,106 +127,79 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
-        if self.run_record is not None and drawn_from is not None:
-            self.run_record.picked(free, k, now, situation, drawn_from, chosen)
+        for stage in self.stages:
+            stage.picked(
+                Pick(
+                    purpose="train",
+                    free=free,
+                    k=k,
+                    chosen=chosen,
+                    situation=situation,
+                    drawn_from=drawn_from,
+                )
+            )
         return chosen
 
-    def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], list[int]]:
-        """Send the current version, or a query, to at least one node.
+    def send(self, nodes: list[int], purpose: Purpose, now: float) -> list[Job]:
+        """Send the current version, or a query, to at least one node, and open the jobs.
 
         Returns:
-            Ids of the messages, None for one that could not be sent; bytes of arrays of each.
+            The jobs in the order of nodes; a message that could not be sent has no id.
 
         Raises:
             FedstaleError: the grid takes none of the messages.
         """
-        _, full_bytes = self._content(purpose)
-        messages = self.messages(nodes, purpose)
-        n_bytes = [full_bytes] * len(nodes)
-        if self.compact is not None and purpose == "train":
-            n_bytes = [_array_bytes(message.content) for message in messages]
+        jobs, messages = self.prepare(nodes, purpose)
         ids: list[str | None] = list(self.grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
+            n_bytes = max(_array_bytes(message.content) for message in messages)
             raise FedstaleError(
-                f"the grid took none of {len(nodes)} messages with up to {max(n_bytes)} bytes of "
+                f"the grid took none of {len(nodes)} messages with up to {n_bytes} bytes of "
                 "arrays: see the log of the SuperLink, which may have a limit on their size"
             )
-        return ids, n_bytes
+        self.open(jobs, ids, now)
+        return jobs
 
-    def messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
-        """Return messages with the current version, or with a query, to some nodes."""
-        content, _ = self._content(purpose)
+    def prepare(self, nodes: list[int], purpose: Purpose) -> tuple[list[Job], list[Message]]:
+        """Return jobs that are not sent yet, and their messages."""
+        content, n_bytes = self._content(purpose)
         ttl_s, group_id = self.ttl_s(purpose), str(self.versions.version)
-        contents = [content] * len(nodes)
-        if purpose == "train" and (self.compact or self.work):
-            contents = [self._content_for(node, content) for node in nodes]
-        return [
-            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id)
-            for node, content in zip(nodes, contents, strict=True)
-        ]
+        kind = _TYPES.get(purpose) or self._asking.query
+        jobs, messages = [], []
+        for node in nodes:
+            job, own = Job(node, purpose, self.versions.version, n_bytes=n_bytes), content
+            for stage in self.stages:
+                own = stage.outgoing(job, own)
+            if own is not content:
+                job.n_bytes = _array_bytes(own)
+            jobs.append(job)
+            messages.append(Message(own, node, kind, ttl=ttl_s, group_id=group_id))
+        return jobs, messages
 
-    def _content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return the content of a message to one node: in its formats, and with its share."""
-        forecast = self.history.forecast_of(node)
-        asked, down = (
-            (Asked(), None) if self.compact is None else self.compact.asked(node, forecast)
-        )
-        share = None
-        if self.work is not None:
-            upload = 1.0 if self.compact is None else self.compact.upload(node, asked.up)
-            share = self.work.share_of(forecast, upload)
-            content = self._with_share(content, share)
-        if self.compact is not None:
-            keys = self.strategy.arrayrecord_key, self.strategy.configrecord_key
-            content = self.compact.content(asked, down, content, keys)
-        self._own[node] = _Own(asked.up, down, share)
-        return content
-
-    def _with_share(self, content: RecordDict, share: float) -> RecordDict:
-        """Return a content that asks for a share; the same object for all nodes with it."""
-        if self._shared is not content:
-            self._shared, self._shares = content, {}
-        if share not in self._shares:
-            key, made = self.strategy.configrecord_key, RecordDict(dict(content))
-            made[key] = asking(content.config_records[key], share)
-            self._shares[share] = made
-        return self._shares[share]
-
-    def open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
-        """Open a job for each message that was sent, and return how many were.
+    def open(self, jobs: list[Job], ids: Sequence[str | None], now: float) -> None:
+        """Open jobs whose messages were handed to the grid.
 
         Args:
-            nodes: that the messages went to.
-            ids: of the messages in the order of nodes, None for one that could not be sent.
-            purpose: of all of them.
+            jobs: that `prepare` returned.
+            ids: of their messages, None for one that could not be sent.
             now: the instant in s.
         """
-        version, first_job = self.versions.version, self.jobs.n_sent
-        for node, message_id in zip(nodes, ids, strict=True):
-            own = self._own.pop(node, _NOTHING)
-            if purpose == "train":
-                self.history.picked(node, now)
+        for job, message_id in zip(jobs, ids, strict=True):
+            job.job_id, job.message_id, job.sent_at = self.jobs.n_sent, message_id or "", now
+            if job.purpose == "train":
+                self.history.picked(job.node_id, now)
             if message_id is None:
-                logger.warning("node %d: the %s message could not be sent", node, purpose)
-                if purpose == "train":
-                    self.history.failed(node)
+                logger.warning(
+                    "node %d: the %s message could not be sent", job.node_id, job.purpose
+                )
+                if job.purpose == "train":
+                    self.history.failed(job.node_id)
                 continue
-            self.jobs.send(
-                message_id,
-                node_id=node,
-                purpose=purpose,
-                version=version,
-                now=now,
-                timeout_s=self.ttl_s(purpose),
-                up=own.up,
-                down=own.down,
-                share=own.share,
-            )
-            if purpose != "query":
-                self.versions.hold(version)
-        if self.run_record is not None:
-            self.run_record.sent(first_job, now)
-        return len(ids) - ids.count(None)
+            self.jobs.open(job, self.ttl_s(job.purpose))
+            if job.purpose != "query":
+                self.versions.hold(job.base_version)
+        for stage in self.stages if jobs else ():
+            stage.sent(jobs)
 
     def record(self) -> ArrayRecord:
         """Return the current version as Flower sends it; it is made once."""
@@ -270,24 +214,23 @@ class Dispatcher:
 
     def ttl_s(self, purpose: Purpose) -> float:
         """Return how long a message of some kind lives, in s."""
-        request = self.strategy.forecast_request
-        return request.wait_s if request and purpose == "query" else self.timeout_s
+        return self._asking.wait_s if purpose == "query" else self.timeout_s
+
+    @property
+    def _asking(self) -> Stage:
+        """The stage that sends queries."""
+        return next(stage for stage in self.stages if stage.query)
 
     def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
         version = self.versions.version
-        if purpose == "query" and self.strategy.forecast_request is not None:
-            content = self.strategy.forecast_request.content()
-            if release := self.grid.runtime.release:
-                state_release(content, release)
-            return content, 0
+        if purpose == "query":
+            return RecordDict(), 0
         of, content, n_bytes = self._contents.get(purpose, (None, RecordDict(), 0))
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
             values = {**self.configs[purpose], "server-round": server_round}
-            if release := self.grid.runtime.release:
-                values[RELEASE] = release
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record()
             content = RecordDict(

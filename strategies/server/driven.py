@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedstale.strategies.server.jobs import Purpose
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.runtime import Checkpointer, RunLogger, Runtime
 from fedstale.strategies.server.superlink import connected
 from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.types import Job, Purpose
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -45,7 +45,8 @@ class DrivenLoop(EventLoop):
             # The wrapper's rounds are what a grid's callbacks are told of.
             runtime=Runtime(own.runtime.clock, RunLogger()),
         )
-        self._out: tuple[list[int], list[Message]] = [], []
+        self._begin_stages()
+        self._out: tuple[list[Job], list[Message]] = [], []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
@@ -99,15 +100,16 @@ class DrivenLoop(EventLoop):
             self.dispatcher.replace(arrays)
 
     def _messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
-        messages = self.dispatcher.messages(nodes, purpose) if nodes else []
-        self._out = nodes, messages
+        jobs, messages = self.dispatcher.prepare(nodes, purpose)
+        self._out = jobs, messages
         return messages
 
     def _take_in(self, replies: Iterable[Message], purpose: Purpose) -> None:
         """Open the jobs that have been sent meanwhile, and end each of them."""
-        nodes, messages = self._out
+        jobs, messages = self._out
         ids = [message.metadata.message_id or None for message in messages]
-        self._open(nodes, ids, purpose, self.clock.now())
+        self.dispatcher.open(jobs, ids, self.clock.now())
+        self._opened(jobs)
         self._receive(replies)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

@@ -9,38 +9,12 @@ until it answers, or until the job would have timed out.
 import heapq
 from collections import Counter
 from collections.abc import KeysView, Mapping, Set
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import starmap
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
-from fedstale.strategies.messages import FormatName
-from fedstale.strategies.types import State, Stateful
-
-Purpose = Literal["train", "evaluate", "query"]
-PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")
-Ending = Literal["accepted", "rejected", "failed", "timed out", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class SentJob:
-    """One message that was sent."""
-
-    job_id: int
-    """Counts up from 0; sums run in this order."""
-    message_id: str
-    node_id: int
-    purpose: Purpose
-    base_version: int
-    """Version of the model that it carried."""
-    sent_at: float
-    """Instant in s."""
-    up: FormatName | None = None
-    """Format that its reply was asked in; None for in full."""
-    down: FormatName | None = None
-    """Format of the model that it carried; None for in full."""
-    share: float | None = None
-    """Share of the work that it asked for; None where it asked for none."""
+from fedstale.strategies.types import Ending, Job, Purpose, State, Stateful
 
 
 @dataclass
@@ -54,51 +28,28 @@ class OpenJobs(Stateful):
     """Number of jobs that ended in each way."""
     n_out: Counter[Purpose] = field(default_factory=Counter)
     """Number of jobs that are out for each purpose."""
-    _open: dict[str, SentJob] = field(default_factory=dict)
-    _given_up: dict[str, tuple[SentJob, Ending]] = field(default_factory=dict)
+    _open: dict[str, Job] = field(default_factory=dict)
+    _given_up: dict[str, tuple[Job, Ending]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
     _recalled: dict[str, int] = field(default_factory=dict)
     _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
     _awaited: dict[str, None] = field(default_factory=dict)
     _moved: set[int] = field(default_factory=set)
 
-    def send(
-        self,
-        message_id: str,
-        *,
-        node_id: int,
-        purpose: Purpose,
-        version: int,
-        now: float,
-        timeout_s: float,
-        up: FormatName | None = None,
-        down: FormatName | None = None,
-        share: float | None = None,
-    ) -> SentJob:
-        """Open a job."""
-        job = SentJob(
-            job_id=self.n_sent,
-            message_id=message_id,
-            node_id=node_id,
-            purpose=purpose,
-            base_version=version,
-            sent_at=now,
-            up=up,
-            down=down,
-            share=share,
-        )
+    def open(self, job: Job, timeout_s: float) -> None:
+        """Open a job whose message was sent."""
+        message_id, node_id = job.message_id, job.node_id
         self.n_sent += 1
         self._open[message_id] = job
         self._awaited[message_id] = None
         if timeout_s < inf:
-            heapq.heappush(self._deadlines, (now + timeout_s, job.job_id, message_id))
-        self.n_out[purpose] += 1
-        if purpose == "train":
+            heapq.heappush(self._deadlines, (job.sent_at + timeout_s, job.job_id, message_id))
+        self.n_out[job.purpose] += 1
+        if job.purpose == "train":
             self._nodes[node_id] = self._nodes.get(node_id, 0) + 1
             self._moved.add(node_id)
-        return job
 
-    def end(self, message_id: str, ending: Ending) -> SentJob:
+    def end(self, message_id: str, ending: Ending) -> Job:
         """End an open job; one given up stays known until its reply comes."""
         job = self._open.pop(message_id)
         self.endings[ending] = self.endings.get(ending, 0) + 1
@@ -114,7 +65,7 @@ class OpenJobs(Stateful):
                 self._free(job.node_id)
         return job
 
-    def open_job(self, message_id: str) -> SentJob | None:
+    def open_job(self, message_id: str) -> Job | None:
         """Return a job that is out, or None."""
         return self._open.get(message_id)
 
@@ -127,7 +78,7 @@ class OpenJobs(Stateful):
         del self._awaited[message_id]
         return known[1]
 
-    def expired(self, now: float) -> list[SentJob]:
+    def expired(self, now: float) -> list[Job]:
         """Return open jobs whose deadline has passed, in the order of deadlines."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -174,7 +125,7 @@ class OpenJobs(Stateful):
             del self._nodes[node_id]
             self._moved.add(node_id)
 
-    def open_jobs(self, purpose: Purpose) -> list[SentJob]:
+    def open_jobs(self, purpose: Purpose) -> list[Job]:
         """Return the jobs that are out for a purpose, in the order of sending."""
         return [job for job in self._open.values() if job.purpose == purpose]
 
@@ -185,18 +136,22 @@ class OpenJobs(Stateful):
     def state_dict(self) -> State:
         """Return all jobs that are known."""
         return super().state_dict() | {
-            "open": [astuple(job) for job in self._open.values()],
-            "given_up": [(astuple(job), ending) for job, ending in self._given_up.values()],
+            "open": [_row(job) for job in self._open.values()],
+            "given_up": [(_row(job), ending) for job, ending in self._given_up.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
-        self._open = {job.message_id: job for job in starmap(SentJob, state["open"])}
-        given_up = [(SentJob(*fields), ending) for fields, ending in state["given_up"]]
+        self._open = {job.message_id: job for job in starmap(Job, state["open"])}
+        given_up = [(Job(*row), ending) for row, ending in state["given_up"]]
         self._given_up = {job.message_id: (job, ending) for job, ending in given_up}
         self._awaited = dict.fromkeys([*self._open, *self._given_up])
         self.n_out = Counter(job.purpose for job in self._open.values())
         busy = [job.node_id for job in self.open_jobs("train")] + [*self._recalled.values()]
         self._moved |= {*self._nodes, *busy}
         self._nodes = dict(Counter(busy))
+
+
+def _row(job: Job) -> tuple[Any, ...]:
+    return tuple(getattr(job, field.name) for field in fields(job))

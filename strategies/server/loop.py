@@ -8,12 +8,11 @@ which their jobs were sent, so that their order of arrival within one instant ch
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from math import inf, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -22,24 +21,30 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
-from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
+from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.metrics import Evaluations, Progress
-from fedstale.strategies.server.record import RecordedHistory, record_of
-from fedstale.strategies.server.releases import check_release
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import (
-    MOST_REASON,
-    Checkpointer,
-    ResumedClock,
-    Runtime,
-    RuntimeGrid,
-)
-from fedstale.strategies.server.validation import RecordKeys, forecast_in
+from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
+from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.server.working import WorkNodes
-from fedstale.strategies.types import ClientUpdate, History, NodeSet, State, Stateful, whole_s
+from fedstale.strategies.stages import Pick, Stage, StageRun
+from fedstale.strategies.types import (
+    MOST_REASON,
+    PURPOSES,
+    ClientUpdate,
+    End,
+    Ending,
+    History,
+    Job,
+    NodeSet,
+    Purpose,
+    Situation,
+    State,
+    Stateful,
+    forecast_in,
+    whole_s,
+)
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -57,8 +62,10 @@ _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_met
 
 # Settings of a process that may be others when a run goes on.
 _OF_PROCESS = (
-    *("checkpoints", "resume", "record", "recheck_s", "stop_when", "version_memory_bytes"),
+    *("checkpoints", "resume", "stages", "recheck_s", "stop_when", "version_memory_bytes"),
 )
+
+_NO_FACTS: Mapping[str, float] = {}
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 ShouldStop = Callable[[int, Result], bool]
@@ -71,7 +78,7 @@ class EventLoop(Stateful):
         *("selector", "buffer", "evaluations", "progress", "durations_s"),
         *("failures", "most_out", "may_send", "short", "jobs", "history", "reputation"),
         *("n_to_replace", "failed_nodes"),
-        *("requested_at", "opened_at", "changed_at", "deadline"),
+        *("opened_at", "changed_at", "deadline"),
     )
 
     def __init__(
@@ -89,8 +96,8 @@ class EventLoop(Stateful):
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
-        self.selector, weighting, optimizer = deepcopy(
-            (strategy.selector, strategy.weighting, strategy.server_optimizer)
+        self.selector, weighting, optimizer, stages = deepcopy(
+            (strategy.selector, strategy.weighting, strategy.server_optimizer, strategy.run_stages)
         )
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
@@ -101,9 +108,9 @@ class EventLoop(Stateful):
             memory_bytes=strategy.version_memory_bytes,
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
-        self.record = record_of(strategy, grid.runtime)
-        self.jobs = OpenJobs()
-        self.history = History() if self.record is None else RecordedHistory(self.record)
+        self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
+        self.asking = [stage for stage in self.stages if stage.query]
+        self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -120,11 +127,6 @@ class EventLoop(Stateful):
             needs_steps=strategy.normalise == "steps",
         )
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
-        self.compact: CompactNodes | None = None
-        if strategy.messages is not None:
-            self.compact = CompactNodes(strategy.messages, self.versions, strategy.seed)
-        asks_for_work = strategy.work is not None or strategy.normalise == "steps"
-        self.work = WorkNodes(strategy.work) if asks_for_work else None
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
@@ -132,6 +134,7 @@ class EventLoop(Stateful):
             grid=grid,
             strategy=strategy,
             selector=self.selector,
+            stages=self.stages,
             rng=self.rng,
             configs=dict(configs),
             timeout_s=timeout_s,
@@ -139,14 +142,10 @@ class EventLoop(Stateful):
             history=self.history,
             versions=self.versions,
             latest=initial,
-            compact=self.compact,
-            run_record=self.record,
-            work=self.work,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
-        self.requested_at: dict[int, float] = {}
         self.failed_nodes: dict[int, None] = {}
         """Nodes whose job has failed since the buffer opened, and that replace no other."""
         self.failures = self.most_out = self.n_versions = 0
@@ -164,10 +163,10 @@ class EventLoop(Stateful):
             jobs_survive: whether the jobs that were out then can still be answered.
         """
         self.n_versions = n_versions
-        if resume is None:
-            self._begin_record()
-        with self._recorded():
+        problem: BaseException | None = None
+        try:
             if resume is None:
+                self._begin_stages()
                 self._evaluate()
             else:
                 self._continue_from(resume, jobs_survive=jobs_survive)
@@ -179,36 +178,43 @@ class EventLoop(Stateful):
                 if self.versions.version > version:
                     self.checkpointer.keep(self.versions.version, self.state_dict)
             self._close()
-
-    # The record.
-
-    def _begin_record(self) -> None:
-        if self.record is not None:
-            self.record.begin(
-                self._about(),
-                seed=self.strategy.seed,
-                now=self.clock.now(),
-                resumes=self.strategy.resume is not None,
-            )
-
-    @contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """End the record with how the run ends."""
-        problem: BaseException | None = None
-        try:
-            yield
         except BaseException as ended:
             problem = ended
             raise
         finally:
-            if self.record is not None and self.record.is_open:
-                self.record.end(problem, self.versions.version)
+            for stage in self.stages:
+                stage.end(problem, self.versions.version)
 
-    def _about(self) -> State:
-        """Return what a record says of the strategy; which paths it was given is left out."""
+    def _begin_stages(self, state: Mapping[str, State] | None = None) -> None:
+        """Let the stages begin, or go on from the states that they had."""
+        earlier, self.runtime.stages = self.runtime.stages, self.stages
+        before = state or {}
+        for name in before.keys() - {stage.name for stage in self.stages}:
+            logger.warning("the run goes on without the stage %s that it had", name)
+        if not self.stages:
+            return
         settings = {name: text for name, text in self._settings().items() if name != "selector"}
-        strategy, selector = type(self.strategy).__name__, self.selector.described()
-        return {"strategy": strategy, "settings": settings, "selector": selector}
+        checkpointer = self.runtime.checkpointer
+        run = StageRun(
+            seed=self.strategy.seed,
+            now=self.clock.now,
+            history=self.history,
+            arrays_key=self.strategy.arrayrecord_key,
+            config_key=self.strategy.configrecord_key,
+            bytes_in=self.versions.bytes_in,
+            model_in=lambda form: self.versions.sent(self.versions.version, form),
+            about={
+                "strategy": type(self.strategy).__name__,
+                "settings": settings,
+                "selector": self.selector.described(),
+            },
+            folder=self.runtime.folder,
+            may_resume=self.strategy.resume is not None,
+            repeats=checkpointer is not None and checkpointer.jobs_survive,
+            earlier=earlier,
+        )
+        for stage in self.stages:
+            stage.begin(run, before.get(stage.name), resumed=state is not None)
 
     # Sending.
 
@@ -239,7 +245,7 @@ class EventLoop(Stateful):
         if len(free) < (self.schedule.min_available_nodes if begins else 1):
             self.short = True
             return
-        if self._awaits_forecasts(free):
+        if self.asking and self._awaits_answers(free):
             return
         # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
@@ -255,18 +261,12 @@ class EventLoop(Stateful):
         self.short = len(chosen) < slots and (self.may_send or not begins)
         self.most_out = max(self.most_out, self.jobs.n_out["train"])
 
-    def _awaits_forecasts(self, free: NodeSet) -> bool:
-        """Ask free nodes whose forecast is too old; return whether answers are waited for."""
-        request = self.strategy.forecast_request
-        if request is None:
-            return False
+    def _awaits_answers(self, free: NodeSet) -> bool:
+        """Ask the free nodes that stages want to ask; return whether answers are waited for."""
         if self.jobs.n_out["query"]:
             return True
-        heard_at = self.history.candidates(free).forecast_at
-        nodes = free.ids.tolist()
-        requested_at = [self.requested_at.get(node, nan) for node in nodes]
-        due = request.due(nodes, np.fmax(heard_at, requested_at), self.clock.now())
-        self.requested_at.update(dict.fromkeys(due, self.clock.now()))
+        candidates, now = self.history.candidates(free), self.clock.now()
+        due = [node for stage in self.asking for node in stage.queries(candidates, now)]
         self._push(due, "query")
         return bool(due)
 
@@ -280,22 +280,18 @@ class EventLoop(Stateful):
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
-        now = self.clock.now()
         if nodes:
-            ids, n_bytes = self.dispatcher.push(nodes, purpose)
-            self._open(nodes, ids, purpose, now)
-            sent = zip(n_bytes, ids, strict=True)
-            self.progress.sent_bytes += sum(n for n, message_id in sent if message_id is not None)
+            self._opened(self.dispatcher.send(nodes, purpose, self.clock.now()))
 
-    def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> None:
-        """Open the jobs of messages."""
-        self.dispatcher.open(nodes, ids, purpose, now)
-        unsent = [node for node, message_id in zip(nodes, ids, strict=True) if message_id is None]
-        for node in unsent:
-            if purpose == "evaluate":
+    def _opened(self, jobs: list[Job]) -> None:
+        """Count what was sent, and what could not be."""
+        for job in jobs:
+            if job.message_id:
+                self.progress.sent_bytes += job.n_bytes
+            elif job.purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
-            elif purpose == "train":
-                self._lose(node)
+            elif job.purpose == "train":
+                self._lose(job.node_id)
 
     # Waiting and receiving.
 
@@ -357,20 +353,15 @@ class EventLoop(Stateful):
         self.progress.received_bytes += _n_bytes(reply)
         self.changed_at = self.clock.now()
         if reply.has_error():
-            if self.compact is not None:
-                self.compact.failed(job.node_id)
             reason = f"error {reply.error.code}: {reply.error.reason}"
             self._fail(job, "failed", reason[:MOST_REASON])
             return
         try:
             self.reputation.validation.check_size(reply, self.versions.current.n_bytes)
-            check_release(reply.content)
-            if forecast := forecast_in(reply):
+            for stage in self.stages:
+                stage.incoming(job, reply.content)
+            if forecast := forecast_in(reply.content):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
-            if self.compact is not None and job.purpose == "train":
-                self.compact.heard(job, reply)
-            if self.work is not None and job.purpose == "train":
-                self.work.heard(job, reply)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":
@@ -383,14 +374,10 @@ class EventLoop(Stateful):
             self.reputation.reject(job.node_id, problem, self.changed_at)
             self._fail(job, "rejected", str(problem))
 
-    def _accept(self, job: SentJob, update: ClientUpdate) -> None:
+    def _accept(self, job: Job, update: ClientUpdate) -> None:
         most = self.strategy.max_staleness
         is_too_stale = most is not None and update.staleness > most
         reason = f"too stale: more than max_staleness = {most} versions behind"
-        if is_too_stale:
-            self._end(job, "rejected", reason)
-        else:
-            self._end(job, "accepted")
         self.failures = 0
         duration = self.changed_at - job.sent_at
         self.durations_s.append(duration)
@@ -399,23 +386,25 @@ class EventLoop(Stateful):
             stated=update.metrics.get(self.strategy.loss_key, nan),
             stated_square=update.metrics.get(self.strategy.square_loss_key, nan),
         )
-        self.history.finished(
-            job.node_id,
-            duration_s=whole_s(duration, update.share, self.history.forecast_of(job.node_id)),
-            examples=update.examples,
-            loss=losses.loss,
-            square_loss=losses.square_loss,
-            staleness=update.staleness,
-            version=self.versions.version,
-        )
+        facts: dict[str, Any] = {
+            "duration_s": whole_s(duration, update.share, self.history.forecast_of(job.node_id)),
+            "examples": update.examples,
+            "loss": losses.loss,
+            "square_loss": losses.square_loss,
+            "staleness": update.staleness,
+            "version": self.versions.version,
+        }
+        self.history.finished(job.node_id, **facts)
         if is_too_stale:
+            self._end(job, "rejected", reason, facts)
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.reputation.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
             self._count_lost()
         else:
-            if self.compact is not None:
-                self.compact.accepted(job.node_id, job.message_id)
+            self._end(job, "accepted", facts=facts)
+            for stage in self.stages:
+                stage.accepted(update)
             self.buffer.add(update)
             self._reject_early()
 
@@ -430,24 +419,24 @@ class EventLoop(Stateful):
     def _leave_out(self, update: ClientUpdate, reason: str) -> None:
         """Note that the update of an accepted reply is not aggregated."""
         self.runtime.rejected(update.message_id, reason=reason)
-        if self.compact is not None:
-            self.compact.dropped(update.node_id, update.message_id)
-        if self.record is not None:
-            self.record.left_out(update.job_id, reason)
+        for stage in self.stages:
+            stage.left_out(update, reason)
 
     # How jobs end.
 
-    def _end(self, job: SentJob, ending: Ending, reason: str = "") -> None:
-        self.jobs.end(job.message_id, ending)
-        if self.record is not None and job.purpose == "train":
-            self.record.ended(job, ending, reason)
+    def _end(
+        self, job: Job, how: Ending, reason: str = "", facts: Mapping[str, float] = _NO_FACTS
+    ) -> None:
+        self.jobs.end(job.message_id, how)
         if job.purpose != "query":
             self.versions.release(job.base_version)
         if job.purpose == "evaluate":
             self.evaluations.ended(job.base_version)
+        for stage in self.stages:
+            stage.ended(job, End(how, reason, facts))
 
-    def _fail(self, job: SentJob, ending: Ending, reason: str) -> None:
-        self._end(job, ending, reason)
+    def _fail(self, job: Job, how: Ending, reason: str) -> None:
+        self._end(job, how, reason)
         self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
             return
@@ -548,9 +537,20 @@ class EventLoop(Stateful):
         if not k:
             return []
         self.evaluations.start(self.versions.version, k)
-        if self.record is not None:
-            self.record.evaluators(len(online), k)
-        return online.at(self.rng.choice(len(online), k, replace=False)).tolist()
+        drawn_from = self.rng.bit_generator.state if self.stages else {}
+        chosen: list[int] = online.at(self.rng.choice(len(online), k, replace=False)).tolist()
+        for stage in self.stages:
+            stage.picked(
+                Pick(
+                    purpose="evaluate",
+                    free=online,
+                    k=k,
+                    chosen=chosen,
+                    situation=Situation(version=self.versions.version),
+                    drawn_from=drawn_from,
+                )
+            )
+        return chosen
 
     # The end.
 
@@ -604,8 +604,7 @@ class EventLoop(Stateful):
                 for book in _BOOKS
             },
             "random": self.rng.bit_generator.state,
-            **({} if self.compact is None else {"compact": self.compact.state_dict()}),
-            **({} if self.record is None else {"record": self.record.state_dict()}),
+            "stages": {stage.name: stage.state_dict() for stage in self.stages},
         }
 
     def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
@@ -639,29 +638,15 @@ class EventLoop(Stateful):
                 )
         self.versions.load_state_dict(state["versions"])
         self.load_state_dict(state)
-        if self.compact is not None and "compact" in state:
-            self.compact.load_state_dict(state["compact"])
         self.clock = ResumedClock(self.clock, state["now"])
         self.rng.bit_generator.state = state["random"]
-        self._continue_record(state)
+        self._begin_stages(state["stages"])
         for book in _BOOKS:
             records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}
             getattr(self.strategy.result, book).update(records)
         self.strategy.result.arrays = self.dispatcher.record()
         if not jobs_survive:
             self._abandon_jobs()
-
-    def _continue_record(self, state: State) -> None:
-        if self.record is None:
-            if "record" in state:
-                logger.warning("the run goes on without the record that it had")
-            return
-        if "record" not in state:
-            raise ResumeError(
-                f"record = {str(self.record.path)!r}: the checkpoint is of a run without one, and "
-                "its picks so far are in no line; begin the record with the run"
-            )
-        self.record.go_on(self._about(), state["record"], now=self.clock.now())
 
     def _kinds(self) -> dict[str, str]:
         """Return what a run that goes on must share: classes, seed, and settings of privacy."""
@@ -677,11 +662,10 @@ class EventLoop(Stateful):
 
     def _settings(self) -> dict[str, str]:
         """Return the strategy's other settings, without places and without addresses in memory."""
-        return {
-            name: re.sub(r" at 0x[0-9a-f]+", "", value)
-            for name, value in self.strategy.settings().items()
-            if name not in _OF_PROCESS
-        }
+        texts = {k: v for k, v in self.strategy.settings().items() if k not in _OF_PROCESS}
+        stages = [stage for stage in self.strategy.stages if not stage.of_process]
+        texts |= {"stages": repr(stages)} if stages else {}
+        return {name: re.sub(r" at 0x[0-9a-f]+", "", text) for name, text in texts.items()}
 
     def _abandon_jobs(self) -> None:
         """Forget every job that is out: no reply to it can come any more."""

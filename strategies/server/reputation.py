@@ -21,17 +21,11 @@ from typing import NamedTuple
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.runtime import Limit
-from fedstale.strategies.server.validation import (
-    USUAL_KEYS,
-    RecordKeys,
-    RejectionError,
-    Validation,
-)
+from fedstale.strategies.server.validation import USUAL_KEYS, RecordKeys, Validation
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.types import ClientUpdate, Stateful, scale
-from fedstale.strategies.work import WORK
+from fedstale.strategies.stages import WORK
+from fedstale.strategies.types import ClientUpdate, Job, RejectionError, Stateful, scale
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +119,7 @@ class Reputation(Stateful):
         """What speaks against a node: its replies rejected in a row, its rests since its last good
         reply, and the instant in s when the last of them ends."""
 
-    def open(self, reply: Message, job: SentJob, versions: Versions) -> ClientUpdate:
+    def open(self, reply: Message, job: Job, versions: Versions) -> ClientUpdate:
         """Return the update in a training reply, limited if the running medians hold.
 
         Args:

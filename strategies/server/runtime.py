@@ -16,22 +16,19 @@ from dataclasses import replace
 from functools import wraps
 from math import inf, nextafter
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedstale.errors import RunEnded
+from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import ClientUpdate, NodeSet, State
-
-if TYPE_CHECKING:
-    from fedstale.strategies.server.record import Record
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 Limit = Literal["capped", "clipped"]
-MOST_REASON = 2000
-"""Characters of a device's error that are kept."""
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""
@@ -40,20 +37,6 @@ HEARTBEAT_S = 60.0
 """A SuperLink notices a silent node when its heartbeat, every 30 s, has been missed twice."""
 RECHECK_S = 30.0
 """A strategy whose selector picks no node, or too few, selects again after this long."""
-
-
-class RunEnded(BaseException):
-    """The run is over: its limit is reached, or nothing can ever happen again.
-
-    Like KeyboardInterrupt it is no Exception, so that an app's `except Exception` cannot swallow
-    it; whoever started the run catches it and keeps what was done.
-    """
-
-    def __init__(self, reason: str, *, stuck: bool = False) -> None:
-        """End a run, for a reason in words; `stuck` if it could never have gone on."""
-        super().__init__(reason)
-        self.reason = reason
-        self.stuck = stuck
 
 
 class Clock(ABC):
@@ -279,9 +262,11 @@ class Runtime:
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.folder: Path | None = None
-        """Of the run, for a record that is to be in it; None if the run has none."""
-        self.record: Record | None = None
-        """What a strategy that keeps a record writes to."""
+        """Of the run, for files of stages that are to be in it; None if the run has none."""
+        self.stages: tuple[Stage, ...] = ()
+        """Those of the latest loop of a strategy."""
+        self.own_stages: tuple[Stage, ...] = ()
+        """What every strategy has here besides its own."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
         self.trained = self.queried = 0
         """Rounds so far in which was trained, or versions; and rounds of queries."""
@@ -291,8 +276,6 @@ class Runtime:
         """Loops of rounds that go on: none where an app sends its messages itself."""
         self.tells = False
         """Whether the loop that goes on tells its rounds itself."""
-        self.release = ""
-        """What messages of fedstale's strategies state as the server's release; empty for none."""
         self.rejections: Counter[str] = Counter()
         """Of the loop that goes on: replies rejected by kind, as "rejected: KIND"."""
         for callback in callbacks:

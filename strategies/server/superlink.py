@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedstale import __version__
 from fedstale.flower import Run, asked_ids, superlink_grid
 from fedstale.strategies.server.packing import PackedNodes
 from fedstale.strategies.server.runtime import (
@@ -29,6 +28,7 @@ from fedstale.strategies.server.runtime import (
     RuntimeGrid,
     WallClock,
 )
+from fedstale.strategies.stages import Compatibility
 
 if TYPE_CHECKING:
     from fedstale.flower.superlink_grid import Reply
@@ -248,7 +248,7 @@ class SuperLinkGrid(ForwardingGrid):
             n_online=lambda: self._n_online,
             n_in_flight=lambda: len(self._open),
         )
-        self.runtime.release = __version__
+        self.runtime.own_stages = (Compatibility(),)
 
     def __enter__(self) -> Self:
         """Show the run's log in Flower's."""

@@ -20,7 +20,7 @@ import re
 from collections.abc import ItemsView, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from math import isfinite, nan
+from math import isfinite
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,21 +28,24 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.messages import LEAST, FormatName, decode, form_of, is_quantised
-from fedstale.strategies.server.jobs import SentJob
+from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import (
+    MOST_METRICS,
+    MOST_NAME,
     Array,
     ClientUpdate,
-    Forecast,
+    FormatName,
+    Job,
     Model,
+    RejectionError,
     add_scaled,
+    as_float,
     is_finite,
     norm_of,
     require,
     require_count,
 )
-from fedstale.strategies.work import Done
 
 STYPE = "numpy.ndarray"
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
@@ -57,15 +60,6 @@ _HEADER = re.compile(
 )
 # Each byte can be matched in one way only: with optional separators a run of digits could be split
 # in so many ways that a mismatch would take for ever.
-
-
-class RejectionError(ProtocolError):
-    """A reply that may not touch the model."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        """Set the kind, to count by, and the sentence."""
-        super().__init__(text)
-        self.kind = kind
 
 
 def read(
@@ -176,11 +170,7 @@ def read_change(
 
 
 UPDATE_KEY = "fedstale.update"
-FORECAST_RECORD = "fedstale.forecast"
 
-MOST_METRICS, MOST_NAME, MOST_LIST = 256, 200, 1024
-"""Values of a reply, and characters of a name; numbers of a list in a forecast, which is ignored if
-it has more of any."""
 _TIMES_MODEL, _BESIDES = 4, 1_000_000
 _TEXTS = (str, bytes)
 
@@ -323,7 +313,7 @@ class Validation:
         _hold("characters of a name", longest, MOST_NAME)
 
     def open(
-        self, reply: Message, job: SentJob, versions: Versions, keys: RecordKeys = USUAL_KEYS
+        self, reply: Message, job: Job, versions: Versions, keys: RecordKeys = USUAL_KEYS
     ) -> ClientUpdate:
         """Return the update in a training reply; its arrays have memory of their own.
 
@@ -382,9 +372,6 @@ class Validation:
         for name, array in counts.items():
             if (np.abs(array) > MOST_COUNT).any():
                 raise RejectionError("finite", f"arrays[{name!r}] left the range of integers")
-        # What nobody has asked for is not looked at.
-        done = None if job.share is None else Done.of(reply.content)
-        steps, share = (nan, 1.0) if done is None else (float(done.steps), done.share)
         return ClientUpdate(
             delta=delta,
             base=base.floats,
@@ -398,11 +385,11 @@ class Validation:
             examples=examples,
             metrics=metrics,
             norm=norm,
-            steps=steps,
-            share=share,
+            steps=job.steps,
+            share=job.share,
         )
 
-    def _floats(self, record: ArrayRecord, base: Snapshot, job: SentJob) -> tuple[Model, Model]:
+    def _floats(self, record: ArrayRecord, base: Snapshot, job: Job) -> tuple[Model, Model]:
         """Return a reply's floating-point arrays, and those of them that are not quantised."""
         arrays, whole = {}, {}
         for name, x in base.floats.items():
@@ -431,7 +418,7 @@ class Validation:
                     f"{key} = {text}: expected a number above 0, at most {self.most_examples:g}",
                 )
             scalars = {
-                name: _float(value)
+                name: as_float(value)
                 for name, value in record.items()
                 if name != key and not isinstance(value, list)
             }
@@ -456,60 +443,9 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
     return next(iter(records.values()))
 
 
-def forecast_in(reply: Message) -> Forecast:
-    """Return the numbers of a client's forecast of itself; empty if it sent none.
-
-    Values that are not finite, too long or no number are ignored, and never end a run.
-    """
-    record = reply.content.get(FORECAST_RECORD)
-    if not isinstance(record, ConfigRecord) or len(record) > MOST_METRICS:
-        return {}
-    kept: dict[str, float | list[float]] = {}
-    for key, value in record.items():
-        if len(key) > MOST_NAME:
-            continue
-        if isinstance(value, list):
-            numbers = [_float(x) for x in value[:MOST_LIST] if isinstance(x, int | float)]
-            if numbers and len(numbers) == len(value):
-                kept[key] = numbers
-        elif isinstance(value, int | float) and isfinite(_float(value)):
-            kept[key] = _float(value)
-    return kept
-
-
-class NextJob(NamedTuple):
-    """What a client reports of its next job; None for what it does not report."""
-
-    p_finish: float | None = None
-    """Chance to finish it."""
-    duration_s: float | None = None
-    """Time from the sending to the last byte of the reply if nothing interrupts, > 0."""
-
-
-def next_job_in(reply: Message) -> NextJob:
-    """Return what a client reports of its next job, as far as it can be meant."""
-    # Asked of every reply, and a look at what is not there takes ten times as long.
-    if reply.has_error() or FORECAST_RECORD not in reply.content:
-        return NextJob()
-    forecast = forecast_in(reply)
-    p, s = (forecast.get(name) for name in NextJob._fields)
-    return NextJob(
-        p if isinstance(p, float) and 0.0 <= p <= 1.0 else None,
-        s if isinstance(s, float) and s > 0.0 else None,
-    )
-
-
 def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     """Return the records of a kind; Flower's own views take as long as the rest of a check."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}
-
-
-def _float(value: float) -> float:
-    """Return a number as a float; infinity for an integer beyond all floats."""
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -19,8 +19,8 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, RecordDict
 
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.messages import FormatName, coarse, decoded
-from fedstale.strategies.types import Array, Model
+from fedstale.strategies.messages import coarse, decoded, is_quantised, n_bytes
+from fedstale.strategies.types import Array, FormatName, Model
 
 _ALIGNED = 64
 _HALF = np.dtype(np.float16)
@@ -189,6 +189,7 @@ class Versions:
         """
         self.version = 0
         self._held = {0: _Held(initial)}
+        self._bytes: dict[FormatName | None, int] = {}
         self._memory_bytes = memory_bytes
         self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         if memory_bytes is not None:
@@ -219,6 +220,18 @@ class Versions:
         if form not in held.coarse:
             held.coarse[form] = coarse(held.snapshot.record(), form)
         return held.coarse[form]
+
+    def bytes_in(self, form: FormatName | None) -> int:
+        """Return the bytes of the numbers of the current model in a format; None for in full."""
+        if form not in self._bytes:
+            arrays = self.current.on_devices() | self.current.counts
+            self._bytes[form] = sum(
+                n_bytes(form, x.size)
+                if form is not None and is_quantised(form, x.dtype, x.shape)
+                else x.nbytes
+                for x in arrays.values()
+            )
+        return self._bytes[form]
 
     def base(self, version: int, form: FormatName | None = None) -> Snapshot:
         """Return the model that a device trained from: a version, or what a format made of it.

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import inf, isfinite, isnan, nan
+from math import inf, isnan, nan
 from statistics import median
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.strategies.types.forecast import Forecast, chance_of, whole_duration_s
 from fedstale.strategies.types.node_set import Index, NodeIds, NodeSet
 from fedstale.strategies.types.state import Stateful
 
-Forecast = Mapping[str, float | list[float]]
 Floats = npt.NDArray[np.float64]
 
 T = TypeVar("T", Floats, Index)
@@ -116,9 +116,9 @@ class Table:
         """Note what a node expects of itself."""
         self.forecasts[row] = dict(forecast)
         columns = self.columns
-        columns["forecast_p_finish"][row] = _chance(forecast.get("p_finish"))
-        columns["forecast_p_available"][row] = _chance(forecast.get("p_available"))
-        columns["forecast_duration_s"][row] = _whole_duration_s(forecast)
+        columns["forecast_p_finish"][row] = chance_of(forecast.get("p_finish"))
+        columns["forecast_p_available"][row] = chance_of(forecast.get("p_available"))
+        columns["forecast_duration_s"][row] = whole_duration_s(forecast)
         columns["forecast_at"][row] = now
 
 
@@ -298,48 +298,6 @@ def forecast_bias(
     """
     jobs = np.asarray(finished) + np.asarray(failed)
     return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
-
-
-def median_of(forecast: Forecast, name: str) -> float:
-    """Return the median of a time in a forecast, in s; NaN where it has none."""
-    levels, times = forecast.get("levels"), forecast.get(name)
-    if not isinstance(levels, list) or not isinstance(times, list) or 0.5 not in levels:
-        return nan
-    place = levels.index(0.5)
-    return times[place] if place < len(times) else nan
-
-
-def forecast_share(forecast: Forecast) -> float:
-    """Return the share of a whole job's work that the job of a forecast has, in (0, inf)."""
-    share = _number(forecast.get("share", 1.0))
-    return share if share > 0.0 else 1.0
-
-
-def whole_s(duration_s: float, share: float, forecast: Forecast) -> float:
-    """Return how long a job would have taken in full, in s.
-
-    Args:
-        duration_s: that it took with a share of the work.
-        share: in (0, 1].
-        forecast: of its device; where it has no time of training, nothing is added.
-    """
-    left_s = (1.0 - share) * median_of(forecast, "training_s") / forecast_share(forecast)
-    return duration_s + left_s if 0.0 < left_s < inf else duration_s
-
-
-def _whole_duration_s(forecast: Forecast) -> float:
-    duration_s = _number(forecast.get("duration_s"))
-    return whole_s(duration_s, forecast_share(forecast), forecast)
-
-
-def _number(value: object) -> float:
-    known = isinstance(value, int | float) and isfinite(value)
-    return float(value) if known else nan  # type: ignore[arg-type]
-
-
-def _chance(value: object) -> float:
-    number = _number(value)
-    return number if isnan(number) else min(max(number, 0.0), 1.0)
 
 
 # The row of all nodes of which nothing is known: a node takes memory once it has been sent a job.

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.work import Done
+from fedstale.strategies.stages import StepsDone
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class TrainingTask:
     settings: Mapping[str, float]
     n_steps: int
     """Number of steps that the client takes, in all of the epochs or in their first ones."""
-    done: Done | None = None
+    done: StepsDone | None = None
     """What the app has noted of its share of the work."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], done: Done | None = None) -> "TrainingTask":
+    def of(cls, given: Mapping[str, Any], done: StepsDone | None = None) -> "TrainingTask":
         """Check what `job` returned, and what the app has noted meanwhile.
 
         Raises:

@@ -230,14 +230,6 @@ def test_the_command_line_makes_messages_smaller(tmp_path):
     assert 0.125 < int4 / full < 0.16
 
 
-def test_the_command_line_chooses_formats_by_forecasts(tmp_path):
-    folder = tmp_path / "run"
-    summary_of(folder, "messages='by-forecast' forecasts=true")
-    events = pd.read_parquet(folder / "events.parquet")
-    sizes = events.loc[events["status"] == "reported", "uploaded_bytes"].round(-5)
-    assert sizes.nunique() > 1
-
-
 @pytest.mark.parametrize("name", ["digits", "fashion", "shakespeare"])
 def test_every_built_in_app_has_the_same_settings(name):
     config = FlowerApp.find(name).defaults
@@ -271,13 +263,22 @@ def test_the_command_line_normalises_by_steps(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ("strategy='fedbuff' work=0.3", "strategy.work.share = 0.3: expected a whole number of"),
+        (
+            "strategy='fedbuff' work=0.3",
+            "strategy.LocalWork.share = 0.3: expected a whole number",
+        ),
         (
             "strategy='fedbuff' work=0",
-            "strategy.work.share = 0: expected a whole number of eighths",
+            "strategy.LocalWork.share = 0: expected a whole number of eighths",
         ),
-        ("strategy='fedbuff' work=1.5", "strategy.work.share = 1.5: expected a whole number of"),
-        ("strategy='fedbuff' work=true", "strategy.work.share = True: expected a whole number of"),
+        (
+            "strategy='fedbuff' work=1.5",
+            "strategy.LocalWork.share = 1.5: expected a whole number",
+        ),
+        (
+            "strategy='fedbuff' work=true",
+            "strategy.LocalWork.share = True: expected a whole number",
+        ),
         ("strategy='fedbuff' work='10m'", "work = '10m': expected a share such as 0.5, or forecas"),
         (
             "strategy='fedbuff' work='ten' forecasts=true",
@@ -285,7 +286,7 @@ def test_the_command_line_normalises_by_steps(tmp_path):
         ),
         (
             "strategy='fedbuff' work='10m' work-least=0.1 forecasts=true",
-            "strategy.work.least = 0.1: expected a number from 0.125 to 1",
+            "strategy.LocalWork.least = 0.1: expected a number from 0.125 to 1",
         ),
         (
             "strategy='fedbuff' work=0.5 work-least=0.5",
@@ -314,12 +315,8 @@ def test_the_command_line_normalises_by_steps(tmp_path):
         ),
         ("strategy='fedbuff' messages='in4'", "messages = 'in4': expected 'int4'"),
         (
-            "strategy='fedbuff' messages-down='by-forecast'",
-            "messages-down = 'by-forecast': expected one of ['float16'",
-        ),
-        (
-            "strategy='fedbuff' messages='by-forecast'",
-            "messages = 'by-forecast': expected with forecasts=true",
+            "strategy='fedbuff' messages-down='zstd'",
+            "messages-down = 'zstd': expected one of ['float16'",
         ),
         ("messages='int4'", "messages = 'int4': flower-fedavg is Flower's own and has none"),
         ("strategy='fedbuff' buffer-size='two'", "buffer-size = 'two': expected a number"),
@@ -348,7 +345,10 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest(settings, sentence):
     ("settings", "sentence"),
     [
         ("strategy='GapAwares'", "strategy = 'GapAwares': expected 'gap-aware'"),
-        ("strategy='fedbuff' work=0.3", "strategy.work.share = 0.3: expected a whole number of"),
+        (
+            "strategy='fedbuff' work=0.3",
+            "strategy.LocalWork.share = 0.3: expected a whole number",
+        ),
     ],
 )
 def test_the_command_line_says_the_sentence_and_no_more(tmp_path, settings, sentence):
@@ -370,9 +370,11 @@ def test_plans_of_a_comparison_name_parts_and_settings():
     assert type(made["Oort and a median"].selector) is selection.Oort
     assert type(made["Oort and a median"].robust) is robust.Median
     assert made["private"].privacy.noise_multiplier == 4.0
-    assert (made["small"].messages.up, made["small"].messages.down) == ("int4", "int8")
-    assert (made["half"].work.share, made["half"].normalise) == (0.5, "steps")
-    assert made["fits"].work.at_most_s == 600.0
+    stages = {name: {stage.name: stage for stage in made[name].stages} for name in made}
+    small = stages["small"]["Compression"]
+    assert (small.up, small.down) == ("int4", "int8")
+    assert (stages["half"]["LocalWork"].share, made["half"].normalise) == (0.5, "steps")
+    assert stages["fits"]["LocalWork"].within_s == 600.0
 
 
 @pytest.mark.parametrize(
@@ -383,7 +385,7 @@ def test_plans_of_a_comparison_name_parts_and_settings():
         ({"strategy": "fedbuff", "weighting": "gaps"}, "weighting = 'gaps': expected 'gap'"),
         ({"strategy": "fedbuff", "robust": "crum"}, "robust = 'crum': expected 'krum'"),
         ({"strategy": "fedbuff", "max-staleness": -1}, "strategy.max_staleness = -1: expected an"),
-        ({"strategy": "fedbuff", "work": 0.1}, "strategy.work.share = 0.1: expected a whole"),
+        ({"strategy": "fedbuff", "work": 0.1}, "strategy.LocalWork.share = 0.1: expected a whole"),
     ],
 )
 def test_a_plan_with_an_unknown_part_starts_no_run(tmp_path, parts, sentence):

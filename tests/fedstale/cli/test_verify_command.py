@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedstale
 from fedstale.cli.main import app
-from fedstale.strategies.server.record import RECORD
+from fedstale.strategies.stages import RECORD
 
 MINE = """
 from fedstale.strategies.selection import Selector
@@ -154,7 +154,7 @@ def test_options_of_a_record_need_verify(record):
 def test_a_run_without_a_record_is_refused(tmp_path):
     done = ran(tmp_path)
     assert done.exit_code == 2
-    assert "has no record.jsonl: expected a run of a strategy with record=True" in done.output
+    assert "has no record.jsonl: expected a run of a strategy with AuditRecord()" in done.output
 
 
 def test_a_record_of_flowers_own_strategy_is_refused(tmp_path):

@@ -16,8 +16,8 @@ from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod, local_steps
 from fedstale.client.device import COLUMNS, MESSAGES_KEPT, Machine, MessageHistory
 from fedstale.client.forecasting import OwnCalibration
 from fedstale.errors import ConfigError
-from fedstale.strategies.server import validation
-from fedstale.strategies.work import asking
+from fedstale.strategies.stages.local_work import asking
+from fedstale.strategies.types import forecast_in
 from fedstale.traces.forecast import embedded
 
 SAID = {"version", "available_s", "p_available", "p_finish", "duration_s", "levels"}
@@ -48,7 +48,7 @@ def test_a_reply_carries_a_forecast_of_the_next_job(bench):
 
 def test_servers_read_the_record(bench):
     reply = bench.answer(message(created_at=bench.wall - 2.0), takes=40.0)
-    kept = validation.forecast_in(reply)
+    kept = forecast_in(reply.content)
     assert set(kept) == SAID
     assert all(key.startswith("fedstale.") for key in bench.state)
 
@@ -195,7 +195,7 @@ def test_a_job_that_is_none_is_one_error_and_no_crash(bench, job, named):
     said = dict(reply.content[FORECAST_RECORD])
     assert set(said) == {"error"}
     assert named in said["error"]
-    assert validation.forecast_in(reply) == {}
+    assert forecast_in(reply.content) == {}
 
 
 def test_a_training_of_no_time_and_no_bytes_has_a_forecast(bench):
@@ -379,9 +379,9 @@ def test_stock_strategies_aggregate_replies_with_forecasts(bench):
 def test_servers_read_what_an_old_or_a_silent_device_sends():
     request = message()
     silent = Message(RecordDict(), reply_to=request)
-    assert validation.forecast_in(silent) == {}
+    assert forecast_in(silent.content) == {}
     old = Message(RecordDict({FORECAST_RECORD: ConfigRecord({"p_finish": 0.4})}), reply_to=request)
-    assert validation.forecast_in(old) == {"p_finish": 0.4}
+    assert forecast_in(old.content) == {"p_finish": 0.4}
 
 
 class Sharing(Bench):

@@ -225,18 +225,18 @@ def test_a_strategy_that_asks_for_smaller_messages_of_an_app_without_the_mod_is_
 
 @app.main()
 def main(grid, context):
-    from fedstale.strategies import FedBuff, Format
+    from fedstale.strategies import FedBuff, Compression
 
     arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
-    FedBuff(1, 1, messages=Format(up="int4")).start(grid, arrays, 1)
+    FedBuff(1, 1, stages=[Compression("int4")]).start(grid, arrays, 1)
 """
     )
     _, missing = check_messages(FlowerApp.find(app))
     assert not missing.is_fault
-    assert "no file of the app names CompactMod" in missing.text
-    append(app, "from fedstale.client import CompactMod  # CompactMod\n")
+    assert "no file of the app names CompressionMod" in missing.text
+    append(app, "from fedstale.client import CompressionMod  # CompressionMod\n")
     assert len(check_messages(FlowerApp.find(app))) == 2
-    append(app, "mods = [CompactMod()]")
+    append(app, "mods = [CompressionMod()]")
     assert len(check_messages(FlowerApp.find(app))) == 1
     server.write_text(before)
     assert len(check_messages(FlowerApp.find(app))) == 1
@@ -306,7 +306,7 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
     assert (tmp_path / "own" / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("setting", ["work=WorkShare(share=0.5)", "normalise='steps'"])
+@pytest.mark.parametrize("setting", ["stages=[LocalWork(0.5)]", "normalise='steps'"])
 def test_a_strategy_that_asks_for_a_share_of_an_app_that_does_not_read_it_is_a_note(app, setting):
     server = app / "adder" / "server_app.py"
     server.write_text(
@@ -315,7 +315,7 @@ def test_a_strategy_that_asks_for_a_share_of_an_app_that_does_not_read_it_is_a_n
 
 @app.main()
 def main(grid, context):
-    from fedstale.strategies import FedBuff, WorkShare
+    from fedstale.strategies import FedBuff, LocalWork
 
     arrays = ArrayRecord({{"w": Array(np.zeros(3, np.float32))}})
     FedBuff(1, 1, {setting}).start(grid, arrays, 1)
@@ -328,6 +328,6 @@ def main(grid, context):
     assert len(check_messages(FlowerApp.find(app))) == 2
     append(app, "steps = lambda message: local_steps(message, 1, 1)")
     _, missing = check_messages(FlowerApp.find(app))
-    assert "no file of the app has PackMod, CompactMod or ForecastMod" in missing.text
+    assert "no file of the app has PackMod, CompressionMod or ForecastMod" in missing.text
     append(app, "mods = [PackMod()]")
     assert len(check_messages(FlowerApp.find(app))) == 1

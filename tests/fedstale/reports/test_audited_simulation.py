@@ -14,7 +14,7 @@ from tiny import fleet
 
 import fedstale
 from fedstale.strategies import FedBuff
-from fedstale.strategies.selection import ForecastRequest
+from fedstale.strategies.stages import ForecastRequest
 
 N = 24
 CHANCES = (0.05, 0.5, 0.95)
@@ -56,9 +56,7 @@ def run(claims, *, asks):
 
     return fedstale.simulate(
         app,
-        strategy=FedBuff(
-            20, 4, forecast_request=ForecastRequest(older_than_s=600.0) if asks else None
-        ),
+        strategy=FedBuff(20, 4, stages=[ForecastRequest(older_than_s=600.0)] if asks else []),
         initial_arrays={"weights": np.zeros(2)},
         traces=fleet([[(0.0, 1e9)]] * N, length=1e9),
         until="1d",

@@ -81,7 +81,7 @@ def run(tmp_path_factory):
             "buffer-size": 3,
             "work": "2m",
             "forecasts": True,
-            "messages": "by-forecast",
+            "messages": "int4",
             "messages-down": "int8",
         },
     )

@@ -17,8 +17,8 @@ from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
 
-from fedstale.client import CompactMod, ForecastMod
-from fedstale.client.compacting import NEXT_OF_RECORD, NEXT_RECORD
+from fedstale.client import CompressionMod, ForecastMod
+from fedstale.client.compression import NEXT_OF_RECORD, NEXT_RECORD
 from fedstale.config import SimulationConfig
 from fedstale.flower import identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
@@ -27,11 +27,10 @@ from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.strategies import ByForecast, FedAvg, FedBuff, Format
+from fedstale.strategies import Compression, FedAvg, FedBuff
 from fedstale.strategies.messages.codec import FORMATS, n_bytes
 from fedstale.strategies.messages.records import Asked, coarse, form_of
 from fedstale.strategies.server.packing import pack
-from fedstale.traces import Series
 
 __all__ = ["one_thread"]
 
@@ -69,9 +68,9 @@ def run(client, strategy, n=3, rounds=4, *, windows=ALWAYS, **options):
 
 @pytest.mark.parametrize("form", ["float16", "int8", "int4", "int2"])
 def test_a_device_is_charged_the_bytes_of_the_format_times_those_that_the_model_stands_for(form):
-    mods = [CompactMod()]
+    mods = [CompressionMod()]
     plain, _ = run(app(mods=mods), FedAvg())
-    small, _ = run(app(mods=mods), FedAvg(messages=Format(up=form, down=form)))
+    small, _ = run(app(mods=mods), FedAvg(stages=[Compression(form, down=form)]))
     scale = 4_000_000 / (4 * N)
     saved = (4 * N - n_bytes(form, N)) * scale
     # What does not grow with the model is a header less, and records more.
@@ -86,10 +85,12 @@ def test_a_device_is_charged_the_bytes_of_the_format_times_those_that_the_model_
 
 def test_the_size_of_a_reply_is_known_before_it_is_made():
     lazy = replace(COSTS, model_bytes=4_000_000, constant_replies=True)
-    strategy = FedBuff(4, 2, messages=Format(up="int4", down="int8"), seed=1)
+    strategy = FedBuff(4, 2, stages=[Compression("int4", down="int8")], seed=1)
     for windows in (ALWAYS, [(0, 40), (50, 90), (95, 100_000)]):
-        eager, one = run(app(mods=[CompactMod()]), strategy, 6, 8, windows=windows)
-        later, other = run(app(mods=[CompactMod()]), strategy, 6, 8, windows=windows, costs=lazy)
+        eager, one = run(app(mods=[CompressionMod()]), strategy, 6, 8, windows=windows)
+        later, other = run(
+            app(mods=[CompressionMod()]), strategy, 6, 8, windows=windows, costs=lazy
+        )
         assert eager.equals(later)
         assert one.arrays == other.arrays
     assert (eager["status"] != "reported").any()
@@ -97,7 +98,7 @@ def test_the_size_of_a_reply_is_known_before_it_is_made():
 
 def test_a_fleet_whose_app_has_no_mod_may_promise_its_replies_too():
     lazy = replace(COSTS, model_bytes=4_000_000, constant_replies=True)
-    events, _ = run(app(), FedAvg(messages=Format(up="int4")), costs=lazy)
+    events, _ = run(app(), FedAvg(stages=[Compression("int4")]), costs=lazy)
     assert (events["status"] == "reported").all()
     assert (events["uploaded_bytes"] > 4_000_000).all()
 
@@ -128,21 +129,21 @@ def test_what_is_charged_for_a_small_network_is_what_flower_serialises_of_it_pac
 @pytest.mark.parametrize(
     "made",
     [
-        lambda: app(mods=[CompactMod()]),
-        lambda: app(mods=[CompactMod(), ForecastMod()]),
-        lambda: app(mods=[ForecastMod(), CompactMod()]),
-        lambda: app(around=[CompactMod()]),
+        lambda: app(mods=[CompressionMod()]),
+        lambda: app(mods=[CompressionMod(), ForecastMod()]),
+        lambda: app(mods=[ForecastMod(), CompressionMod()]),
+        lambda: app(around=[CompressionMod()]),
     ],
 )
 def test_the_mod_does_the_same_wherever_it_stands(made):
-    strategy = FedAvg(messages=Format(up="int2", down="int4"))
+    strategy = FedAvg(stages=[Compression("int2", down="int4")])
     _, result = run(made(), strategy)
-    _, expected = run(app(mods=[CompactMod()]), strategy)
+    _, expected = run(app(mods=[CompressionMod()]), strategy)
     assert result.arrays == expected.arrays
 
 
 def test_an_app_without_the_mod_ends_with_the_model_that_it_always_had():
-    _, result = run(app(), FedAvg(messages=Format(up="int2", down="int4")))
+    _, result = run(app(), FedAvg(stages=[Compression("int2", down="int4")]))
     _, expected = run(app(), FedAvg())
     assert result.arrays == expected.arrays
 
@@ -153,10 +154,10 @@ def test_nothing_of_what_rounding_leaves_out_is_lost_with_jobs_that_a_trace_lose
     cuts = [(start + 1, end) for start, end in pairwise(ends)]
     costs = replace(COSTS, model_bytes=40_000_000)
     traces = fleet([cuts], length=100_000.0)
-    grid = TraceGrid(traces, app(mods=[CompactMod()]), costs=costs)
+    grid = TraceGrid(traces, app(mods=[CompressionMod()]), costs=costs)
     n = 100
     with grid.running():
-        strategy = FedBuff(1, 1, messages=Format(up="int2"))
+        strategy = FedBuff(1, 1, stages=[Compression("int2")])
         result = strategy.start(grid, initial(), num_rounds=n, timeout=5_000.0)
     events = grid.events().to_pandas()
     lost = events[events["status"] == "interrupted"]
@@ -175,34 +176,6 @@ def test_nothing_of_what_rounding_leaves_out_is_lost_with_jobs_that_a_trace_lose
 def strategy_message(events):
     """Return the id of the message behind the last reply."""
     return f"message-{events.loc[events['status'] == 'reported', 'job_id'].max()}"
-
-
-def test_each_device_gets_the_format_of_its_own_links():
-    asked = {}
-
-    def noting(message, context, call_next):
-        if (what := Asked.of(message.content)) is not None:
-            asked.setdefault(context.node_id, []).append(what.up)
-        return call_next(message, context)
-
-    uplinks = [1e12, 6e6, 0.4e6]
-    traces = replace_uplink(fleet([ALWAYS] * 3, length=100_000.0), uplinks)
-    client = app(mods=[noting, CompactMod(), ForecastMod()])
-    # 32 s down, 10 s of training; a whole upload takes 0, 43 and 640 s.
-    costs = replace(COSTS, model_bytes=32_000_000)
-    grid = TraceGrid(traces, client, costs=costs)
-    with grid.running():
-        FedAvg(messages=ByForecast(share=0.3)).start(grid, initial(), 8, timeout=5_000.0)
-    assert {node: forms[0] for node, forms in asked.items()} == dict.fromkeys(asked, "int8")
-    last = {node: forms[-1] for node, forms in asked.items()}
-    order = [None, "float16", "int8", "int4", "int2"]
-    assert last[1000] is None
-    assert order.index(last[1000]) < order.index(last[1001]) < order.index(last[1002])
-    assert last[1002] == "int2"
-
-
-def replace_uplink(traces, bit_per_s):
-    return replace(traces, uplink=Series.constant(np.array(bit_per_s)))
 
 
 # Executors.
@@ -258,7 +231,7 @@ def test_a_batch_answers_with_the_bits_of_its_own_training_in_the_format():
             return Message(content, reply_to=message)
 
         _, _, _, again = digits_calls(3)
-        theirs = [CompactMod()(call.message, call.context, training) for call in again]
+        theirs = [CompressionMod()(call.message, call.context, training) for call in again]
     expected = [
         {k: (a.stype, a.data) for k, a in reply.content["arrays"].items()} for reply in theirs
     ]

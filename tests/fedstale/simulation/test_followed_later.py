@@ -80,7 +80,7 @@ counts = []
 
 STRATEGIES = {
     "fedbuff": lambda: FedBuff(concurrency=20, buffer_size=4, seed=2),
-    "gap-aware": lambda: GapAware(concurrency=9, buffer_size=3, forecast_request=None, seed=3),
+    "gap-aware": lambda: GapAware(concurrency=9, buffer_size=3, seed=3),
     "over-selected": lambda: FedAvgOverSelected(buffer_size=8, seed=2),
 }
 

@@ -13,7 +13,7 @@ from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
 
-from fedstale.client import CompactMod, ForecastMod, PackMod, local_steps
+from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.client.device import MessageHistory
 from fedstale.config import SimulationConfig
 from fedstale.flower import identity, stamp
@@ -24,10 +24,10 @@ from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.simulation.measuring import measure
 from fedstale.simulation.outlook import look_ahead
 from fedstale.simulation.run import simulate
-from fedstale.strategies import FedAvg, FedBuff, Format, WorkShare, WorkWithin
+from fedstale.strategies import Compression, FedAvg, FedBuff, LocalWork
 from fedstale.strategies.selection import Fastest
-from fedstale.strategies.server.validation import FORECAST_RECORD
-from fedstale.strategies.work import WORK, Done, asking
+from fedstale.strategies.stages.local_work import WORK, StepsDone, asking
+from fedstale.strategies.types import FORECAST_RECORD
 from fedstale.traces import TraceSet
 
 __all__ = ["one_thread"]
@@ -67,7 +67,7 @@ def run(client, strategy, n=3, rounds=4, *, windows=ALWAYS, compute=1.0, **optio
 @pytest.mark.parametrize(("share", "units"), [(0.125, 1), (0.25, 2), (0.5, 5), (0.875, 8), (1, 10)])
 @pytest.mark.parametrize("costs", [COSTS, LAZY])
 def test_an_app_that_reads_its_share_is_charged_the_steps_that_it_takes(share, units, costs):
-    events, result = run(app(), FedAvg(work=WorkShare(share=share)), costs=costs)
+    events, result = run(app(), FedAvg(stages=[LocalWork(share)]), costs=costs)
     assert (events["status"] == "reported").all()
     # Also the first jobs, before any reply has told.
     np.testing.assert_allclose(events["compute_s"], units)
@@ -80,7 +80,7 @@ def test_an_app_that_reads_its_share_is_charged_the_steps_that_it_takes(share, u
 @pytest.mark.parametrize("mods", [(PackMod(),), ()])
 def test_an_app_that_ignores_its_share_is_charged_in_full(costs, mods):
     events, result = run(
-        app(reads=False, mods=mods), FedAvg(work=WorkShare(share=0.125)), costs=costs
+        app(reads=False, mods=mods), FedAvg(stages=[LocalWork(0.125)]), costs=costs
     )
     np.testing.assert_allclose(events["work"], 10.0)
     np.testing.assert_allclose(result.arrays["0"].numpy(), 40.0)
@@ -89,7 +89,7 @@ def test_an_app_that_ignores_its_share_is_charged_in_full(costs, mods):
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("windows", [ALWAYS, SHORT])
 def test_the_same_is_charged_wherever_clients_run_late(reads, windows):
-    strategy = FedBuff(4, 2, work=WorkShare(share=0.5), seed=1)
+    strategy = FedBuff(4, 2, stages=[LocalWork(0.5)], seed=1)
     eager, one = run(app(reads=reads), strategy, 6, 8, windows=windows, compute=0.2)
     later, other = run(app(reads=reads), strategy, 6, 8, windows=windows, compute=0.2, costs=LAZY)
     assert eager.equals(later)
@@ -107,7 +107,7 @@ def test_with_a_promise_only_what_is_delivered_is_trained_once_the_app_is_known(
     client = app(mods=[noting, PackMod()])
     # A whole job takes 50 s of windows of 40 s: half of it is done in 25 s, and some are cut off.
     windows = [(start, start + 32) for start in range(0, 4000, 36)]
-    strategy = FedBuff(4, 2, work=WorkShare(share=0.5), seed=1)
+    strategy = FedBuff(4, 2, stages=[LocalWork(0.5)], seed=1)
     events, _ = run(client, strategy, 6, 15, windows=windows, compute=0.2, costs=LAZY)
     first = events.loc[events["delivered_at"].idxmin(), "delivered_at"]
     later = events[events["sent_at"] > first]
@@ -117,14 +117,14 @@ def test_with_a_promise_only_what_is_delivered_is_trained_once_the_app_is_known(
 
 
 def test_a_share_of_a_single_step_is_that_step_and_is_charged_as_such():
-    events, result = run(app(whole=1), FedAvg(work=WorkShare(share=0.125)))
+    events, result = run(app(whole=1), FedAvg(stages=[LocalWork(0.125)]))
     np.testing.assert_allclose(events["work"], 10.0)
     np.testing.assert_allclose(result.arrays["0"].numpy(), 4.0)
 
 
 def test_a_declared_work_of_a_whole_message_has_its_share_too():
     costs = replace(COSTS, work={"train": 40.0})
-    events, _ = run(app(), FedAvg(work=WorkShare(share=0.5)), costs=costs)
+    events, _ = run(app(), FedAvg(stages=[LocalWork(0.5)]), costs=costs)
     np.testing.assert_allclose(events["work"], 20.0)
 
 
@@ -132,9 +132,9 @@ def test_a_function_of_the_work_sees_the_share_and_decides():
     def work(message):
         return 7.0 * message.content["config"][WORK]
 
-    events, _ = run(app(), FedAvg(work=WorkShare(share=0.5)), work=work)
+    events, _ = run(app(), FedAvg(stages=[LocalWork(0.5)]), work=work)
     np.testing.assert_allclose(events["work"], 3.5)
-    events, _ = run(app(), FedAvg(work=WorkShare(share=0.5)), work=lambda message: 7.0)
+    events, _ = run(app(), FedAvg(stages=[LocalWork(0.5)]), work=lambda message: 7.0)
     np.testing.assert_allclose(events["work"], 7.0)
 
 
@@ -145,8 +145,8 @@ def test_without_a_share_the_columns_are_empty():
 
 
 def test_events_name_the_formats_of_each_message():
-    client = app(mods=[CompactMod()])
-    strategy = FedAvg(messages=Format(up="int4", down="int8"))
+    client = app(mods=[CompressionMod()])
+    strategy = FedAvg(stages=[Compression("int4", down="int8")])
     grid = TraceGrid(fleet([ALWAYS], length=100_000.0), client, costs=COSTS)
     with grid.running():
         strategy.start(grid, ArrayRecord([np.zeros(400, np.float32)]), 3)
@@ -172,16 +172,20 @@ def noting_forecasts(found):
 @pytest.mark.parametrize("costs", [COSTS, LAZY])
 def test_devices_forecast_whole_jobs_whatever_share_the_last_one_had(order, costs):
     found = {}
-    mods = [CompactMod(), ForecastMod()] if order == "inside" else [ForecastMod(), CompactMod()]
+    mods = (
+        [CompressionMod(), ForecastMod()]
+        if order == "inside"
+        else [ForecastMod(), CompressionMod()]
+    )
     client = app(mods=[noting_forecasts(found), *mods], whole=800)
     costs = replace(costs, work_per_example=100.0)
     shares = iter([0.125, 1.0, 0.5, 0.25, 1.0, 0.125] * 3)
 
-    class Changing(WorkShare):
+    class Changing(LocalWork):
         def share_of(self, forecast, upload=1.0):
             return next(shares)
 
-    strategy = FedAvg(work=Changing(share=1.0))
+    strategy = FedAvg(stages=[Changing()])
     run(client, strategy, 1, 12, costs=costs)
     said = found[1000]
     np.testing.assert_allclose([s["share"] for s in said], [0.125, 1.0, 0.5, 0.25, 1.0, 0.125] * 2)
@@ -206,7 +210,7 @@ def test_a_device_knows_the_work_that_it_is_charged(reads, work, costs):
     traces = fleet([ALWAYS] * 2, length=100_000.0)
     grid = TraceGrid(traces, client, costs=replace(costs, work_per_example=10.0), work=work)
     with grid.running():
-        FedAvg(work=WorkShare(share=0.375)).start(grid, ArrayRecord([np.zeros(8, np.float32)]), 4)
+        FedAvg(stages=[LocalWork(0.375)]).start(grid, ArrayRecord([np.zeros(8, np.float32)]), 4)
     for node, context in grid._clients._contexts.items():
         known[node] = MessageHistory.read(context.state)["work"]
     events = grid.events().to_pandas()
@@ -218,7 +222,7 @@ def test_shares_by_the_real_mod_settle_at_what_fits_and_jobs_take_no_longer():
     # 1 s down and 1 s up; a whole training takes 400, 1000 and 8000 s.
     client = app(mods=[PackMod(), ForecastMod()], whole=800)
     compute = np.array([1.0, 0.4, 0.05])
-    strategy = FedAvg(work=WorkWithin(at_most_s=600.0))
+    strategy = FedAvg(stages=[LocalWork(within_s=600.0)])
     costs = replace(LAZY, work_per_example=40.0)
     events, _ = run(client, strategy, 3, 12, costs=costs, compute=compute)
     last = events[events["round"] >= 9].groupby("node_id")
@@ -244,7 +248,7 @@ def test_what_jobs_took_is_known_as_of_whole_ones():
             seen.update(zip(candidates.node_ids.tolist(), candidates.duration_s, strict=True))
             return super().select(candidates, k, now, rng)
 
-    strategy = FedAvg(work=WorkWithin(at_most_s=300.0), selector=Seeing())
+    strategy = FedAvg(stages=[LocalWork(within_s=300.0)], selector=Seeing())
     costs = replace(LAZY, work_per_example=40.0)
     run(client, strategy, 2, 12, costs=costs, compute=np.array([1.6, 0.2]))
     # Their jobs take about as long: 250 s and 250 s; whole ones 250 and 2000.
@@ -283,9 +287,9 @@ def test_batched_digits_take_the_steps_of_inline_and_say_so(share):
         client, _, calls = digits_calls(7, share)
         theirs = InlineExecutor(client).run(calls)
     for one, other in zip(ours, theirs, strict=True):
-        done = Done.of(one.reply.content)
+        done = StepsDone.of(one.reply.content)
         assert done is not None
-        assert done == Done.of(other.reply.content)
+        assert done == StepsDone.of(other.reply.content)
         assert done.share <= share or done.steps == 1
         for name, array in other.reply.content["arrays"].items():
             found = one.reply.content["arrays"][name].numpy()
@@ -344,7 +348,11 @@ def test_workers_answer_with_the_bits_of_one_process(tmp_path):
         own = InlineExecutor(small.load_client()).run(list(calls()))
         with LocalWorkers(small.load_client, 2) as pool:
             theirs = pool.run(list(calls()))
-    assert [Done.of(a.reply.content) for a in own] == [Done(1, 15), Done(3, 15), Done(5, 15)]
+    assert [StepsDone.of(a.reply.content) for a in own] == [
+        StepsDone(1, 15),
+        StepsDone(3, 15),
+        StepsDone(5, 15),
+    ]
     assert [a.reply.content for a in theirs] == [a.reply.content for a in own]
 
 
@@ -361,7 +369,7 @@ CONFIG = SimulationConfig(
         "work": "2m",
         "batch-size": 32,
         "forecasts": True,
-        "messages": "by-forecast",
+        "messages": "int4",
     },
 )
 

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord
 from tiny import COSTS, counting_app, message_to
 
 from fedstale.simulation import InlineExecutor
-from fedstale.strategies.work import asking
+from fedstale.strategies.stages.local_work import asking
 
 ALWAYS = [(0, 1000)]
 

@@ -15,8 +15,8 @@ import fedstale
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies import Callback, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
-from fedstale.strategies.server import record as writing
-from fedstale.strategies.server.record import RECORD, Record, RecordedHistory
+from fedstale.strategies.stages import RECORD, AuditRecord
+from fedstale.strategies.stages import audit_record as writing
 from fedstale.strategies.types import History
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
@@ -100,8 +100,9 @@ class KilledError(Exception):
 
 
 def strategy(folder, record, **more):
+    stages = [AuditRecord(record)] if record else []
     return FedBuff(
-        4, 2, selector=Oort(), checkpoints=folder, resume=folder, record=record, seed=2, **more
+        4, 2, selector=Oort(), checkpoints=folder, resume=folder, stages=stages, seed=2, **more
     )
 
 
@@ -130,7 +131,7 @@ def start(made, *, n=8, rounds=12, die_after=None, order=sorted):
 def killed(made, after):
     """Start a strategy and kill it: nothing that it would do at its end is done."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Record, "end", lambda self, problem, version: self._file.close())
+        patched.setattr(AuditRecord, "end", lambda self, problem, version: self._file.close())
         with pytest.raises(KilledError):
             start(made, die_after=after)
 
@@ -205,7 +206,7 @@ def test_parts_in_the_wrong_order_and_two_runs_are_no_chain(tmp_path):
     first, second, other = tmp_path / "r1", tmp_path / "r2", tmp_path / "r3"
     killed(strategy(tmp_path / "kept", first), 14)
     start(strategy(tmp_path / "kept", second))
-    start(FedBuff(4, 2, record=other))
+    start(FedBuff(4, 2, stages=[AuditRecord(other)]))
     assert "expected the folder of that before" in fedstale.verify([second, first]).faults[0]
     (fault,) = fedstale.verify([first, other]).faults
     assert fault == f"{other}: it begins a chain of its own: verify it alone"
@@ -247,7 +248,7 @@ def test_a_simulation_does_not_go_on_with_a_record_that_was_changed(tmp_path):
 def test_a_run_goes_on_without_the_record_that_it_had_and_says_so(tmp_path, caplog):
     killed(strategy(tmp_path / "kept", tmp_path / "r"), 14)
     start(strategy(tmp_path / "kept", False))
-    assert "the run goes on without the record that it had" in caplog.text
+    assert "the run goes on without the stage AuditRecord that it had" in caplog.text
 
 
 def test_a_record_begins_with_its_run(tmp_path):
@@ -259,24 +260,24 @@ def test_a_record_begins_with_its_run(tmp_path):
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path):
     path = tmp_path / "r"
-    start(FedBuff(4, 2, record=path), rounds=2)
+    start(FedBuff(4, 2, stages=[AuditRecord(path)]), rounds=2)
     with pytest.raises(ConfigError, match=r"exists: expected a new file, or resume=\.\.\."):
-        start(FedBuff(4, 2, record=path), rounds=2)
+        start(FedBuff(4, 2, stages=[AuditRecord(path)]), rounds=2)
 
 
 def test_a_record_in_the_folder_of_the_run_needs_one():
-    with pytest.raises(ConfigError, match="record = True: this run has no folder"):
-        start(FedBuff(4, 2, record=True))
+    with pytest.raises(ConfigError, match="path = None: this run has no folder"):
+        start(FedBuff(4, 2, stages=[AuditRecord()]))
 
 
-@pytest.mark.parametrize("record", ["", 1, None])
-def test_what_is_no_file_is_refused(record):
-    with pytest.raises(ConfigError, match=r"record = .*expected a file, True for one"):
-        FedBuff(4, 2, record=record)
+@pytest.mark.parametrize("path", ["", 1, True])
+def test_what_is_no_file_is_refused(path):
+    with pytest.raises(ConfigError, match=r"AuditRecord.path = .*expected a file, or None"):
+        AuditRecord(path)
 
 
 def test_a_strategy_that_is_started_twice_writes_both_runs(tmp_path):
-    made = FedBuff(4, 2, selector=Oort(), record=tmp_path / "r")
+    made = FedBuff(4, 2, selector=Oort(), stages=[AuditRecord(tmp_path / "r")])
     nodes = {key: adder(0.1, 1.0 + key % 4, examples=1.0) for key in range(10, 18)}
     grid = VirtualGrid(nodes)
     with identity():
@@ -292,13 +293,13 @@ def test_a_strategy_that_is_started_twice_writes_both_runs(tmp_path):
 def test_nodes_that_a_grid_gives_in_any_order_are_picked_from_in_ascending_order(tmp_path):
     orders = np.random.default_rng(0)
     for name, order in (("a", sorted), ("b", lambda nodes: orders.permutation(list(nodes)))):
-        start(FedBuff(4, 2, selector=Oort(), record=tmp_path / name), order=order)
+        start(FedBuff(4, 2, selector=Oort(), stages=[AuditRecord(tmp_path / name)]), order=order)
         assert fedstale.verify(tmp_path / name).holds
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_jobs_that_could_not_be_sent_are_in_the_record(tmp_path):
-    made = FedBuff(4, 2, selector=Oort(), record=tmp_path / "r")
+    made = FedBuff(4, 2, selector=Oort(), stages=[AuditRecord(tmp_path / "r")])
     nodes = {key: adder(0.1, 1.0 + key % 4, examples=1.0) for key in range(10, 18)}
     grid = VirtualGrid(nodes)
     push = grid.push_messages
@@ -325,10 +326,10 @@ def test_a_run_whose_record_cannot_be_written_ends(tmp_path, monkeypatch):
 def test_all_that_changes_a_history_is_in_the_record():
     shown = {"candidates", "forecast_of", "state_dict", "load_state_dict"}
     changes = {name for name in vars(History) if not name.startswith("_")} - shown - {"saved"}
-    assert changes <= vars(RecordedHistory).keys()
+    assert changes == {"forecast", "picked", "finished", "failed"}
 
 
 def test_a_strategy_in_another_loop_keeps_no_record(tmp_path):
-    inner = FedAvg(record=tmp_path / "r")
-    with pytest.raises(ConfigError, match="cannot be wrapped: with record="):
+    inner = FedAvg(stages=[AuditRecord(tmp_path / "r")])
+    with pytest.raises(ConfigError, match="cannot be wrapped with the stage AuditRecord"):
         inner._check_rounds()

@@ -11,7 +11,7 @@ from made_record import chained, lines_of, written
 
 import fedstale
 from fedstale.errors import ConfigError
-from fedstale.strategies.server.record import RECORD
+from fedstale.strategies.stages import RECORD
 
 ODD = st.one_of(
     st.none(),

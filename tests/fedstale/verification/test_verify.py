@@ -12,7 +12,7 @@ import fedstale
 from fedstale.agents import AgentSelector, LinUCB
 from fedstale.agents.policy.selector import Shadow
 from fedstale.errors import ConfigError
-from fedstale.strategies import FedAvg, FedBuff
+from fedstale.strategies import AuditRecord, FedAvg, FedBuff
 from fedstale.strategies.selection import (
     Credits,
     ExpectedUtility,
@@ -26,7 +26,7 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.server.record import RECORD
+from fedstale.strategies.stages import RECORD
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
@@ -96,7 +96,7 @@ def test_every_shipped_selector_is_among_them():
 
 
 def test_a_synchronous_run_with_evaluations_is_made_again(tmp_path):
-    strategy = FedAvg(record=True, fraction_evaluate=0.5, seed=4, selector=Oort())
+    strategy = FedAvg(stages=[AuditRecord()], fraction_evaluate=0.5, seed=4, selector=Oort())
     found = run(tmp_path / "run", strategy=strategy, until="12 rounds")
     checked = fedstale.verify(found)
     assert checked.holds, checked.faults
@@ -500,7 +500,7 @@ def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"strategy": "fedbuff", "selector": "agent", "work": "2m", "messages": "by-forecast"},
+        {"strategy": "fedbuff", "selector": "agent", "work": "2m", "messages": "int4"},
         {"strategy": "fedavg", "selector": "oort", "work": 0.5, "messages": "int4"},
         {"strategy": "gap-aware", "selector": "expected-utility", "normalise": "steps"},
     ],

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from fedstale.strategies.server.dispatch import FreeNodes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.runtime import RuntimeGrid
-from fedstale.strategies.types import NodeSet, Places, packed
+from fedstale.strategies.types import Job, NodeSet, Places, packed
 
 NODES = [2**63, 11, 7, 3, 5]
 
@@ -44,7 +44,7 @@ class Keeping:
 
 
 def send(open_jobs, node, message_id):
-    open_jobs.send(message_id, node_id=node, purpose="train", version=0, now=0.0, timeout_s=9.0)
+    open_jobs.open(Job(node, "train", 0, message_id=message_id, sent_at=0.0), 9.0)
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])

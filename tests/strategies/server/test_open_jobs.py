@@ -1,12 +1,13 @@
 """Jobs that are out, and how they end."""
 
 from fedstale.strategies.server.jobs import OpenJobs
+from fedstale.strategies.types import Job
 
 
 def send(open_jobs, name, *, node=5, now=0.0, timeout=10.0, purpose="train"):
-    return open_jobs.send(
-        name, node_id=node, purpose=purpose, version=0, now=now, timeout_s=timeout
-    )
+    job = Job(node, purpose, 0, job_id=open_jobs.n_sent, message_id=name, sent_at=now)
+    open_jobs.open(job, timeout)
+    return job
 
 
 def test_jobs_expire_in_the_order_of_their_deadlines_and_once():

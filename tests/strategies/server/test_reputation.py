@@ -9,9 +9,9 @@ from replies import BASE, good, job, reply
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.server.reputation import NodeMedian, Reputation
-from fedstale.strategies.server.validation import RejectionError, Validation
+from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.types import norm_of
+from fedstale.strategies.types import RejectionError, norm_of
 
 pytestmark = pytest.mark.usefixtures("_identity")
 

@@ -12,8 +12,9 @@ from replies import BASE, GOOD, good, job, reply
 from virtual_grid import content, record
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.server.validation import RejectionError, Validation, forecast_in, read
+from fedstale.strategies.server.validation import Validation, read
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import RejectionError, forecast_in
 
 pytestmark = pytest.mark.usefixtures("_identity")
 ZERO = {"n": np.array(0.0), "on": np.zeros(2)}
@@ -295,9 +296,9 @@ def test_a_forecast_keeps_what_is_a_sensible_number():
         }
     )
     kept = {"p_finish": 0.5, "list": [1.0, 2.0], "longest": [1.0] * 1024}
-    assert forecast_in(reply(body)) == kept
+    assert forecast_in(reply(body).content) == kept
     body["fedstale.forecast"] = ConfigRecord({f"k{n}": 1.0 for n in range(1000)})
-    assert forecast_in(reply(body)) == {}
+    assert forecast_in(reply(body).content) == {}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from virtual_grid import content, identity, record
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.validation import Validation, forecast_in
+from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.types import is_finite
+from fedstale.strategies.types import forecast_in, is_finite
 
 MODEL = {
     "layer.weight": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
@@ -132,7 +132,7 @@ def attack(buffer, reputation, state, rng, body):
     """Send one reply; return whether it passed."""
     node = int(rng.integers(20))
     message = Message(body, reply_to=Message(RecordDict(), dst_node_id=node, message_type="train"))
-    for value in forecast_in(message).values():
+    for value in forecast_in(message.content).values():
         assert isinstance(value, float | list)
     versions = state["versions"]
     try:

@@ -17,7 +17,7 @@ import json
 import threading
 
 import numpy as np
-from fedstale.strategies import FedAvg, Format
+from fedstale.strategies import FedAvg, Compression
 from fedstale.strategies.server.superlink import without_stalls
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -53,7 +53,7 @@ def main(grid, context):
         print("ROUND " + json.dumps([*took, moved]), flush=True)
         pushed.clear(), pulled.clear()
 
-    strategy = FedAvg({NODES}, messages=MESSAGES)
+    strategy = FedAvg({NODES}, stages=STAGES)
     with without_stalls(grid) as grid:
         strategy.start(
             grid, ArrayRecord({{"w": Array(model)}}), {ROUNDS}, 200.0, evaluate_fn=evaluate
@@ -62,11 +62,11 @@ def main(grid, context):
 
 CLIENT = """
 import numpy as np
-from fedstale.client import CompactMod
+from fedstale.client import CompressionMod
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-app = ClientApp(mods=[CompactMod()])
+app = ClientApp(mods=[CompressionMod()])
 
 
 @app.train()
@@ -82,7 +82,7 @@ def train(message, context):
 
 def rounds(deployment, folder, messages):
     """Return bytes pushed, bytes pulled and the mean move of the model, of each round."""
-    app = write_app(folder, PYPROJECT, SERVER.replace("MESSAGES", messages), CLIENT)
+    app = write_app(folder, PYPROJECT, SERVER.replace("STAGES", messages), CLIENT)
     lines = []
     run_app(deployment, app, show=lines.append)
     found = [json.loads(line.split("ROUND ", 1)[1]) for line in lines if "ROUND " in line]
@@ -98,7 +98,7 @@ def test_a_superlink_receives_and_hands_out_the_bytes_that_shapes_say(deployment
         # Objects with the same bytes are stored once, so a model for all nodes is one.
         assert pushed == pytest.approx(full, rel=0.02)
         assert pulled == pytest.approx(NODES * full, rel=0.02)
-    first, second = rounds(deployment, tmp_path / "small", 'Format(up="int4", down="int8")')
+    first, second = rounds(deployment, tmp_path / "small", 'Compression("int4", down="int8")')
     assert first[0] == pytest.approx(full, rel=0.02)
     assert second[0] == pytest.approx(small["int8"], rel=0.02)
     for _, pulled, _ in (first, second):

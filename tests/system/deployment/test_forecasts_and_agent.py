@@ -28,7 +28,7 @@ from dataclasses import asdict
 import numpy as np
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies.selection import ForecastRequest
+from fedstale.strategies.stages import ForecastRequest
 from fedstale.strategies import GapAware
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -54,7 +54,7 @@ def main(grid, context):
         concurrency=2,
         buffer_size=1,
         selector=Telling(),
-        forecast_request=ForecastRequest(job=job, wait_s=100.0),
+        stages=[ForecastRequest(job=job, wait_s=100.0)],
         seed=1,
     )
     initial = ArrayRecord({"w": Array(np.zeros(10, dtype=np.float32))})

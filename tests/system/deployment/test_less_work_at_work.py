@@ -13,7 +13,7 @@ ROUNDS, WHOLE = 2, 12
 SERVER = f"""
 import numpy as np
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies import FedAvg, WorkWithin
+from fedstale.strategies import FedAvg, LocalWork
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
@@ -23,8 +23,8 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     # No real job is as short, so the first share is followed by the least one.
-    work = WorkWithin(at_most_s=1e-3, least=0.25, first=0.75)
-    strategy = FedAvg(min_available_nodes=3, work=work, normalise="steps")
+    work = LocalWork(within_s=1e-3, least=0.25, first=0.75)
+    strategy = FedAvg(min_available_nodes=3, stages=[work], normalise="steps")
     with recorded(grid, "FOLDER", context, app="adder") as grid:
         initial = ArrayRecord({{"w": Array(np.zeros(4, np.float32))}})
         result = strategy.start(grid, initial, num_rounds={ROUNDS}, timeout=200.0)

@@ -8,7 +8,7 @@ import fedstale
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
-from fedstale.strategies.server.record import RECORD
+from fedstale.strategies.stages import RECORD
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 

@@ -78,7 +78,7 @@ def test_a_run_that_asks_for_shares_of_the_work_goes_on_from_any_version(tmp_pat
     traces = synthetic(20)
     run_config = {
         **{"strategy": "fedbuff", "num-server-rounds": 8, "concurrency": 6, "buffer-size": 3},
-        **{"work": "2m", "forecasts": True, "messages": "by-forecast"},
+        **{"work": "2m", "forecasts": True, "messages": "int4"},
     }
     costs = {"constant-replies": promise}
     config = SimulationConfig(app="digits", traces="given", run_config=run_config, costs=costs)

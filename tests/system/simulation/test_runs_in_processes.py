@@ -27,7 +27,7 @@ RUNS = {
     "formats": lambda path: ("digits", {**DIGITS, "messages": "int4", "messages-down": "int8"}),
     "shares of the work": lambda path: (
         "digits",
-        {**DIGITS, "work": "2m", "forecasts": True, "messages": "by-forecast"},
+        {**DIGITS, "work": "2m", "forecasts": True, "messages": "int4"},
     ),
 }
 

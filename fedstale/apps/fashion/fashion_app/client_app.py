@@ -6,9 +6,9 @@ from flwr.app import Context, Message
 
 from fashion_app import task
 from fedstale.apps import classification, client
-from fedstale.client import CompactMod, ForecastMod
+from fedstale.client import CompressionMod, ForecastMod
 
-app = ForecastMod(enabled_by="forecasts").client_app(around=[CompactMod()])
+app = ForecastMod(enabled_by="forecasts").client_app(around=[CompressionMod()])
 
 
 @app.train()

@@ -7,10 +7,10 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from fedstale.apps import client
-from fedstale.client import CompactMod, ForecastMod
+from fedstale.client import CompressionMod, ForecastMod
 from shakespeare_app import play, task
 
-app = ForecastMod(enabled_by="forecasts").client_app(around=[CompactMod()])
+app = ForecastMod(enabled_by="forecasts").client_app(around=[CompressionMod()])
 
 
 @app.train()

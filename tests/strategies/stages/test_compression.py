@@ -7,14 +7,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from virtual_grid import VirtualGrid, record
 
-from fedstale.client import CompactMod, ForecastMod
-from fedstale.client.compacting import NEXT_RECORD, OWED_RECORD
+from fedstale.client import CompressionMod, ForecastMod
+from fedstale.client.compression import NEXT_RECORD, OWED_RECORD
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
     Checkpoints,
+    Compression,
     FedAvg,
     FedBuff,
-    Format,
     StaleStrategy,
     Validation,
 )
@@ -48,7 +48,7 @@ class Device:
 
     def __init__(self, node=1, *, mods=None, delay=1.0, dtype=np.float32, sends="model"):
         self.context = Context(1, node, {}, RecordDict(), {})
-        self.mods = [CompactMod()] if mods is None else mods
+        self.mods = [CompressionMod()] if mods is None else mods
         self.delay, self.sends = delay, sends
         rng = np.random.default_rng(node)
         self.step = {"w": rng.standard_normal((20, 30)).astype(dtype), "b": dtype(0.5), "n": 2}
@@ -117,7 +117,7 @@ def test_without_the_setting_messages_and_replies_are_those_of_an_app_without_th
 
 def test_the_app_sees_what_it_sees_without_the_mod():
     device, plain = Device(), Device(mods=[])
-    start(fedavg(messages=Format(up="int4")), {1: device}, 1)
+    start(fedavg(stages=[Compression("int4")]), {1: device}, 1)
     start(fedavg(), {1: plain}, 1)
     assert device.seen == plain.seen
 
@@ -125,7 +125,7 @@ def test_the_app_sees_what_it_sees_without_the_mod():
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_first_reply_comes_in_the_format_with_small_arrays_and_counts_in_full(form):
     device = Device()
-    start(fedavg(messages=Format(up=form)), {1: device})
+    start(fedavg(stages=[Compression(form)]), {1: device})
     (reply,) = device.replies
     assert forms(reply.content) == {"w": form, "b": None, "n": None}
     assert len(reply.content["arrays"]["w"].data) == n_bytes(form, N)
@@ -135,7 +135,7 @@ def test_the_first_reply_comes_in_the_format_with_small_arrays_and_counts_in_ful
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_model_moves_by_the_decoded_change(form, sends):
     device = Device(sends=sends)
-    _, model = start(fedavg(messages=Format(up=form)), {1: device})
+    _, model = start(fedavg(stages=[Compression(form)]), {1: device})
     trained = MODEL["w"] + device.step["w"]
     data = (
         encode(device.step["w"], form)
@@ -152,14 +152,14 @@ def test_a_device_without_the_mod_answers_in_full_and_is_aggregated_as_ever():
     nodes = {k: Device(k, mods=[]) for k in (1, 2, 3)}
     _, expected = start(fedavg(), nodes, 3)
     nodes = {k: Device(k, mods=[]) for k in (1, 2, 3)}
-    _, model = start(fedavg(messages=Format(up="int2", down="int8")), nodes, 3)
+    _, model = start(fedavg(stages=[Compression("int2", down="int8")]), nodes, 3)
     for name, array in expected.items():
         np.testing.assert_array_equal(model[name], array)
 
 
 def test_devices_with_the_mod_and_without_work_in_one_run():
     nodes = {1: Device(1), 2: Device(2, mods=[])}
-    grid, model = start(fedavg(messages=Format(up="int8", down="int8")), nodes, 3)
+    grid, model = start(fedavg(stages=[Compression("int8", down="int8")]), nodes, 3)
     assert not grid.refused
     assert forms(nodes[1].received[-1])["w"] == "int8"
     assert forms(nodes[2].received[-1])["w"] is None
@@ -169,9 +169,9 @@ def test_devices_with_the_mod_and_without_work_in_one_run():
 
 def test_progress_counts_the_bytes_that_cross():
     sizes = {}
-    for name, messages in (("full", None), ("small", Format(up="int4", down="int8"))):
+    for name, stages in (("full", []), ("small", [Compression("int4", down="int8")])):
         seen = []
-        strategy = fedavg(messages=messages, stop_when=lambda p, s=seen: s.append(p.sent_bytes))
+        strategy = fedavg(stages=stages, stop_when=lambda p, s=seen: s.append(p.sent_bytes))
         device = Device()
         start(strategy, {1: device}, 3)
         # It is asked before the last version.
@@ -188,7 +188,7 @@ def test_progress_counts_the_bytes_that_cross():
 
 def test_what_rounding_leaves_out_goes_into_the_next_reply():
     device = Device()
-    _, model = start(fedavg(messages=Format(up="int2")), {1: device}, 60)
+    _, model = start(fedavg(stages=[Compression("int2")]), {1: device}, 60)
     wanted = MODEL["w"] + 60 * device.step["w"]
     # Twice the scale of one reply at most, however many there were; without it the small ones
     # of 60 replies would have gone nowhere.
@@ -201,7 +201,7 @@ def test_a_reply_that_is_lost_changes_nothing_of_what_is_owed():
     def late_third(n):
         return 500.0 if n == 3 else 1.0
 
-    settings = {"messages": Format(up="int2"), "selector": None}
+    settings = {"stages": [Compression("int2")], "selector": None}
     lost, kept = Device(delay=late_third), Device()
     grid, _ = start(FedBuff(1, 1, **settings), {1: lost}, 4, timeout=20.0)
     assert any("no reply within 20 s" in reason for _, reason in grid.refused)
@@ -216,7 +216,7 @@ def test_a_reply_that_is_lost_changes_nothing_of_what_is_owed():
 def test_a_rejected_reply_changes_nothing_of_what_is_owed():
     device, other = Device(), Device(2, delay=0.4)
     other.step = {**other.step, "w": np.zeros((20, 30), np.float32)}
-    strategy = FedBuff(2, 1, messages=Format(up="int2"), max_staleness=0)
+    strategy = FedBuff(2, 1, stages=[Compression("int2")], max_staleness=0)
     grid, _ = start(strategy, {1: device, 2: other}, 6)
     refused = {message_id for message_id, _ in grid.refused}
     assert refused
@@ -234,11 +234,11 @@ def test_a_rejected_reply_changes_nothing_of_what_is_owed():
 
 def test_a_changed_model_drops_what_is_owed():
     device = Device()
-    start(fedavg(messages=Format(up="int2")), {1: device}, 2)
+    start(fedavg(stages=[Compression("int2")]), {1: device}, 2)
     assert device.owed() is not None
     device.step["w"] = device.step["w"][:, :15]
     smaller = MODEL | {"w": MODEL["w"][:, :15]}
-    _, model = start(fedavg(messages=Format(up="int2")), {1: device}, 1, smaller)
+    _, model = start(fedavg(stages=[Compression("int2")]), {1: device}, 1, smaller)
     trained = smaller["w"] + device.step["w"]
     change = decode(encode(trained, "int2", minus=smaller["w"]), "int2", (20, 15), np.float32)
     np.testing.assert_array_equal(model["w"], smaller["w"] + change)
@@ -249,7 +249,7 @@ def test_stochastic_rounding_owes_nothing_and_differs_by_seed_node_and_message()
     for seed in (0, 1):
         nodes = {k: Device(k) for k in (1, 2)}
         nodes[2].step = nodes[1].step
-        strategy = fedavg(messages=Format(up="int4", stochastic=True), seed=seed)
+        strategy = fedavg(stages=[Compression("int4", stochastic=True)], seed=seed)
         start(strategy, nodes, 2)
         assert not nodes[1].context.state
         for k, node in nodes.items():
@@ -258,7 +258,7 @@ def test_stochastic_rounding_owes_nothing_and_differs_by_seed_node_and_message()
     assert len(set(replies.values())) == len(replies)
     nodes = {k: Device(k) for k in (1, 2)}
     nodes[2].step = nodes[1].step
-    start(fedavg(messages=Format(up="int4", stochastic=True), seed=1), nodes, 2)
+    start(fedavg(stages=[Compression("int4", stochastic=True)], seed=1), nodes, 2)
     assert nodes[2].replies[1].content["arrays"]["w"].data == replies[1, 2, 1]
 
 
@@ -267,7 +267,7 @@ def test_stochastic_rounding_owes_nothing_and_differs_by_seed_node_and_message()
 
 def test_a_device_trains_from_the_model_that_it_was_sent_and_the_server_keeps_its_own():
     device = Device()
-    grid, model = start(fedavg(messages=Format(down="int4")), {1: device}, 3)
+    grid, model = start(fedavg(stages=[Compression(down="int4")]), {1: device}, 3)
     assert not grid.refused
     assert [forms(c)["w"] for c in device.received] == [None, "int4", "int4"]
     # Changes are exact but for their own arithmetic, although models were coarse.
@@ -287,14 +287,14 @@ def test_evaluations_are_of_the_model_in_full():
 
     device = Measuring()
     grid, _ = start(
-        fedavg(messages=Format(up="int4", down="int4"), min_evaluate_nodes=1), {1: device}, 3
+        fedavg(stages=[Compression("int4", down="int4")], min_evaluate_nodes=1), {1: device}, 3
     )
     assert not grid.refused
 
 
 def test_a_node_that_has_lost_the_mod_fails_once_and_is_sent_the_model_in_full():
     device = Device()
-    strategy = fedavg(messages=Format(up="int8", down="int8"))
+    strategy = fedavg(stages=[Compression("int8", down="int8")])
     count = len(device.mods)
 
     class Losing(Device):
@@ -320,8 +320,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path):
         return {k: Device(k, delay=1.0 + k) for k in (1, 2)}
 
     def strategy(**settings):
-        messages = Format(up="int2", down="int8")
-        return StaleStrategy(messages=messages, seed=3, **settings)
+        return StaleStrategy(stages=[Compression("int2", down="int8")], seed=3, **settings)
 
     _, whole = start(strategy(), nodes(), 6)
     first = nodes()
@@ -340,13 +339,13 @@ def test_robust_rules_caps_and_privacy_see_decoded_updates():
     from fedstale.strategies.robust import Median
 
     nodes = {k: Device(k) for k in (1, 2, 3)}
-    _, model = start(StaleStrategy(messages=Format(up="int8"), robust=Median(f=1)), nodes)
+    _, model = start(StaleStrategy(stages=[Compression("int8")], robust=Median(f=1)), nodes)
     steps = np.median([node.step["w"] for node in nodes.values()], axis=0)
     np.testing.assert_allclose(model["w"], MODEL["w"] + steps, atol=0.05)
     strategy = FedBuff(
         2,
         2,
-        messages=Format(up="int8"),
+        stages=[Compression("int8")],
         privacy=Privacy(clip_norm=0.5, noise_multiplier=1e-9, delta=1e-6, noise_seed=1),
     )
     _, model = start(strategy, {k: Device(k) for k in (1, 2)})
@@ -375,7 +374,7 @@ def test_whatever_reads_updates_reads_the_decoded_ones(reader):
     for device in plain.values():
         w = device.step["w"]
         device.step["w"] = decode(encode(w, "int4"), "int4", w.shape, w.dtype)
-    _, model = start(StaleStrategy(messages=Format(up="int4"), **READERS[reader]()), compact)
+    _, model = start(StaleStrategy(stages=[Compression("int4")], **READERS[reader]()), compact)
     _, expected = start(StaleStrategy(**READERS[reader]()), plain)
     for name, array in model.items():
         np.testing.assert_array_equal(array, expected[name])
@@ -385,7 +384,7 @@ def test_whatever_reads_updates_reads_the_decoded_ones(reader):
 def test_norm_caps_count_decoded_updates():
     nodes = {k: Device(k) for k in range(1, 8)}
     nodes[7].step = {**nodes[7].step, "w": nodes[7].step["w"] * 1000}
-    strategy = StaleStrategy(messages=Format(up="int4"), validation=Validation(norm_cap=2.0))
+    strategy = StaleStrategy(stages=[Compression("int4")], validation=Validation(norm_cap=2.0))
     _, model = start(strategy, nodes, 2)
     assert np.abs(model["w"] - MODEL["w"]).max() < 10
 
@@ -396,12 +395,15 @@ def test_norm_caps_count_decoded_updates():
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda: Format(up="int3"), "messages.up = 'int3': expected float16"),
-        (lambda: Format(down=8), "messages.down = 8: expected float16"),
-        (Format, "up or down to be a format"),
-        (lambda: Format(up="float16", stochastic=True), "int8|int4|int2 with stochastic=True"),
-        (lambda: Format(down="int8", stochastic=True), "int8|int4|int2 with stochastic=True"),
-        (lambda: FedAvg(messages="int4"), "strategy.messages = 'int4': expected Format"),
+        (lambda: Compression("int3"), "Compression.up = 'int3': expected float16"),
+        (lambda: Compression(down=8), "Compression.down = 8: expected float16"),
+        (Compression, "up or down to be a format"),
+        (lambda: Compression("float16", stochastic=True), "int8|int4|int2 with stochastic=True"),
+        (lambda: Compression(down="int8", stochastic=True), "int8|int4|int2 with stochastic=True"),
+        (
+            lambda: FedAvg(stages=["int4"]),
+            "strategy.stages = ('int4',): expected instances of Stage",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_named(made, text):
@@ -413,9 +415,9 @@ def test_settings_that_make_no_sense_are_named(made, text):
 def test_a_strategy_that_is_wrapped_says_that_it_cannot_ask_for_formats():
     from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping
 
-    inner = FedAvg(messages=Format(up="int4"))
+    inner = FedAvg(stages=[Compression("int4")])
     wrapped = DifferentialPrivacyClientSideFixedClipping(inner, 0.1, 1.0, 1)
-    with pytest.raises(ConfigError, match=r"cannot be wrapped: with messages=Format"):
+    with pytest.raises(ConfigError, match=r"cannot be wrapped with the stage Compression"):
         wrapped.start(VirtualGrid({1: Device()}), record(**MODEL), num_rounds=1)
 
 
@@ -463,8 +465,8 @@ def stored(dtype="float32", shape=(20, 30), stype="fedstale.int4", data=None):
 )
 def test_a_quantised_array_that_was_made_up_is_rejected_with_its_reason(array, kind, text):
     good = Device(2)
-    bad = Device(1, mods=[forged(lambda _: array), CompactMod()])
-    strategy = fedavg(messages=Format(up="int4"))
+    bad = Device(1, mods=[forged(lambda _: array), CompressionMod()])
+    strategy = fedavg(stages=[Compression("int4")])
     grid, model = start(strategy, {1: bad, 2: good})
     ((_, reason),) = grid.refused
     assert reason.startswith("arrays['w']") or kind == "norm"
@@ -475,8 +477,8 @@ def test_a_quantised_array_that_was_made_up_is_rejected_with_its_reason(array, k
 
 def test_a_small_array_in_a_format_is_rejected():
     small = stored(shape=(9,), data=encode(np.ones(9, np.float32), "int4"))
-    bad = Device(1, mods=[forged(lambda _: small, "b"), CompactMod()])
-    grid, _ = start(fedavg(messages=Format(up="int4")), {1: bad, 2: Device(2)})
+    bad = Device(1, mods=[forged(lambda _: small, "b"), CompressionMod()])
+    grid, _ = start(fedavg(stages=[Compression("int4")]), {1: bad, 2: Device(2)})
     ((_, reason),) = grid.refused
     assert "arrays['b'] has 9 elements of 'float32' in int4: expected at least 256" in reason
 
@@ -488,10 +490,10 @@ def test_an_array_that_the_model_lacks_is_rejected_before_memory_is_taken():
         reply.content["arrays"] = ArrayRecord({**reply.content["arrays"], "more": more})
         return reply
 
-    bad = Device(1, mods=[mod, CompactMod()])
+    bad = Device(1, mods=[mod, CompressionMod()])
     tracemalloc.start()
     try:
-        grid, _ = start(fedavg(messages=Format(up="int4")), {1: bad, 2: Device(2)})
+        grid, _ = start(fedavg(stages=[Compression("int4")]), {1: bad, 2: Device(2)})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -501,10 +503,10 @@ def test_an_array_that_the_model_lacks_is_rejected_before_memory_is_taken():
     assert peak < 20_000_000
 
 
-@pytest.mark.parametrize("messages", [None, Format(down="int8"), Format(up="int8")])
-def test_a_format_that_nobody_asked_for_is_rejected(messages):
+@pytest.mark.parametrize("stages", [[], [Compression(down="int8")], [Compression("int8")]])
+def test_a_format_that_nobody_asked_for_is_rejected(stages):
     bad = Device(1, mods=[forged(lambda _: stored())])
-    grid, _ = start(fedavg(messages=messages), {1: bad, 2: Device(2)})
+    grid, _ = start(fedavg(stages=stages), {1: bad, 2: Device(2)})
     ((_, reason),) = grid.refused
     assert "is in int4, which its job did not ask for" in reason
 
@@ -515,7 +517,7 @@ def test_a_training_that_has_left_the_finite_range_is_rejected_and_owes_nothing(
     device.step["w"] = good.copy()
     device.step["w"][0, 0] = np.nan
     nodes = {1: device, 2: Device(2)}
-    strategy = fedavg(messages=Format(up="int2"))
+    strategy = fedavg(stages=[Compression("int2")])
     grid, model = start(strategy, nodes, 2)
     assert all("scale of nan" in reason for _, reason in grid.refused)
     assert len(grid.refused) == 2
@@ -529,7 +531,7 @@ def test_a_training_that_has_left_the_finite_range_is_rejected_and_owes_nothing(
 def test_an_update_beyond_float16_is_rejected():
     device = Device()
     device.step["w"] = np.full((20, 30), 1e6, np.float32)
-    grid, _ = start(fedavg(messages=Format(up="float16")), {1: device, 2: Device(2)})
+    grid, _ = start(fedavg(stages=[Compression("float16")]), {1: device, 2: Device(2)})
     ((_, reason),) = grid.refused
     assert "more than float16 can" in reason
 
@@ -542,7 +544,7 @@ def test_an_update_beyond_float16_is_rejected():
 def test_models_in_half_and_in_double_precision_move_by_the_decoded_change(dtype, down):
     model = {"w": MODEL["w"].astype(dtype), "b": MODEL["b"].astype(dtype), "n": MODEL["n"]}
     device = Device(dtype=dtype)
-    grid, found = start(fedavg(messages=Format(up="int8", down=down)), {1: device}, 3, model)
+    grid, found = start(fedavg(stages=[Compression("int8", down=down)]), {1: device}, 3, model)
     assert not grid.refused
     assert found["w"].dtype == dtype
     tolerance = 0.15 if dtype == np.float16 else 0.05
@@ -555,13 +557,15 @@ def test_models_in_half_and_in_double_precision_move_by_the_decoded_change(dtype
 
 
 @pytest.mark.parametrize(
-    "mods", [[CompactMod(), ForecastMod()], [ForecastMod(), CompactMod()]], ids=["out", "in"]
+    "mods",
+    [[CompressionMod(), ForecastMod()], [ForecastMod(), CompressionMod()]],
+    ids=["out", "in"],
 )
 def test_forecasts_count_the_bytes_that_travel_in_either_order(mods):
     from fedstale.client.device import MessageHistory
 
     device = Device(mods=mods)
-    grid, _ = start(fedavg(messages=Format(up="int4", down="int8")), {1: device}, 3)
+    grid, _ = start(fedavg(stages=[Compression("int4", down="int8")]), {1: device}, 3)
     assert not grid.refused
     assert "fedstale.forecast" in device.replies[-1].content
     history = MessageHistory.read(device.context.state)
@@ -577,9 +581,13 @@ def test_forecasts_count_the_bytes_that_travel_in_either_order(mods):
 
 def test_both_orders_make_the_same_bits():
     models = []
-    for mods in ([CompactMod(), ForecastMod()], [ForecastMod(), CompactMod()], [CompactMod()]):
+    for mods in (
+        [CompressionMod(), ForecastMod()],
+        [ForecastMod(), CompressionMod()],
+        [CompressionMod()],
+    ):
         nodes = {1: Device(mods=mods)}
-        models.append(start(fedavg(messages=Format(up="int2", down="int4")), nodes, 4)[1])
+        models.append(start(fedavg(stages=[Compression("int2", down="int4")]), nodes, 4)[1])
     for name in MODEL:
         np.testing.assert_array_equal(models[0][name], models[1][name])
         np.testing.assert_array_equal(models[0][name], models[2][name])
@@ -587,7 +595,7 @@ def test_both_orders_make_the_same_bits():
 
 def test_what_is_kept_between_messages_is_twice_what_is_owed():
     device = Device()
-    start(fedavg(messages=Format(up="int2")), {1: device}, 3)
+    start(fedavg(stages=[Compression("int2")]), {1: device}, 3)
     kept = {
         name: sum(len(a.data) for a in r.values())
         for name, r in device.context.state.array_records.items()

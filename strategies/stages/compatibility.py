@@ -13,12 +13,43 @@ import re
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale import __version__
-from fedstale.strategies.server.validation import RejectionError
+from fedstale.strategies.stages.base import Stage
+from fedstale.strategies.types import Job, Purpose, RejectionError
 
 RELEASE = "fedstale.release"
 """Key of the release, in the config of a message, and name of a record of its own elsewhere."""
 _FORM = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:[.a-z+-].{0,40})?", re.ASCII)
 _LONGEST = 48
+
+
+class Compatibility(Stage):
+    """States the server's release in messages, and rejects replies of devices that it cannot read.
+
+    Strategies have it on real devices.
+    """
+
+    of_process = True
+
+    def __init__(self) -> None:
+        self._made: dict[Purpose, tuple[RecordDict, RecordDict]] = {}
+        """The last content for each purpose, and what was made of it."""
+
+    def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
+        """State the release: in the config, or of a query in a record of its own."""
+        of, made = self._made.get(job.purpose, (None, content))
+        if of is not content:
+            made = RecordDict(dict(content))
+            if job.purpose == "query":
+                state_release(made, __version__)
+            else:
+                for name, config in content.config_records.items():
+                    made[name] = ConfigRecord({**config, RELEASE: __version__})
+            self._made[job.purpose] = content, made
+        return made
+
+    def incoming(self, job: Job, content: RecordDict) -> None:
+        """Check the release of a device that states one."""
+        check_release(content)
 
 
 def state_release(content: RecordDict, release: str) -> None:

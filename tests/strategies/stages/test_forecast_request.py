@@ -9,8 +9,8 @@ from virtual_grid import VirtualGrid, adder, identity, record
 from fedstale.errors import ConfigError
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import Schedule
-from fedstale.strategies.selection import ExpectedUtility, ForecastRequest
-from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
+from fedstale.strategies.selection import ExpectedUtility
+from fedstale.strategies.stages import JOB_RECORD, QUERY, ForecastRequest
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,7 @@ def run(nodes, rounds=1, **options):
 
 def test_everybody_is_asked_first_and_the_answers_decide():
     nodes = {10: node(0.1), 11: node(0.9, after_s=3.0), 12: node(0.5)}
-    grid, sent, _ = run(
-        nodes, forecast_request=ForecastRequest(job={"work": 7.0, "deadline_s": 60.0})
-    )
+    grid, sent, _ = run(nodes, stages=[ForecastRequest(job={"work": 7.0, "deadline_s": 60.0})])
     assert [s[1:] for s in sent] == [(10, QUERY), (11, QUERY), (12, QUERY), (11, "train")]
     assert sent[-1][0] == 3.0
     asked = grid.sent[0][1].content
@@ -64,7 +62,7 @@ def test_everybody_is_asked_first_and_the_answers_decide():
 def test_who_says_nothing_is_waited_for_and_not_asked_again_at_once():
     nodes = {10: node(silent=True), 11: node(0.9)}
     _, sent, result = run(
-        nodes, rounds=3, forecast_request=ForecastRequest(wait_s=20.0, older_than_s=100.0)
+        nodes, rounds=3, stages=[ForecastRequest(wait_s=20.0, older_than_s=100.0)]
     )
     queries = [s[:2] for s in sent if s[2] == QUERY]
     assert queries == [(0.0, 10), (0.0, 11)]
@@ -73,12 +71,12 @@ def test_who_says_nothing_is_waited_for_and_not_asked_again_at_once():
 
 
 def test_a_forecast_that_is_too_old_is_asked_for_again():
-    _, sent, _ = run({10: node(0.9)}, rounds=4, forecast_request=ForecastRequest(older_than_s=8.0))
+    _, sent, _ = run({10: node(0.9)}, rounds=4, stages=[ForecastRequest(older_than_s=8.0)])
     assert [s[0] for s in sent if s[2] == QUERY] == [0.0, 11.0]
 
 
 def test_a_node_that_cannot_answer_is_not_held_to_have_failed():
-    grid, sent, _ = run({10: node(failing=True), 11: node(0.9)}, forecast_request=ForecastRequest())
+    grid, sent, _ = run({10: node(failing=True), 11: node(0.9)}, stages=[ForecastRequest()])
     assert [s[1] for s in sent if s[2] == "train"] == [11]
     assert grid.refused == [("m0", "error 0: no such function")]
 
@@ -106,5 +104,5 @@ def test_without_asking_nothing_is_sent_but_jobs():
     ],
 )
 def test_settings_out_of_range_are_refused(options):
-    with pytest.raises(ConfigError, match=r"forecast_request\."):
+    with pytest.raises(ConfigError, match=r"ForecastRequest\."):
         ForecastRequest(**options)

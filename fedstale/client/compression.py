@@ -21,7 +21,6 @@ from fedstale.flower import ErrorCode
 from fedstale.strategies.messages import (
     COMPACT_RECORD,
     Asked,
-    FormatName,
     decoded,
     is_quantised,
     quantised,
@@ -29,7 +28,7 @@ from fedstale.strategies.messages import (
     without_asking,
 )
 from fedstale.strategies.server import UPDATE_KEY
-from fedstale.strategies.types import at_least_single
+from fedstale.strategies.types import FormatName, at_least_single
 
 OWED_RECORD = "fedstale.owed"
 """Name of the record in the Context's state: what accepted replies have left out."""
@@ -41,7 +40,7 @@ NEXT_OF_RECORD = "fedstale.owed-next-of"
 logger = logging.getLogger(__name__)
 
 
-class Compacting:
+class Compressing:
     """One message to a device, from its arrival until its reply is as it goes out."""
 
     def __init__(self, message: Message, context: Context, asked: Asked) -> None:
@@ -68,10 +67,10 @@ class Compacting:
             return
         self._is_open = False
         if self._about.message_type.split(".")[0] == "train":
-            self._compact(reply.content)
+            self._compress(reply.content)
         reply.content[COMPACT_RECORD] = stated()
 
-    def _compact(self, content: RecordDict) -> None:
+    def _compress(self, content: RecordDict) -> None:
         owed = _owed(self._state, self._asked.accepted)
         form, models = self._asked.up, self._models
         if form is None:
@@ -105,15 +104,15 @@ class Compacting:
         return ArrayRecord(made)
 
 
-_UNDER_WAY: ContextVar[Compacting | None] = ContextVar("fedstale-compacting", default=None)
+_UNDER_WAY: ContextVar[Compressing | None] = ContextVar("fedstale-compressing", default=None)
 
 
-def under_way() -> Compacting | None:
+def under_way() -> Compressing | None:
     """Return the message around which a mod will put the reply into a format; None without."""
     return _UNDER_WAY.get()
 
 
-def compacted(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def compressed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Let the app answer a message in full arrays, and return the reply in what was asked.
 
     A message whose arrays cannot be read is answered with an error.
@@ -122,15 +121,15 @@ def compacted(message: Message, context: Context, call_next: ClientAppCallable) 
     if asked is None:
         return call_next(message, context)
     try:
-        compacting = Compacting(message, context, asked)
+        compressing = Compressing(message, context, asked)
     except ProtocolError as problem:
         return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
-    token = _UNDER_WAY.set(compacting)
+    token = _UNDER_WAY.set(compressing)
     try:
         reply = call_next(message, context)
     finally:
         _UNDER_WAY.reset(token)
-    compacting.finish(reply)
+    compressing.finish(reply)
     return reply
 
 

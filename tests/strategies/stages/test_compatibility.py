@@ -9,9 +9,8 @@ import fedstale
 from fedstale.client import ForecastMod, mods
 from fedstale.errors import FedstaleError
 from fedstale.strategies import StaleStrategy, schedule
-from fedstale.strategies.selection.forecast_request import ForecastRequest
-from fedstale.strategies.server import releases
 from fedstale.strategies.server.superlink import SuperLinkGrid
+from fedstale.strategies.stages import ForecastRequest, compatibility
 
 RUN_CONFIG = {"forecasts": False}
 
@@ -65,8 +64,7 @@ def start(nodes, rounds=2):
 
 def server(monkeypatch, release):
     """Let the server be of a release."""
-    monkeypatch.setattr(releases, "__version__", release)
-    monkeypatch.setattr("fedstale.strategies.server.superlink.__version__", release)
+    monkeypatch.setattr(compatibility, "__version__", release)
 
 
 @pytest.mark.parametrize("device", ["0.4.0", "0.5.0", "0.5.7", "0.6.1"])
@@ -93,7 +91,7 @@ def reply_of(release):
 
     def node(message, grid):
         reply = trained(message)
-        reply.content["any"] = ConfigRecord({releases.RELEASE: release})
+        reply.content["any"] = ConfigRecord({compatibility.RELEASE: release})
         return 10.0, reply.content
 
     return node
@@ -146,13 +144,13 @@ def test_messages_state_the_servers_release_on_real_devices_and_nowhere_else():
         kind = message.metadata.message_type
         # Stock ClientApps find the records that they know, and no others.
         assert kind == "query.forecast" or set(message.content) == {"arrays", "config"}
-        seen.setdefault(kind, []).append(releases.stated_release(message.content))
+        seen.setdefault(kind, []).append(compatibility.stated_release(message.content))
         return 10.0, trained(message).content
 
     for on_devices in (True, False):
         grid = VirtualGrid({10: node})
         strategy = StaleStrategy(
-            seed=1, forecast_request=ForecastRequest(), min_evaluate_nodes=1, fraction_evaluate=1.0
+            seed=1, stages=[ForecastRequest()], min_evaluate_nodes=1, fraction_evaluate=1.0
         )
         with identity():
             strategy.start(
@@ -169,6 +167,6 @@ def test_messages_state_the_servers_release_on_real_devices_and_nowhere_else():
 
 def test_this_release_is_one():
     content = RecordDict()
-    releases.state_release(content, fedstale.__version__)
-    assert releases.stated_release(content) == fedstale.__version__
-    releases.check_release(content)
+    compatibility.state_release(content, fedstale.__version__)
+    assert compatibility.stated_release(content) == fedstale.__version__
+    compatibility.check_release(content)

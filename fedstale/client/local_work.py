@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from fedstale.strategies.work import Done, asked_share, steps_of
+from fedstale.strategies.stages import StepsDone, asked_share, steps_of
 
 
 @dataclass(slots=True)
 class Note:
     """What an app does of the message that it works on."""
 
-    done: Done | None = None
+    done: StepsDone | None = None
     """None where it was asked for no share, or does not read it."""
 
 
@@ -34,7 +34,7 @@ class noting:  # noqa: N801 - a context manager
     __slots__ = ("_done", "_token")
     _token: Token[Note | None]
 
-    def __init__(self, done: Done | None = None) -> None:
+    def __init__(self, done: StepsDone | None = None) -> None:
         self._done = done
 
     def __enter__(self) -> Note:
@@ -49,7 +49,7 @@ class noting:  # noqa: N801 - a context manager
         _NOTE.reset(self._token)
 
 
-def noted() -> Done | None:
+def noted() -> StepsDone | None:
     """Return what the app has done of the message that is worked on, as far as it is noted."""
     note = _NOTE.get()
     return None if note is None else note.done
@@ -59,7 +59,7 @@ def local_steps(message: Message, epochs: int, per_epoch: int) -> int:
     """Return how many local steps to take: all of some epochs, or the share that is asked for.
 
     The server's `work=` says the share; without it these are all. With any mod of fedstale around
-    the app (`PackMod`, `CompactMod` or `ForecastMod`) the reply states what was done.
+    the app (`PackMod`, `CompressionMod` or `ForecastMod`) the reply states what was done.
 
     Args:
         message: of training.
@@ -83,5 +83,5 @@ def local_steps(message: Message, epochs: int, per_epoch: int) -> int:
     steps = whole if share is None else steps_of(share, whole)
     note = _NOTE.get()
     if note is not None and share is not None and steps:
-        note.done = Done(steps, whole)
+        note.done = StepsDone(steps, whole)
     return steps

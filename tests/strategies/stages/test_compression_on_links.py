@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from loop_link import LoopLink, grid_of, n_objects, quick_grid_of
 from test_packed_runs import secure
 
-from fedstale.client import CompactMod, ForecastMod, PackMod
-from fedstale.strategies import FedAvg, Format
+from fedstale.client import CompressionMod, ForecastMod, PackMod
+from fedstale.strategies import Compression, FedAvg
 from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.server.superlink import without_stalls
 
@@ -56,7 +56,7 @@ def initial():
 
 def run(app, strategy=None, rounds=4):
     link = LoopLink(dict.fromkeys(NODES, app))
-    strategy = strategy or FedAvg(messages=Format(up="int4", down="int8"))
+    strategy = strategy or FedAvg(stages=[Compression("int4", down="int8")])
     with without_stalls(quick_grid_of(link)) as grid:
         result = strategy.start(grid, initial(), num_rounds=rounds, timeout=60.0)
     return link, result, strategy
@@ -72,12 +72,12 @@ def last_objects(link):
 
 
 ORDERS = {
-    "alone": lambda: client([CompactMod()]),
-    "outside of the forecast": lambda: client([CompactMod(), ForecastMod()]),
-    "inside of the forecast": lambda: client([ForecastMod(), CompactMod()]),
-    "outside of packing": lambda: client([CompactMod(), PackMod()]),
-    "inside of packing": lambda: client([PackMod(), CompactMod()]),
-    "around the app": lambda: client(around=ForecastMod().client_app(around=[CompactMod()])),
+    "alone": lambda: client([CompressionMod()]),
+    "outside of the forecast": lambda: client([CompressionMod(), ForecastMod()]),
+    "inside of the forecast": lambda: client([ForecastMod(), CompressionMod()]),
+    "outside of packing": lambda: client([CompressionMod(), PackMod()]),
+    "inside of packing": lambda: client([PackMod(), CompressionMod()]),
+    "around the app": lambda: client(around=ForecastMod().client_app(around=[CompressionMod()])),
 }
 
 
@@ -117,8 +117,8 @@ def private(kind):
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "local"])
 def test_mods_for_privacy_inside_change_arrays_before_they_are_quantised(kind):
     mod, settings = private(kind)
-    fine = FedAvg(messages=Format(up="int8"), **settings)
-    _, result, strategy = run(client([CompactMod(), mod]), fine, 1)
+    fine = FedAvg(stages=[Compression("int8")], **settings)
+    _, result, strategy = run(client([CompressionMod(), mod]), fine, 1)
     assert not strategy.rejections
     mod, settings = private(kind)
     _, expected, _ = run(client([mod]), FedAvg(**settings), 1)
@@ -133,7 +133,7 @@ def test_devices_with_mods_for_privacy_and_without_this_one_answer_in_full(kind)
     mod, settings = private(kind)
     _, expected, _ = run(client([mod]), FedAvg(**settings), 1)
     mod, settings = private(kind)
-    asking = FedAvg(messages=Format(up="int8", down="int8"), **settings)
+    asking = FedAvg(stages=[Compression("int8", down="int8")], **settings)
     _, result, strategy = run(client([mod]), asking, 1)
     assert not strategy.rejections
     assert bits(result) == bits(expected)
@@ -147,14 +147,14 @@ def test_mods_for_privacy_outside_cannot_take_codes_for_numbers(kind):
     context = Context(1, 101, {"partition-id": 0}, RecordDict(), {})
     # Flower makes an error reply of it, which no server merges.
     with pytest.raises(TypeError, match=r"fedstale\.int8"):
-        client([mod, CompactMod()])(Message(content, 101, "train"), context)
+        client([mod, CompressionMod()])(Message(content, 101, "train"), context)
 
 
 def test_secure_aggregation_with_the_mod_comes_to_the_same_model():
     from flwr.client.mod import secaggplus_mod
 
     expected, _ = secure([secaggplus_mod])
-    found, _ = secure([CompactMod(), secaggplus_mod])
+    found, _ = secure([CompressionMod(), secaggplus_mod])
     for one, other in zip(found[-1], expected[-1], strict=True):
         # Flower rounds at random.
         np.testing.assert_allclose(one, other, atol=1e-3)

@@ -10,23 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_grid import VirtualGrid, record
 
-from fedstale.client import CompactMod, ForecastMod, PackMod, local_steps
+from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies import (
     Checkpoints,
+    Compression,
     FedAvg,
     FedBuff,
-    Format,
+    LocalWork,
     Privacy,
     StaleStrategy,
-    WorkShare,
-    WorkWithin,
     robust,
 )
 from fedstale.strategies.selection import Fastest
-from fedstale.strategies.server.validation import FORECAST_RECORD
-from fedstale.strategies.types import Candidates, History
-from fedstale.strategies.work import WORK, Done, asked_share, asking, steps_of
+from fedstale.strategies.stages.local_work import WORK, StepsDone, asked_share, asking, steps_of
+from fedstale.strategies.types import FORECAST_RECORD, Candidates, History
 
 pytestmark = pytest.mark.usefixtures("_identity")
 
@@ -53,7 +51,7 @@ def forecast(training_s, *, download_s=20.0, upload_s=30.0, share=None):
     st.sampled_from([0.125, 0.2, 0.5, 1.0]),
 )
 def test_the_share_is_the_largest_eighth_that_fits(whole_s, down_s, up_s, at_most_s, least):
-    within = WorkWithin(at_most_s=at_most_s, least=least, first=1.0)
+    within = LocalWork(within_s=at_most_s, least=least, first=1.0)
     found = within.share_of(forecast(whole_s, download_s=down_s, upload_s=up_s))
     fits = [
         eighths / 8
@@ -67,22 +65,22 @@ def test_the_share_is_the_largest_eighth_that_fits(whole_s, down_s, up_s, at_mos
 
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 0.7, 1.0])
 def test_the_share_is_that_of_a_whole_job_whatever_the_last_one_was(share):
-    within = WorkWithin(at_most_s=250.0)
+    within = LocalWork(within_s=250.0)
     # 50 s on the link, and 400 s of training in full: 200 s are 4 eighths.
     assert within.share_of(forecast(400.0 * share, share=share)) == 0.5
 
 
 def test_a_smaller_upload_leaves_time_for_training():
-    within = WorkWithin(at_most_s=250.0)
+    within = LocalWork(within_s=250.0)
     said = forecast(400.0, upload_s=100.0, download_s=0.0)
     assert within.share_of(said) == 0.375
     assert within.share_of(said, upload=0.0) == 0.625
 
 
 def test_without_a_forecast_it_is_the_first_share():
-    within = WorkWithin(at_most_s=10.0, first=0.75)
+    within = LocalWork(within_s=10.0, first=0.75)
     queried = {"version": 1.0, "p_available": 0.9}
-    assert WorkWithin(at_most_s=10.0, least=0.6).share_of({}) == 0.625
+    assert LocalWork(within_s=10.0, least=0.6).share_of({}) == 0.625
     broken = forecast(5.0) | {"total_s": [1.0, 2.0, 3.0]}
     for said in ({}, queried, broken, forecast(float("nan")), forecast(5.0) | {"levels": [0.1]}):
         assert within.share_of(said) == 0.75
@@ -91,24 +89,41 @@ def test_without_a_forecast_it_is_the_first_share():
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan"), float("inf"), True, "x", [0.5]])
 def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(share):
     said = forecast(400.0) | {"share": share}
-    assert WorkWithin(at_most_s=250.0).share_of(said) in (0.5, 1.0)
+    assert LocalWork(within_s=250.0).share_of(said) in (0.5, 1.0)
 
 
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda: WorkShare(share=0.1), "work.share = 0.1: expected a whole number of eighths"),
-        (lambda: WorkShare(share=0.0), "from 0.125 to 1"),
-        (lambda: WorkShare(share=1.125), "from 0.125 to 1"),
-        (lambda: WorkShare(share=float("nan")), "from 0.125 to 1"),
-        (lambda: WorkShare(share="half"), "from 0.125 to 1"),
-        (lambda: WorkShare(share=True), "from 0.125 to 1"),
-        (lambda: WorkWithin(at_most_s=0.0), "work.at_most_s = 0.0: expected seconds > 0"),
-        (lambda: WorkWithin(at_most_s=float("inf")), "work.at_most_s = inf: expected seconds > 0"),
-        (lambda: WorkWithin(at_most_s=60, least=0.1), "work.least = 0.1: expected a number from"),
-        (lambda: WorkWithin(at_most_s=60, first=0.3), "work.first = 0.3: expected a whole number"),
-        (lambda: WorkWithin(at_most_s=60, least=1.1), "work.least = 1.1: expected a number from"),
-        (lambda: FedAvg(work=0.5), "strategy.work = 0.5: expected WorkShare(share=0.5)"),
+        (lambda: LocalWork(0.1), "LocalWork.share = 0.1: expected a whole number of eighths"),
+        (lambda: LocalWork(0.0), "from 0.125 to 1"),
+        (lambda: LocalWork(1.125), "from 0.125 to 1"),
+        (lambda: LocalWork(float("nan")), "from 0.125 to 1"),
+        (lambda: LocalWork("half"), "from 0.125 to 1"),
+        (lambda: LocalWork(True), "from 0.125 to 1"),
+        (lambda: LocalWork(within_s=0.0), "LocalWork.within_s = 0.0: expected seconds > 0"),
+        (
+            lambda: LocalWork(within_s=float("inf")),
+            "LocalWork.within_s = inf: expected seconds > 0",
+        ),
+        (
+            lambda: LocalWork(within_s=60, least=0.1),
+            "LocalWork.least = 0.1: expected a number from",
+        ),
+        (
+            lambda: LocalWork(within_s=60, first=0.3),
+            "LocalWork.first = 0.3: expected a whole number",
+        ),
+        (
+            lambda: LocalWork(within_s=60, least=1.1),
+            "LocalWork.least = 1.1: expected a number from",
+        ),
+        (lambda: LocalWork(0.5, within_s=60), "LocalWork.within_s = 60: expected"),
+        (
+            lambda: FedAvg(stages=[LocalWork(0.5), Compression("int8")]),
+            "LocalWork comes before Compression, and knows no size",
+        ),
+        (lambda: FedAvg(stages=[LocalWork(0.5)] * 2), "strategy.stages = "),
         (lambda: FedAvg(normalise="step"), "strategy.normalise = 'step': expected examples"),
         (
             lambda: FedAvg(normalise="steps", robust=robust.Median(f=1)),
@@ -132,7 +147,7 @@ def test_settings_out_of_range_are_refused_by_name(made, text):
 
 
 def test_a_strategy_names_its_share():
-    assert "work=WorkShare(share=0.25)" in repr(FedBuff(2, 1, work=WorkShare(share=0.25)))
+    assert "stages=(LocalWork(share=0.25" in repr(FedBuff(2, 1, stages=[LocalWork(0.25)]))
 
 
 # What is said.
@@ -180,14 +195,14 @@ def test_asking_changes_no_other_key_and_not_the_record_itself():
     ],
 )
 def test_a_statement_that_cannot_be_is_none(said):
-    assert Done.of(RecordDict({WORK: ConfigRecord(said)})) is None
-    assert Done.of(RecordDict({WORK: MetricRecord()})) is None
-    assert Done.of(RecordDict()) is None
+    assert StepsDone.of(RecordDict({WORK: ConfigRecord(said)})) is None
+    assert StepsDone.of(RecordDict({WORK: MetricRecord()})) is None
+    assert StepsDone.of(RecordDict()) is None
 
 
 def test_a_statement_is_read_as_it_was_written():
-    done = Done(3, 12)
-    assert Done.of(RecordDict({WORK: done.record()})) == done
+    done = StepsDone(3, 12)
+    assert StepsDone.of(RecordDict({WORK: done.record()})) == done
     assert done.share == 0.25
 
 
@@ -263,17 +278,17 @@ def test_without_the_setting_nothing_is_asked_and_nothing_is_said():
 
 def test_every_node_is_asked_for_a_fixed_share_and_says_what_it_did():
     nodes = {k: Device(k) for k in (1, 2)}
-    _, model = start(FedAvg(work=WorkShare(share=0.25)), nodes, 3)
+    _, model = start(FedAvg(stages=[LocalWork(0.25)]), nodes, 3)
     for device in nodes.values():
         assert shares(device) == [0.25] * 3
         assert device.steps == [4, 4, 4]
-        assert {Done.of(reply.content) for reply in device.replies} == {Done(4, 16)}
+        assert {StepsDone.of(reply.content) for reply in device.replies} == {StepsDone(4, 16)}
     np.testing.assert_allclose(model["w"], 3 * 4 * 0.25 * 1.5)
 
 
 def test_nodes_with_one_share_are_sent_the_same_records():
     nodes = {k: Device(k) for k in (1, 2)}
-    grid, _ = start(FedAvg(work=WorkShare(share=0.5)), nodes)
+    grid, _ = start(FedAvg(stages=[LocalWork(0.5)]), nodes)
     (_, one), (_, other) = grid.sent
     assert one.content is other.content
 
@@ -281,7 +296,7 @@ def test_nodes_with_one_share_are_sent_the_same_records():
 def test_each_node_is_asked_for_what_its_forecast_fits():
     # 50 s on the link and 100, 400 and 4000 s of training in full.
     nodes = {k: Device(k, forecast_s=s) for k, s in ((1, 100.0), (2, 400.0), (3, 4000.0))}
-    start(FedAvg(work=WorkWithin(at_most_s=250.0, first=0.75)), nodes, 4)
+    start(FedAvg(stages=[LocalWork(within_s=250.0, first=0.75)]), nodes, 4)
     assert shares(nodes[1]) == [0.75, 1.0, 1.0, 1.0]
     assert shares(nodes[2]) == [0.75, 0.5, 0.5, 0.5]
     assert shares(nodes[3]) == [0.75, 0.125, 0.125, 0.125]
@@ -291,23 +306,23 @@ def test_each_node_is_asked_for_what_its_forecast_fits():
     "mods",
     [
         [PackMod()],
-        [CompactMod()],
+        [CompressionMod()],
         [ForecastMod()],
-        [CompactMod(), ForecastMod()],
-        [ForecastMod(), CompactMod()],
-        [PackMod(), CompactMod()],
+        [CompressionMod(), ForecastMod()],
+        [ForecastMod(), CompressionMod()],
+        [PackMod(), CompressionMod()],
     ],
 )
 def test_any_mod_of_fedstale_states_it_in_any_order(mods):
     device = Device(mods=mods)
-    start(FedAvg(work=WorkShare(share=0.5)), {1: device}, 2)
-    assert Done.of(device.replies[-1].content) == Done(8, 16)
+    start(FedAvg(stages=[LocalWork(0.5)]), {1: device}, 2)
+    assert StepsDone.of(device.replies[-1].content) == StepsDone(8, 16)
 
 
 def test_smaller_messages_and_less_work_go_together():
     model = {"w": np.zeros(600, np.float32)}
-    device = Device(mods=[CompactMod()])
-    strategy = FedAvg(work=WorkShare(share=0.5), messages=Format(up="int8", down="int8"))
+    device = Device(mods=[CompressionMod()])
+    strategy = FedAvg(stages=[Compression("int8", down="int8"), LocalWork(0.5)])
     grid, moved = start(strategy, {1: device}, 3, model)
     assert not grid.refused
     assert shares(device) == [0.5] * 3
@@ -317,17 +332,17 @@ def test_smaller_messages_and_less_work_go_together():
 def test_an_app_that_does_not_read_its_share_is_named_once(caplog):
     nodes = {1: Device(1, reads=False), 2: Device(2, reads=False)}
     with caplog.at_level(logging.WARNING):
-        start(FedAvg(work=WorkShare(share=0.5)), nodes, 3)
+        start(FedAvg(stages=[LocalWork(0.5)]), nodes, 3)
     (line,) = [r.getMessage() for r in caplog.records if WORK in r.getMessage()]
     assert line.startswith("node 1 was asked for a share of 0.5 of its local epochs")
     assert "fedstale.client.local_steps" in line
     assert nodes[1].steps == [16, 16, 16]
 
 
-@pytest.mark.parametrize("work", [None, WorkShare(share=1.0)])
-def test_whole_jobs_are_no_reason_to_warn(caplog, work):
+@pytest.mark.parametrize("stages", [[], [LocalWork(1.0)]])
+def test_whole_jobs_are_no_reason_to_warn(caplog, stages):
     with caplog.at_level(logging.WARNING):
-        start(FedAvg(work=work), {1: Device(1, reads=False)}, 2)
+        start(FedAvg(stages=stages), {1: Device(1, reads=False)}, 2)
     assert not caplog.records
 
 
@@ -336,7 +351,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_shares(tmp_path):
         return {1: Device(1, forecast_s=400.0), 2: Device(2, forecast_s=4000.0)}
 
     def strategy(**settings):
-        return StaleStrategy(work=WorkWithin(at_most_s=250.0), normalise="steps", **settings)
+        return StaleStrategy(stages=[LocalWork(within_s=250.0)], normalise="steps", **settings)
 
     _, whole = start(strategy(), nodes(), 6)
     first = nodes()
@@ -361,7 +376,7 @@ def test_less_work_does_not_make_a_device_look_fast():
             seen.update(zip(candidates.node_ids.tolist(), candidates.duration_s, strict=True))
             return super().select(candidates, k, now, rng)
 
-    strategy = FedAvg(work=WorkWithin(at_most_s=160.0), selector=Noting())
+    strategy = FedAvg(stages=[LocalWork(within_s=160.0)], selector=Noting())
     start(strategy, {1: fast, 2: slow}, 4)
     assert shares(slow)[-1] == 0.125
     # The slow one took 50 + 20 s with an eighth, and would take 787 s more by its forecast.
@@ -390,10 +405,10 @@ def naive_fednova(w, deltas, examples, steps):
     return w + tau_effective * sum(p_i * d_i for p_i, d_i in zip(p, d, strict=True))
 
 
-@pytest.mark.parametrize("work", [None, WorkShare(share=0.5)])
-def test_steps_are_normalised_as_in_the_paper(work):
+@pytest.mark.parametrize("stages", [[], [LocalWork(0.5)]])
+def test_steps_are_normalised_as_in_the_paper(stages):
     nodes = {k: Device(k, whole=16 * k, examples=3 * k) for k in (1, 2, 3)}
-    _, model = start(FedAvg(normalise="steps", work=work), nodes)
+    _, model = start(FedAvg(normalise="steps", stages=stages), nodes)
     steps = [nodes[k].steps[0] for k in nodes]
     deltas = [steps[i] * nodes[k].rate for i, k in enumerate(nodes)]
     expected = naive_fednova(0.0, deltas, [3, 6, 9], steps)
@@ -448,7 +463,7 @@ def test_a_reply_without_steps_is_rejected_by_what_is_missing(bad):
 def test_a_node_that_states_a_million_steps_cannot_move_the_model_by_it():
     def forging(message, context, call_next):
         reply = call_next(message, context)
-        reply.content[WORK] = Done(10**9, 10**9).record()
+        reply.content[WORK] = StepsDone(10**9, 10**9).record()
         return reply
 
     nodes = {k: Device(k) for k in range(1, 8)}

@@ -10,31 +10,31 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from hashlib import sha256
 from math import isfinite, isnan
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
+from flwr.app import RecordDict
 
 from fedstale import __version__
-from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.server.jobs import Ending, SentJob
-from fedstale.strategies.server.runtime import MOST_REASON, RunEnded, Runtime
+from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
+from fedstale.strategies.stages.base import Pick, Stage, StageRun
 from fedstale.strategies.types import (
-    Forecast,
-    History,
+    MOST_REASON,
+    ClientUpdate,
+    End,
+    Job,
     NodeSet,
-    Situation,
     State,
     bits_at,
+    forecast_in,
     places_of,
+    require,
 )
-
-if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -44,120 +44,109 @@ FORMAT = 1
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
 
-_NOBODY = NodeSet.of(np.zeros(0, dtype=np.uint64))
+_NO_NODES = NodeSet.of(np.zeros(0, dtype=np.uint64))
 
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
-def record_of(strategy: "StaleStrategy", run: Runtime) -> "Record | None":
-    """Return the record that a strategy asks for; the run's own if it has begun there already.
-
-    Raises:
-        ConfigError: it is to be in the folder of the run, and the run has none.
-    """
-    if strategy.record is False:
-        return None
-    if strategy.record is True and run.folder is None:
-        raise ConfigError(
-            "strategy.record = True: this run has no folder; expected a file such as "
-            "'runs/record.jsonl', or with a built-in app a run-folder"
-        )
-    path = (run.folder or Path()) / RECORD if strategy.record is True else Path(strategy.record)
-    if run.record is None or run.record.path != path:
-        repeats = run.checkpointer is not None and run.checkpointer.jobs_survive
-        run.record = Record(path, repeats=repeats)
-    return run.record
-
-
-class Record:
+class AuditRecord(Stage):
     """Writes the lines of one file.
 
     Lines are on the disk before a checkpoint that follows them, and with the system before messages
-    go to the nodes that they name.
+    go to the nodes that they name. A simulation that goes on from a checkpoint repeats what
+    followed it to the byte: those lines are written again, and wait for no disk. On real devices
+    they stay, and a line says that the run has gone back.
+
+    Args:
+        path: of the file; None for record.jsonl in the folder of the run.
     """
 
-    def __init__(self, path: Path, *, repeats: bool = False) -> None:
-        """Write to a file; nothing is opened yet.
+    of_process = True
+    needs_start = True
 
-        Args:
-            path: of the file.
-            repeats: whether a run that goes on from a checkpoint repeats what followed it to the
-                byte, as a simulation does: those lines are then written again, and wait for no
-                disk. On real devices they stay, and a line says that the run has gone back.
-        """
-        self.path, self._repeats = path, repeats
+    def __init__(self, path: str | Path | None = None) -> None:
+        accepted = "a file, or None for one in the folder of the run"
+        is_file = isinstance(path, str | Path) and path != ""
+        require(path is None or is_file, "AuditRecord.path", path, accepted)
+        self.path = None if path is None else Path(path)
         self.n, self.head = 0, NONE_BEFORE
         """Number of the last line, counted from 1, and its SHA-256."""
         self._n_bytes = 0
         self._file: IO[bytes] | None = None
         self._is_unwritable = False
         self._about: State = {}
-        self._candidates = _NOBODY
+        self._candidates = _NO_NODES
         """At the last pick."""
-        self._sending: list[int] = []
-        self._unsent: list[int] = []
-        self._ending: State | None = None
 
     # Beginning and going on.
 
-    def begin(self, about: State, *, seed: int, now: float, resumes: bool) -> None:
-        """Begin a run of a strategy.
-
-        Args:
-            about: the strategy, its settings and its selector, see `EventLoop`.
-            seed: of the generator that selectors draw from.
-            now: the instant in s.
-            resumes: whether the run was asked to go on from checkpoints, and there was none: it may
-                have written lines before it was killed, and the chain goes on.
+    def begin(self, run: StageRun, state: Mapping[str, Any] | None, *, resumed: bool) -> None:
+        """Begin the file, or go on in it.
 
         Raises:
-            ConfigError: there is such a file, or it cannot be made.
+            ConfigError: there is such a file, it cannot be made, or it is to be in the folder of
+                the run, and the run has none.
+            ResumeError: the file is not the one that the checkpoint was written beside, or there
+                was none.
         """
-        if not self.n and not (resumes and self.path.exists()):
+        self._repeats, self._now = run.repeats, run.now
+        self._file_of(run)
+        if not resumed:
+            self._begin(run)
+        elif state is None:
+            raise ResumeError(
+                f"record = {str(self._path)!r}: the checkpoint is of a run without one, and "
+                "its picks so far are in no line; begin the record with the run"
+            )
+        else:
+            self._go_on(run.about, state)
+
+    def _file_of(self, run: StageRun) -> None:
+        if self.path is None and run.folder is None:
+            raise ConfigError(
+                "strategy.AuditRecord.path = None: this run has no folder; expected a file such as "
+                "'runs/record.jsonl', or with a built-in app a run-folder"
+            )
+        self._path = self.path or (run.folder or Path()) / RECORD
+
+    def _begin(self, run: StageRun) -> None:
+        others = [stage for stage in run.earlier if isinstance(stage, AuditRecord)]
+        goes_on = any(other._path == self._path for other in others)
+        if goes_on or (run.may_resume and self._path.exists()):
+            # A run that was killed before its first checkpoint has written lines, too.
+            self._open_at_end(least=0)
+        else:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("xb")
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("xb")
             except FileExistsError:
                 raise ConfigError(
-                    f"record = {str(self.path)!r} exists: expected a new file, or resume=... to go "
-                    "on with the run in it"
+                    f"record = {str(self._path)!r} exists: expected a new file, or resume=... to "
+                    "go on with the run in it"
                 ) from None
             except OSError as problem:
                 raise ConfigError(
-                    f"record = {str(self.path)!r} cannot be made: {problem.strerror}"
+                    f"record = {str(self._path)!r} cannot be made: {problem.strerror}"
                 ) from None
-        else:
-            self._open_at_end(least=0)
-        self._candidates = _NOBODY
-        self._about = about
+        self._about = run.about
         versions = {"python": platform.python_version(), "numpy": np.__version__}
-        start = {"format": FORMAT, "fedstale": __version__, **versions, "seed": seed, "now": now}
-        self._add("start", start | about)
+        start = {"format": FORMAT, "fedstale": __version__, **versions}
+        self._add("start", start | {"seed": run.seed, "now": run.now()} | run.about)
 
-    def go_on(self, about: State, state: Mapping[str, Any], *, now: float) -> None:
-        """Go on from a checkpoint.
-
-        Args:
-            about: as of `begin`.
-            state: what `state_dict` returned.
-            now: the instant in s.
-
-        Raises:
-            ResumeError: the file is not the one that the checkpoint was written beside.
-        """
+    def _go_on(self, about: State, state: Mapping[str, Any]) -> None:
         n, head = int(state["n"]), str(state["head"])
         self._candidates = NodeSet.of(np.asarray(state["candidates"], dtype=np.uint64))
         changed = about if about != state["about"] else {}
-        self._about = about
+        self._about, now = about, self._now()
         if self._repeats:
             self._cut_back(int(state["bytes"]), n, head)
             if changed:
                 self._add("settings", {"now": now} | changed)
             return
-        if not self.path.exists():
+        if not self._path.exists():
             # Another folder, as every run on a SuperLink has: the chain goes on in a second file.
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("xb")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
             self.n, self.head = n, head
         else:
             self._open_at_end(least=n)
@@ -171,108 +160,73 @@ class Record:
 
     def end(self, problem: BaseException | None, version: int) -> None:
         """Write the last line, for a run that ended by itself or by an exception, and close."""
+        if self._file is None:
+            return
         how, reason = "finished", ""
         if problem is not None:
             how = "stopped" if isinstance(problem, RunEnded) else "failed"
             reason = f"{type(problem).__name__}: {problem}" if how == "failed" else str(problem)
-        assert self._file is not None, "lines follow the beginning"
         with closing(self._file):
             if not self._is_unwritable:
                 self._add("end", {"how": how, "reason": reason[:MOST_REASON], "version": version})
                 self._flush(sync=True)
         self._file = None
-        logger.info("record %s: %d lines, head %s", self.path, self.n, self.head)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._file is not None
+        logger.info("record %s: %d lines, head %s", self._path, self.n, self.head)
 
     def summary(self) -> State:
         """Return how many lines there are, and the head."""
-        return {"lines": self.n, "head": self.head}
+        return {"record": {"lines": self.n, "head": self.head}}
 
     # What happens.
 
-    def picked(  # noqa: PLR0917 - what a selector is given, and what it returns
-        self,
-        free: NodeSet,
-        k: int,
-        now: float,
-        situation: Situation,
-        state: Mapping[str, Any],
-        picks: list[int],
-    ) -> None:
-        """Note what a selector was given and what it picked.
-
-        Args:
-            free: the candidates, in ascending order.
-            k: how many were to be picked.
-            now: the instant in s.
-            situation: where the run stands.
-            state: of the generator before it was drawn from.
-            picks: ids of nodes.
-        """
-        joined, left = self._changes(free)
+    def picked(self, pick: Pick) -> None:
+        """Note what a selector was given and what it picked, or how many were drawn to evaluate."""
+        if pick.purpose == "evaluate":
+            self._add("evaluate", {"online": len(pick.free), "k": pick.k})
+            return
+        joined, left = self._changes(pick.free)
         self._add(
             "pick",
             {
-                "now": now,
-                "k": k,
+                "now": self._now(),
+                "k": pick.k,
                 **({"joined": joined} if joined else {}),
                 **({"left": left} if left else {}),
-                "candidates": len(free),
-                "in_flight": situation.n_in_flight,
-                "version": situation.version,
-                "deadline_s": plain(situation.deadline_s),
-                "rng": plain_state(state),
-                "picks": picks,
+                "candidates": len(pick.free),
+                "in_flight": pick.situation.n_in_flight,
+                "version": pick.situation.version,
+                "deadline_s": plain(pick.situation.deadline_s),
+                "rng": plain_state(pick.drawn_from),
+                "picks": pick.chosen,
             },
         )
         if not self._repeats:
             self._flush()
 
-    def heard(self, node_id: int, forecast: Forecast, now: float) -> None:
-        """Note what a device states of itself, as it was received."""
-        self._add("heard", {"node": node_id, "now": now, "forecast": forecast})
-
-    def evaluators(self, n_online: int, k: int) -> None:
-        """Note that k of the online nodes were drawn to evaluate, from the same generator."""
-        self._add("evaluate", {"online": n_online, "k": k})
-
-    def sends(self, node_id: int) -> None:
-        """Note that a job goes to a node; `sent` writes the line of all that go at once."""
-        self._sending.append(node_id)
-
-    def sent(self, first_job: int, now: float) -> None:
-        """Note that jobs went to the nodes that have been picked."""
-        if self._sending:
-            unsent = {"unsent": self._unsent} if self._unsent else {}
-            self._add("sent", {"now": now, "job": first_job, "nodes": self._sending} | unsent)
-            self._sending, self._unsent = [], []
-
-    def ended(self, job: SentJob, how: Ending, reason: str) -> None:
-        """Note how a training job ended; what is learnt of its node comes next, if anything is."""
-        ending: State = {"job": job.job_id, "node": job.node_id, "how": how}
-        if reason:
-            ending["reason"] = reason[:MOST_REASON]
-        if how == "cancelled":
-            self._add("ended", ending)
-        else:
-            self._ending = ending
-
-    def left_out(self, job_id: int, reason: str) -> None:
-        """Note that the update of an accepted reply was not aggregated."""
-        self._add("left-out", {"job": job_id, "reason": reason[:MOST_REASON]})
-
-    def learnt(self, node_id: int, facts: Mapping[str, float] | None) -> None:
-        """Note what a reply says of a node; None for none, or for a job that could not be sent."""
-        ending, self._ending = self._ending, None
-        if ending is None:
-            self._unsent.append(node_id)
+    def sent(self, jobs: Sequence[Job]) -> None:
+        """Note which nodes jobs went to, in one line for all that go at once."""
+        if jobs[0].purpose != "train":
             return
-        learnt = {} if facts is None else {name: plain(value) for name, value in facts.items()}
-        self._add("ended", ending | learnt)
+        unsent = [job.node_id for job in jobs if not job.message_id]
+        line = {"now": jobs[0].sent_at, "job": jobs[0].job_id, "nodes": [j.node_id for j in jobs]}
+        self._add("sent", line | ({"unsent": unsent} if unsent else {}))
+
+    def incoming(self, job: Job, content: RecordDict) -> None:
+        """Note what a device states of itself, as it was received."""
+        if forecast := forecast_in(content):
+            self._add("heard", {"node": job.node_id, "now": self._now(), "forecast": forecast})
+
+    def ended(self, job: Job, end: End) -> None:
+        """Note how a training job ended, and what its reply says of its node."""
+        if job.purpose == "train":
+            reason = {"reason": end.reason[:MOST_REASON]} if end.reason else {}
+            facts = {name: plain(value) for name, value in end.facts.items()}
+            job_of = {"job": job.job_id, "node": job.node_id, "how": end.how}
+            self._add("ended", {**job_of, **reason, **facts})
+
+    def left_out(self, update: ClientUpdate, reason: str) -> None:
+        """Note that the update of an accepted reply was not aggregated."""
+        self._add("left-out", {"job": update.job_id, "reason": reason[:MOST_REASON]})
 
     # The candidates, as changes since the last pick.
 
@@ -320,7 +274,7 @@ class Record:
     def _unwritable(self, problem: OSError) -> FedstaleError:
         self._is_unwritable = True
         return FedstaleError(
-            f"record = {str(self.path)!r} cannot be written: {problem.strerror}; the run ends, "
+            f"record = {str(self._path)!r} cannot be written: {problem.strerror}; the run ends, "
             "because what follows could not be checked"
         )
 
@@ -331,10 +285,10 @@ class Record:
             least: number that the last line has at least.
         """
         try:
-            data = self.path.read_bytes()
+            data = self._path.read_bytes()
         except OSError as problem:
             raise ResumeError(
-                f"record = {str(self.path)!r} cannot be read: {problem.strerror}"
+                f"record = {str(self._path)!r} cannot be read: {problem.strerror}"
             ) from None
         n_bytes = data.rfind(b"\n") + 1
         last = _last_line(data[:n_bytes])
@@ -342,12 +296,12 @@ class Record:
             n = int(json.loads(last)["n"]) if last else 0
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ResumeError(
-                f"record = {str(self.path)!r}: its last line cannot be read; fedstale audit "
+                f"record = {str(self._path)!r}: its last line cannot be read; fedstale audit "
                 "--verify says what is wrong with it"
             ) from None
         if n < least:
             raise ResumeError(
-                f"record = {str(self.path)!r} has {n} lines, and the run has written {least}: it "
+                f"record = {str(self._path)!r} has {n} lines, and the run has written {least}: it "
                 "was cut, or is of another run"
             )
         self._open_after(n_bytes)
@@ -360,12 +314,12 @@ class Record:
             ResumeError: that line is not there.
         """
         try:
-            found = self.path.read_bytes()[:n_bytes]
+            found = self._path.read_bytes()[:n_bytes]
         except OSError:
             found = b""
         if len(found) != n_bytes or sha256(_last_line(found)).hexdigest() != head:
             raise ResumeError(
-                f"record = {str(self.path)!r} is not the record beside which the checkpoint was "
+                f"record = {str(self._path)!r} is not the record beside which the checkpoint was "
                 "written: expected its lines up to the checkpoint as they were"
             )
         self._open_after(n_bytes)
@@ -373,41 +327,12 @@ class Record:
 
     def _open_after(self, n_bytes: int) -> None:
         try:
-            file = self.path.open("r+b")
+            file = self._path.open("r+b")
         except OSError as problem:
             raise self._unwritable(problem) from None
         file.truncate(n_bytes)
         file.seek(n_bytes)
         self._file, self._n_bytes = file, n_bytes
-
-
-class RecordedHistory(History):
-    """A history whose changes are in a record."""
-
-    def __init__(self, record: Record) -> None:
-        """Start empty."""
-        super().__init__()
-        self._record = record
-
-    def forecast(self, node_id: int, forecast: Forecast, now: float) -> None:
-        """Note what a device expects of itself."""
-        super().forecast(node_id, forecast, now)
-        self._record.heard(node_id, forecast, now)
-
-    def picked(self, node_id: int, now: float) -> None:
-        """Note that a job was sent."""
-        super().picked(node_id, now)
-        self._record.sends(node_id)
-
-    def failed(self, node_id: int) -> None:
-        """Note that a job ended without a good reply."""
-        super().failed(node_id)
-        self._record.learnt(node_id, None)
-
-    def finished(self, node_id: int, **facts: Any) -> None:  # noqa: ANN401 - those of `History`
-        """Note a good reply."""
-        super().finished(node_id, **facts)
-        self._record.learnt(node_id, facts)
 
 
 def _last_line(data: bytes) -> bytes:

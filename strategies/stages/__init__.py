@@ -1,0 +1,54 @@
+"""What happens to messages, replies and steps of a run besides merging, each in one stage."""
+
+from fedstale.strategies.stages.audit_record import (
+    FORMAT,
+    NONE_BEFORE,
+    RECORD,
+    AuditRecord,
+    plain_state,
+)
+from fedstale.strategies.stages.base import Pick, Stage, StageRun
+from fedstale.strategies.stages.compatibility import (
+    Compatibility,
+    fault_of_releases,
+    state_release,
+    stated_release,
+)
+from fedstale.strategies.stages.compression import Compression
+from fedstale.strategies.stages.forecast_request import JOB_RECORD, QUERY, STATED, ForecastRequest
+from fedstale.strategies.stages.local_work import (
+    LEAST,
+    WORK,
+    LocalWork,
+    StepsDone,
+    asked_share,
+    is_asked,
+    steps_of,
+)
+
+__all__ = [
+    "FORMAT",
+    "JOB_RECORD",
+    "LEAST",
+    "NONE_BEFORE",
+    "QUERY",
+    "RECORD",
+    "STATED",
+    "WORK",
+    "AuditRecord",
+    "Compatibility",
+    "Compression",
+    "ForecastRequest",
+    "LocalWork",
+    "Pick",
+    "Stage",
+    "StageRun",
+    "StepsDone",
+    "asked_share",
+    "fault_of_releases",
+    "is_asked",
+    "plain_state",
+    "state_release",
+    "stated_release",
+    "steps_of",
+]

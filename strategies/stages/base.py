@@ -1,0 +1,157 @@
+"""`Stage`: what happens to messages, replies and steps of a run besides merging.
+
+A stage is to a server what a mod is to Flower's clients. Compression, local work, requests for
+forecasts and the audit record are stages; a strategy has those that it is given, in their order,
+and nothing of the others is on a job's path.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flwr.app import ArrayRecord, RecordDict
+
+from fedstale.strategies.types import (
+    Candidates,
+    ClientUpdate,
+    End,
+    FormatName,
+    History,
+    Job,
+    NodeSet,
+    Part,
+    Purpose,
+    Situation,
+    State,
+)
+
+if TYPE_CHECKING:
+    from fedstale.strategies.strategy import StaleStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRun:
+    """What a stage may know of its run."""
+
+    seed: int
+    """Of all choices of the strategy."""
+    now: Callable[[], float]
+    """Returns the instant in s."""
+    history: History
+    """What the server knows of nodes."""
+    arrays_key: str
+    """Name of the ArrayRecord with the model, in messages."""
+    config_key: str
+    """Name of the ConfigRecord in messages."""
+    bytes_in: Callable[[FormatName | None], int]
+    """Returns the bytes of the current model's numbers in a format; None for in full."""
+    model_in: Callable[[FormatName], ArrayRecord]
+    """Returns the current model in a format, as it is sent."""
+    about: State
+    """Class of the strategy, its settings, and its selector, as text."""
+    folder: Path | None
+    """Of the run, if it has one."""
+    may_resume: bool
+    """Whether the run was asked to go on from checkpoints, although there may be none yet."""
+    repeats: bool
+    """Whether a run that goes on from a checkpoint repeats what followed it to the byte, as a
+    simulation does."""
+    earlier: Sequence["Stage"]
+    """Stages of the strategies that ran before in the same run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """What a choice of nodes was made from, and what came of it."""
+
+    purpose: Purpose
+    free: NodeSet
+    """The candidates; in ascending order, for training."""
+    k: int
+    """How many were to be picked."""
+    chosen: list[int]
+    """Ids of nodes."""
+    situation: Situation
+    """Where the run stands."""
+    drawn_from: Mapping[str, Any]
+    """State of the generator before it was drawn from."""
+
+
+class Stage(Part):
+    """What happens to messages, replies and steps besides; a subclass overrides what it is about.
+
+    A strategy copies its stages for each run, so attributes may hold what a run has learnt; those
+    that `saved` names are in its checkpoints.
+    """
+
+    of_process: ClassVar[bool] = False
+    """Whether it changes no model, so that a run may go on with another one, or without it."""
+    needs_start: ClassVar[bool] = False
+    """Whether only `StaleStrategy.start` can keep it, and no loop of another strategy's."""
+    query: ClassVar[str] = ""
+    """Type of the query messages that it asks for."""
+    wait_s: float = inf
+    """Longest wait in s for the answers to its queries."""
+
+    @property
+    def name(self) -> str:
+        """Under which it keeps its notes and its state; a strategy has one stage of a name."""
+        return type(self).__name__
+
+    def check(self, strategy: "StaleStrategy") -> None:
+        """Raise ConfigError if it does not go together with the other settings of a strategy."""
+
+    def begin(self, run: StageRun, state: Mapping[str, Any] | None, *, resumed: bool) -> None:
+        """Prepare for a run.
+
+        Args:
+            run: what it may know of it.
+            state: what `state_dict` returned in the run that goes on; None for none.
+            resumed: whether a run goes on; it may have been one without this stage.
+        """
+        if state is not None:
+            self.load_state_dict(state)
+
+    def queries(self, candidates: Candidates, now: float) -> list[int]:
+        """Return the nodes to ask before any candidate is picked, which waits for the answers."""
+        return []
+
+    def picked(self, pick: Pick) -> None:
+        """Nodes were picked, by the selector to train or by chance to evaluate."""
+
+    def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
+        """Return what is sent to a node.
+
+        Args:
+            job: not sent yet.
+            content: which messages of a version share: what changes is put into another object.
+        """
+        return content
+
+    def sent(self, jobs: Sequence[Job]) -> None:
+        """Messages were handed to the grid at one instant; one that it did not take has no id."""
+
+    def incoming(self, job: Job, content: RecordDict) -> None:
+        """A reply of sound size has come, without an error.
+
+        Raises:
+            RejectionError: it may not touch the model.
+        """
+
+    def accepted(self, update: ClientUpdate) -> None:
+        """The update of a reply was checked, and waits for a server step."""
+
+    def ended(self, job: Job, end: End) -> None:
+        """A job has ended, in whatever way; each job does once."""
+
+    def left_out(self, update: ClientUpdate, reason: str) -> None:
+        """The update of an accepted reply goes into no server step after all."""
+
+    def end(self, problem: BaseException | None, version: int) -> None:
+        """The run is over, by itself or by an exception, after some versions."""
+
+    def summary(self) -> State:
+        """Return what the summary of the run says of it; empty for nothing."""
+        return {}

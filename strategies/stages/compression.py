@@ -1,0 +1,110 @@
+"""Compression: replies and models whose arrays are quantised on their way.
+
+A node is asked for a format with its first message, and is sent quantised models once a reply has
+said that it understands them. Each message says which reply of the node was the last to be
+accepted: a device that rounds to the nearest owes what it left out of that one, and nothing of
+replies that were lost.
+"""
+
+from collections.abc import Mapping
+
+from flwr.app import RecordDict
+
+from fedstale.strategies.messages import FORMATS, Asked, is_stated
+from fedstale.strategies.stages.base import Stage, StageRun
+from fedstale.strategies.types import ClientUpdate, End, FormatName, Job, require
+
+WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
+"""Formats that can be rounded stochastically."""
+
+
+class Compression(Stage):
+    """Quantises replies, models on their way to devices that train, or both.
+
+    Devices need `CompressionMod`, or any mod of fedstale that has it; others are sent everything in
+    full, and answer so. What devices evaluate is always in full.
+
+    Args:
+        up: format of replies; None leaves them in full.
+        down: format of models; None sends them in full. The server keeps its model in full, and an
+            update is a change of what was sent, so no error adds up.
+        stochastic: whether replies are rounded up or down by chance, right in the mean, as in QSGD.
+            Else they are rounded to the nearest, and what that leaves out goes into the node's next
+            reply.
+
+    Example:
+        >>> Compression("int4", down="int8")
+        Compression(up='int4', down='int8', stochastic=False)
+        >>> Compression("int3")  # doctest: +NORMALIZE_WHITESPACE
+        Traceback (most recent call last):
+        fedstale.errors.ConfigError: strategy.Compression.up = 'int3': expected
+        float16|int8|int4|int2
+    """
+
+    needs_start = True
+    saved = ("_able", "_accepted", "_last")
+
+    def __init__(
+        self,
+        up: FormatName | None = None,
+        *,
+        down: FormatName | None = None,
+        stochastic: bool = False,
+    ) -> None:
+        self.up, self.down, self.stochastic = up, down, stochastic
+        for name, form in (("up", up), ("down", down)):
+            require(form in (None, *FORMATS), f"Compression.{name}", form, "|".join(FORMATS))
+        accepted = "up or down to be a format (no such stage sends all in full)"
+        require(up is not None or down is not None, "Compression", self, accepted)
+        accepted = f"{'|'.join(WHOLE_NUMBERS)} with stochastic=True"
+        require(not stochastic or up in WHOLE_NUMBERS, "Compression.up", up, accepted)
+        self._able: dict[int, None] = {}
+        """Nodes that understand formats."""
+        self._accepted: dict[int, str] = {}
+        """Message behind the last reply of each node that was accepted."""
+        self._last: dict[int, FormatName | None] = {}
+        """Format of the last reply of each node, to which its forecast applies."""
+
+    def begin(self, run: StageRun, state: Mapping[str, object] | None, *, resumed: bool) -> None:
+        """Prepare for a run."""
+        super().begin(run, state, resumed=resumed)
+        self._run = run
+
+    def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
+        """Ask a node that trains for a format, and send it the model in one if it can read it."""
+        if job.purpose != "train":
+            return content
+        job.up, job.down = self.up, self.down if job.node_id in self._able else None
+        last = self._run.bytes_in(self._last.get(job.node_id))
+        job.upload = self._run.bytes_in(job.up) / max(last, 1)
+        made = RecordDict(dict(content))
+        if job.down is not None:
+            made[self._run.arrays_key] = self._run.model_in(job.down)
+        seed = self._run.seed if self.stochastic else None
+        asked = Asked(self.up, self._accepted.get(job.node_id, ""), seed)
+        made[self._run.config_key] = asked.within(content.config_records[self._run.config_key])
+        return made
+
+    def incoming(self, job: Job, content: RecordDict) -> None:
+        """Note the format of a reply to a training, and whether its node understands any."""
+        if job.purpose != "train":
+            return
+        if is_stated(content):
+            self._able[job.node_id], self._last[job.node_id] = None, job.up
+        else:
+            self._able.pop(job.node_id, None)
+            self._last.pop(job.node_id, None)
+
+    def accepted(self, update: ClientUpdate) -> None:
+        """Note that an update waits for a server step."""
+        self._accepted[update.node_id] = update.message_id
+
+    def left_out(self, update: ClientUpdate, reason: str) -> None:
+        """Note that an update was left out of its buffer after all."""
+        if self._accepted.get(update.node_id) == update.message_id:
+            del self._accepted[update.node_id]
+
+    def ended(self, job: Job, end: End) -> None:
+        """Send in full after an error: the node may have lost the mod, and is asked again."""
+        if end.how == "failed":
+            self._able.pop(job.node_id, None)
