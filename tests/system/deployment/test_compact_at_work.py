@@ -94,11 +94,11 @@ def rounds(deployment, folder, messages):
 @pytest.mark.slow
 def test_a_superlink_receives_and_hands_out_the_bytes_that_shapes_say(deployment, tmp_path):
     full, small = 4 * N, {form: n_bytes(form, N) for form in ("int4", "int8")}
-    for pushed, pulled, _ in rounds(deployment, tmp_path / "full", "None"):
+    for pushed, pulled, _ in rounds(deployment, tmp_path / "full", "[]"):
         # Objects with the same bytes are stored once, so a model for all nodes is one.
         assert pushed == pytest.approx(full, rel=0.02)
         assert pulled == pytest.approx(NODES * full, rel=0.02)
-    first, second = rounds(deployment, tmp_path / "small", 'Compression("int4", down="int8")')
+    first, second = rounds(deployment, tmp_path / "small", '[Compression("int4", down="int8")]')
     assert first[0] == pytest.approx(full, rel=0.02)
     assert second[0] == pytest.approx(small["int8"], rel=0.02)
     for _, pulled, _ in (first, second):
