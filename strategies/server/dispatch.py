@@ -127,18 +127,21 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
-        for stage in self.stages:
-            stage.picked(
-                Pick(
-                    purpose="train",
-                    free=free,
-                    k=k,
-                    chosen=chosen,
-                    situation=situation,
-                    drawn_from=drawn_from,
-                )
-            )
+        self._tell(Pick("train", free, k, chosen, situation, drawn_from))
         return chosen
+
+    def draw(self, online: NodeSet, k: int) -> list[int]:
+        """Draw k of the online nodes, to evaluate the current version."""
+        drawn_from = self.rng.bit_generator.state if self.stages else {}
+        which = self.rng.choice(len(online), k, replace=False)
+        chosen: list[int] = online.at(which).tolist()
+        situation = Situation(version=self.versions.version)
+        self._tell(Pick("evaluate", online, k, chosen, situation, drawn_from))
+        return chosen
+
+    def _tell(self, pick: Pick) -> None:
+        for stage in self.stages:
+            stage.picked(pick)
 
     def send(self, nodes: list[int], purpose: Purpose, now: float) -> list[Job]:
         """Send the current version, or a query, to at least one node, and open the jobs.

@@ -13,6 +13,7 @@ from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricReco
 from flwr.serverapp import Grid
 
 from fedstale.strategies.server.loop import EventLoop
+from fedstale.strategies.server.resume import begin_stages
 from fedstale.strategies.server.runtime import Checkpointer, RunLogger, Runtime
 from fedstale.strategies.server.superlink import connected
 from fedstale.strategies.server.versions import Snapshot
@@ -45,7 +46,7 @@ class DrivenLoop(EventLoop):
             # The wrapper's rounds are what a grid's callbacks are told of.
             runtime=Runtime(own.runtime.clock, RunLogger()),
         )
-        self._begin_stages()
+        begin_stages(self)
         self._out: tuple[list[Job], list[Message]] = [], []
 
     def configure_train(

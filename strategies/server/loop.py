@@ -6,7 +6,6 @@ which their jobs were sent, so that their order of arrival within one instant ch
 """
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -18,20 +17,21 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedstale.errors import FedstaleError, ProtocolError, ResumeError
+from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
+from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
+from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
+from fedstale.strategies.server.slots import Slots
 from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.stages import Pick, Stage, StageRun
+from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
     MOST_REASON,
-    PURPOSES,
     ClientUpdate,
     End,
     Ending,
@@ -39,7 +39,6 @@ from fedstale.strategies.types import (
     Job,
     NodeSet,
     Purpose,
-    Situation,
     State,
     Stateful,
     forecast_in,
@@ -57,14 +56,6 @@ _DURATIONS_KEPT = 200
 # Where trainings take next to no time, a message may still take some seconds.
 _LAST_WAIT_S = 5.0
 
-# The books of a result, in a checkpoint.
-_BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-
-# Settings of a process that may be others when a run goes on.
-_OF_PROCESS = (
-    *("checkpoints", "resume", "stages", "recheck_s", "stop_when", "version_memory_bytes"),
-)
-
 _NO_FACTS: Mapping[str, float] = {}
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -76,8 +67,7 @@ class EventLoop(Stateful):
 
     saved = (
         *("selector", "buffer", "evaluations", "progress", "durations_s"),
-        *("failures", "most_out", "may_send", "short", "jobs", "history", "reputation"),
-        *("n_to_replace", "failed_nodes"),
+        *("failures", "slots", "jobs", "history", "reputation"),
         *("opened_at", "changed_at", "deadline"),
     )
 
@@ -111,6 +101,7 @@ class EventLoop(Stateful):
         self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
         self.asking = [stage for stage in self.stages if stage.query]
         self.jobs, self.history = OpenJobs(), History()
+        self.slots = Slots(self.schedule, self.jobs)
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -146,9 +137,7 @@ class EventLoop(Stateful):
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
-        self.failed_nodes: dict[int, None] = {}
-        """Nodes whose job has failed since the buffer opened, and that replace no other."""
-        self.failures = self.most_out = self.n_versions = 0
+        self.failures = self.n_versions = 0
         self.done = False
         self._open_buffer()
 
@@ -166,10 +155,10 @@ class EventLoop(Stateful):
         problem: BaseException | None = None
         try:
             if resume is None:
-                self._begin_stages()
+                begin_stages(self)
                 self._evaluate()
             else:
-                self._continue_from(resume, jobs_survive=jobs_survive)
+                continue_from(self, resume, jobs_survive=jobs_survive)
             self._look_up()
             while not self.done:
                 version = self.versions.version
@@ -185,81 +174,33 @@ class EventLoop(Stateful):
             for stage in self.stages:
                 stage.end(problem, self.versions.version)
 
-    def _begin_stages(self, state: Mapping[str, State] | None = None) -> None:
-        """Let the stages begin, or go on from the states that they had."""
-        earlier, self.runtime.stages = self.runtime.stages, self.stages
-        before = state or {}
-        for name in before.keys() - {stage.name for stage in self.stages}:
-            logger.warning("the run goes on without the stage %s that it had", name)
-        if not self.stages:
-            return
-        settings = {name: text for name, text in self._settings().items() if name != "selector"}
-        checkpointer = self.runtime.checkpointer
-        run = StageRun(
-            seed=self.strategy.seed,
-            now=self.clock.now,
-            history=self.history,
-            arrays_key=self.strategy.arrayrecord_key,
-            config_key=self.strategy.configrecord_key,
-            bytes_in=self.versions.bytes_in,
-            model_in=lambda form: self.versions.sent(self.versions.version, form),
-            about={
-                "strategy": type(self.strategy).__name__,
-                "settings": settings,
-                "selector": self.selector.described(),
-            },
-            folder=self.runtime.folder,
-            may_resume=self.strategy.resume is not None,
-            repeats=checkpointer is not None and checkpointer.jobs_survive,
-            earlier=earlier,
-        )
-        for stage in self.stages:
-            stage.begin(run, before.get(stage.name), resumed=state is not None)
-
     # Sending.
 
     def _open_buffer(self) -> None:
         self.buffer.open()
         self.opened_at = self.changed_at = self.clock.now()
-        self.may_send, self.short = True, False
-        self._forget_lost()
+        self.slots.open()
         deadline = self.schedule.deadline_s
         if isinstance(deadline, LearntDeadline):
             deadline = deadline.seconds(self.durations_s)
         self.deadline = self.opened_at + deadline
 
-    def _forget_lost(self) -> None:
-        self.n_to_replace = 0
-        self.failed_nodes.clear()
-
     def _send(self) -> None:
-        """Fill up the jobs that are out, or replace those that failed, as the schedule allows."""
-        free_slots = (self.schedule.concurrency or inf) - self.jobs.n_out["train"]
-        slots = free_slots if self.may_send else min(free_slots, self.n_to_replace)
-        self.short = False
+        """Send to as many nodes as there are slots for, if enough are free."""
+        slots = self.slots.free()
         if slots < 1:
             return
         free = self._free_nodes()
-        after_step = self.schedule.send == "after_step"
-        begins = after_step and self.may_send
-        if len(free) < (self.schedule.min_available_nodes if begins else 1):
-            self.short = True
-            return
-        if self.asking and self._awaits_answers(free):
+        k = self.slots.n_of(len(free), slots)
+        if not k or (self.asking and self._awaits_answers(free)):
             return
         # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
-        k = int(min(slots, self.schedule.n_sent(len(free)) if self.may_send else len(free)))
         chosen = self.dispatcher.choose(free, k, now, deadline_s)
-        if begins and chosen:
-            self._forget_lost()
-        elif not self.may_send:
-            self.n_to_replace -= len(chosen)
+        self.slots.picked(len(chosen))
         self._push(chosen, "train")
-        self.may_send = self.may_send and not (after_step and chosen)
-        self.short = len(chosen) < slots and (self.may_send or not begins)
-        self.most_out = max(self.most_out, self.jobs.n_out["train"])
+        self.slots.sent(len(chosen), slots)
 
     def _awaits_answers(self, free: NodeSet) -> bool:
         """Ask the free nodes that stages want to ask; return whether answers are waited for."""
@@ -272,11 +213,11 @@ class EventLoop(Stateful):
 
     def _free_nodes(self) -> NodeSet:
         but = self.reputation.resting(self.clock.now())
-        replaces = not self.may_send
+        replaces = not self.slots.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
         if replaces:
-            but |= self.failed_nodes.keys()
+            but |= self.slots.failed_nodes.keys()
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
@@ -291,7 +232,7 @@ class EventLoop(Stateful):
             elif job.purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
             elif job.purpose == "train":
-                self._lose(job.node_id)
+                self.slots.lose(job.node_id)
 
     # Waiting and receiving.
 
@@ -304,7 +245,7 @@ class EventLoop(Stateful):
                 instants.append(self.deadline)
             if not self.jobs.n_out["train"]:
                 instants.append(self.changed_at + self.timeout_s)
-        if self.short and (self.jobs.n_open or self.buffer.updates):
+        if self.slots.is_short and (self.jobs.n_open or self.buffer.updates):
             instants.append(self.clock.now() + self.strategy.recheck_s)
         return min(instants)
 
@@ -313,14 +254,14 @@ class EventLoop(Stateful):
             awaited = self.jobs.awaited()
             self._receive(self.grid.pull_messages(awaited) if awaited else ())
         self._expire()
-        if self.n_to_replace and not self.jobs.n_out["train"] and not self.done:
+        if self.slots.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.
             self._send()
         if self._is_due():
             self._step()
         if not self.jobs.n_out["train"] and not self.buffer.updates:
-            self.may_send = True
-            self._forget_lost()
+            self.slots.may_send = True
+            self.slots.forget_lost()
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
@@ -363,11 +304,11 @@ class EventLoop(Stateful):
             if forecast := forecast_in(reply.content):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":
-                self._end(job, "accepted")
+                self.end(job, "accepted")
             elif job.purpose == "evaluate":
                 found = self.reputation.measurements(reply, node_id=job.node_id)
                 self.evaluations.add(job.base_version, *found)
-                self._end(job, "accepted")
+                self.end(job, "accepted")
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
         except ProtocolError as problem:
@@ -396,13 +337,13 @@ class EventLoop(Stateful):
         }
         self.history.finished(job.node_id, **facts)
         if is_too_stale:
-            self._end(job, "rejected", reason, facts)
+            self.end(job, "rejected", reason, facts)
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.reputation.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
-            self._count_lost()
+            self.slots.count_lost()
         else:
-            self._end(job, "accepted", facts=facts)
+            self.end(job, "accepted", facts=facts)
             for stage in self.stages:
                 stage.accepted(update)
             self.buffer.add(update)
@@ -413,7 +354,7 @@ class EventLoop(Stateful):
         for update, problem in self.buffer.rejected:
             self.reputation.reject(update.node_id, problem, self.clock.now())
             self._leave_out(update, str(problem))
-            self._lose(update.node_id)
+            self.slots.lose(update.node_id)
         self.buffer.rejected.clear()
 
     def _leave_out(self, update: ClientUpdate, reason: str) -> None:
@@ -424,9 +365,10 @@ class EventLoop(Stateful):
 
     # How jobs end.
 
-    def _end(
+    def end(
         self, job: Job, how: Ending, reason: str = "", facts: Mapping[str, float] = _NO_FACTS
     ) -> None:
+        """End a job, and tell whoever follows it: the one place where jobs end."""
         self.jobs.end(job.message_id, how)
         if job.purpose != "query":
             self.versions.release(job.base_version)
@@ -436,27 +378,17 @@ class EventLoop(Stateful):
             stage.ended(job, End(how, reason, facts))
 
     def _fail(self, job: Job, how: Ending, reason: str) -> None:
-        self._end(job, how, reason)
+        self.end(job, how, reason)
         self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
             return
         self.history.failed(job.node_id)
-        self._lose(job.node_id)
+        self.slots.lose(job.node_id)
         self.failures += 1
-        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.most_out):
+        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.slots.most_out):
             raise FedstaleError(
                 f"{self.failures} jobs failed one after the other, the last one with: {reason}"
             )
-
-    def _lose(self, node_id: int) -> None:
-        """Note that a training job failed; another node replaces it."""
-        self.failed_nodes[node_id] = None
-        self._count_lost()
-
-    def _count_lost(self) -> None:
-        """Count a job that will bring nothing, where the buffer waits for a number of updates."""
-        if self.schedule.send == "after_step" and self.schedule.buffer_size is not None:
-            self.n_to_replace += 1
 
     def _expire(self) -> None:
         for job in self.jobs.expired(self.clock.now()):
@@ -468,7 +400,7 @@ class EventLoop(Stateful):
     # Stepping.
 
     def _is_full(self) -> bool:
-        concurrency = self.schedule.concurrency or max(self.most_out, 1)
+        concurrency = self.schedule.concurrency or max(self.slots.most_out, 1)
         return self.buffer.is_full(concurrency) and not self.done
 
     def _is_due(self) -> bool:
@@ -478,7 +410,7 @@ class EventLoop(Stateful):
         now = self.clock.now()
         if now >= self.deadline and self.buffer.is_enough():
             return True
-        if self.jobs.n_out["train"] or (self.n_to_replace and self.jobs.n_out["query"]):
+        if self.jobs.n_out["train"] or (self.slots.n_to_replace and self.jobs.n_out["query"]):
             return False
         # After a reply, jobs go out again at once; if that is impossible for long, go on without.
         return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
@@ -502,7 +434,7 @@ class EventLoop(Stateful):
             self.runtime.aggregated(update, version)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
-                self._end(left, "cancelled")
+                self.end(left, "cancelled")
         self.progress.version = version
         arrays = self.dispatcher.record()
         self.strategy.result.arrays = arrays
@@ -537,20 +469,7 @@ class EventLoop(Stateful):
         if not k:
             return []
         self.evaluations.start(self.versions.version, k)
-        drawn_from = self.rng.bit_generator.state if self.stages else {}
-        chosen: list[int] = online.at(self.rng.choice(len(online), k, replace=False)).tolist()
-        for stage in self.stages:
-            stage.picked(
-                Pick(
-                    purpose="evaluate",
-                    free=online,
-                    k=k,
-                    chosen=chosen,
-                    situation=Situation(version=self.versions.version),
-                    drawn_from=drawn_from,
-                )
-            )
-        return chosen
+        return self.dispatcher.draw(online, k)
 
     # The end.
 
@@ -565,7 +484,7 @@ class EventLoop(Stateful):
         for update in self.buffer.updates:
             self.runtime.rejected(update.message_id, reason="the run ended before its server step")
         for left in (*self.jobs.open_jobs("train"), *self.jobs.open_jobs("query")):
-            self._end(left, "cancelled")
+            self.end(left, "cancelled")
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
         patience_s = self._patience_s()
@@ -589,91 +508,9 @@ class EventLoop(Stateful):
             deadline = deadline.seconds(self.durations_s)
         return min(self.timeout_s, max(_LAST_WAIT_S, min(2.0 * longest, deadline)))
 
-    # What a checkpoint holds.
-
     def state_dict(self) -> State:
-        """Return everything that decides what happens next, between two turns."""
-        result = self.strategy.result
-        return super().state_dict() | {
-            "now": self.clock.now(),
-            "parts": self._kinds(),
-            "settings": self._settings(),
-            "versions": self.versions.state_dict(only_current=not self.checkpointer.jobs_survive),
-            "result": {
-                book: {version: dict(metrics) for version, metrics in getattr(result, book).items()}
-                for book in _BOOKS
-            },
-            "random": self.rng.bit_generator.state,
-            "stages": {stage.name: stage.state_dict() for stage in self.stages},
-        }
-
-    def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
-        """Go on from the state of an earlier run, before anything is sent.
-
-        A simulation goes on as if it had never stopped. On real devices the jobs that were out are
-        lost with the run that sent them: their devices are free again, nothing of them is counted
-        twice, and the versions that they were sent are left out of the state.
-
-        Args:
-            state: what `state_dict` returned.
-            jobs_survive: whether the jobs that were out can still be answered.
-
-        Raises:
-            ResumeError: the state belongs to another model or to other parts.
-        """
-        for name, kind in self._kinds().items():
-            if (had := state["parts"][name]) != kind:
-                raise ResumeError(
-                    f"the checkpoint was written with {name} {had}, and this run has {kind}: "
-                    "resume with the app and settings that wrote it"
-                )
-        now, before = self._settings(), state["settings"]
-        level = logging.INFO if self.checkpointer.changes_settings else logging.WARNING
-        for name in sorted(now.keys() | before.keys()):
-            if now.get(name) != before.get(name):
-                logger.log(
-                    level,
-                    "the checkpoint was written with %s = %s, and this run goes on with %s",
-                    *(name, before.get(name, "its default"), now.get(name, "its default")),
-                )
-        self.versions.load_state_dict(state["versions"])
-        self.load_state_dict(state)
-        self.clock = ResumedClock(self.clock, state["now"])
-        self.rng.bit_generator.state = state["random"]
-        self._begin_stages(state["stages"])
-        for book in _BOOKS:
-            records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}
-            getattr(self.strategy.result, book).update(records)
-        self.strategy.result.arrays = self.dispatcher.record()
-        if not jobs_survive:
-            self._abandon_jobs()
-
-    def _kinds(self) -> dict[str, str]:
-        """Return what a run that goes on must share: classes, seed, and settings of privacy."""
-        parts = {
-            "strategy": self.strategy,
-            "selector": self.selector,
-            "weighting": self.buffer.weighting,
-            "optimizer": self.buffer.optimizer,
-        }
-        kinds = {name: type(part).__name__ for name, part in parts.items()}
-        # Epsilon counts steps of one clip and one noise.
-        return kinds | {"seed": str(self.strategy.seed), "privacy": repr(self.strategy.privacy)}
-
-    def _settings(self) -> dict[str, str]:
-        """Return the strategy's other settings, without places and without addresses in memory."""
-        texts = {k: v for k, v in self.strategy.settings().items() if k not in _OF_PROCESS}
-        stages = [stage for stage in self.strategy.stages if not stage.of_process]
-        texts |= {"stages": repr(stages)} if stages else {}
-        return {name: re.sub(r" at 0x[0-9a-f]+", "", text) for name, text in texts.items()}
-
-    def _abandon_jobs(self) -> None:
-        """Forget every job that is out: no reply to it can come any more."""
-        for purpose in PURPOSES:
-            for job in self.jobs.open_jobs(purpose):
-                self._end(job, "cancelled")
-        for message_id in list(self.jobs.awaited()):
-            self.jobs.forget(message_id)
+        """Return what a checkpoint must hold, between two turns."""
+        return super().state_dict() | state_of(self)
 
 
 def _n_bytes(reply: Message) -> int:

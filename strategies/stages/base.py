@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from flwr.app import ArrayRecord, RecordDict
 
@@ -62,8 +62,7 @@ class StageRun:
     """Stages of the strategies that ran before in the same run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Pick(NamedTuple):
     """What a choice of nodes was made from, and what came of it."""
 
     purpose: Purpose
