@@ -3,7 +3,7 @@
 `Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
 the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
 step (their K). The buffer size may grow with progress (`AdaSync`), and a deadline may follow the
-durations of jobs (`LearntDeadline`).
+durations of jobs (`LearntDeadline`). `Slots` is where a run stands in its schedule.
 
 Reference:
     Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
@@ -11,14 +11,14 @@ Reference:
     Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019 (over-selection).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, sqrt
 from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.types import Stateful, require, require_choice, require_count
+from fedstale.strategies.types import Purpose, Stateful, require, require_choice, require_count
 
 Stragglers = Literal["keep", "cancel"]
 
@@ -234,3 +234,80 @@ class SmoothedLoss(Stateful):
         if not isfinite(self.first):
             self.first = self.now = loss
         self.now = self.decay * self.now + (1.0 - self.decay) * loss
+
+
+class Slots(Stateful):
+    """Fills up the jobs that are out, or replaces those that are lost.
+
+    A schedule that sends after a reply keeps `concurrency` jobs out. One that sends after a step
+    sends once for each buffer; a job of it that is lost is replaced by another node, as long as the
+    buffer waits for a number of updates.
+    """
+
+    saved = ("most_out", "may_send", "is_short", "n_to_replace", "failed_nodes")
+
+    def __init__(self, schedule: Schedule, n_out: Mapping[Purpose, int]) -> None:
+        """Follow the number of jobs that are out, by their purpose."""
+        self._schedule, self._n_out = schedule, n_out
+        self._after_step = schedule.send == "after_step"
+        self.most_out = 0
+        """Most training jobs that were out at a time."""
+        self.may_send = True
+        """Whether more may be sent than what replaces lost jobs."""
+        self.is_short = False
+        """Whether there were too few nodes, so that it is worth looking again."""
+        self.n_to_replace = 0
+        self.failed_nodes: dict[int, None] = {}
+        """Nodes whose job has failed since the buffer opened, and that replace no other."""
+
+    def open(self) -> None:
+        """Begin a buffer."""
+        self.may_send, self.is_short = True, False
+        self.forget_lost()
+
+    def forget_lost(self) -> None:
+        """Replace nothing of what was lost until now."""
+        self.n_to_replace = 0
+        self.failed_nodes.clear()
+
+    @property
+    def begins(self) -> bool:
+        """Whether the jobs of a buffer go out next, all at once."""
+        return self._after_step and self.may_send
+
+    def free(self) -> float:
+        """Return how many jobs may be sent now."""
+        self.is_short = False
+        free = (self._schedule.concurrency or inf) - self._n_out["train"]
+        return free if self.may_send else min(free, self.n_to_replace)
+
+    def n_of(self, n_nodes: int, free: float) -> int:
+        """Return how many of some free nodes to send to, 0 if these are too few."""
+        if n_nodes < (self._schedule.min_available_nodes if self.begins else 1):
+            self.is_short = True
+            return 0
+        return int(min(free, self._schedule.n_sent(n_nodes) if self.may_send else n_nodes))
+
+    def picked(self, n: int) -> None:
+        """Note that n nodes were picked, whose jobs are sent next; one may be lost in that."""
+        if self.begins and n:
+            self.forget_lost()
+        elif not self.may_send:
+            self.n_to_replace -= n
+
+    def sent(self, n: int, free: float) -> None:
+        """Note that jobs of n nodes were sent, of so many that might have been."""
+        begins = self.begins
+        self.may_send = self.may_send and not (self._after_step and n)
+        self.is_short = n < free and (self.may_send or not begins)
+        self.most_out = max(self.most_out, self._n_out["train"])
+
+    def lose(self, node_id: int) -> None:
+        """Note that a training job failed; another node replaces it."""
+        self.failed_nodes[node_id] = None
+        self.count_lost()
+
+    def count_lost(self) -> None:
+        """Count a job that will bring nothing, where the buffer waits for a number of updates."""
+        if self._after_step and self._schedule.buffer_size is not None:
+            self.n_to_replace += 1

@@ -60,7 +60,8 @@ class ServerOptimizer(Part, ABC):
     @property
     def rate(self) -> float:
         """Learning rate of the latest step, or of the first if there has been none."""
-        return self.damping * self.rate_at(max(self.n_steps, 1))
+        eta = self.eta
+        return self.damping * (eta(max(self.n_steps, 1)) if callable(eta) else eta)
 
     def rate_at(self, step: int) -> float:
         """Return eta in a step, counted from 1."""
@@ -78,10 +79,10 @@ class ServerOptimizer(Part, ABC):
             self.state = {moment: zeros_like(delta) for moment in self.moments}
         self.n_steps += 1
         memory = [self.state[moment] for moment in self.moments]
-        over_chunks(lambda d, theta, *parts: self._step(theta, d, *parts), delta, model, *memory)
+        over_chunks(self._step, delta, model, *memory)
 
     @abstractmethod
-    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+    def _step(self, d: Array, theta: Array, *moments: Array) -> None:
         """Step one chunk in place; d may be overwritten."""
 
     def reset(self) -> None:
@@ -96,7 +97,7 @@ class SGD(ServerOptimizer):
         """Step by the aggregated update itself at eta = 1."""
         super().__init__(eta)
 
-    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+    def _step(self, d: Array, theta: Array, *moments: Array) -> None:
         d *= d.dtype.type(self.rate)
         theta += d
 
@@ -115,7 +116,7 @@ class Momentum(ServerOptimizer):
         super().__init__(eta)
         self.beta, self.nesterov = beta, nesterov
 
-    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+    def _step(self, d: Array, theta: Array, *moments: Array) -> None:
         (v,) = moments
         v *= v.dtype.type(self.beta)
         v += d
@@ -139,7 +140,7 @@ class _Adaptive(ServerOptimizer):
         super().__init__(eta)
         self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
 
-    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+    def _step(self, d: Array, theta: Array, *moments: Array) -> None:
         m, *seconds = moments
         number = m.dtype.type
         m *= number(self.beta_1)
@@ -299,8 +300,8 @@ class DelayAdaptive(ServerOptimizer):
         eta = self.optimizer.rate_at(self.optimizer.n_steps + 1)
         return min(1.0, 1.0 / (staleness * eta))
 
-    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
-        self.optimizer._step(theta, d, *moments)
+    def _step(self, d: Array, theta: Array, *moments: Array) -> None:
+        self.optimizer._step(d, theta, *moments)
 
     def reset(self) -> None:
         """Discard the optimizer's moments."""

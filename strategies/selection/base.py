@@ -56,7 +56,8 @@ class Random(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Pick without replacement."""
-        chosen = rng.choice(len(candidates), size=min(k, len(candidates)), replace=False)
+        n = len(candidates)
+        chosen = rng.choice(n, size=min(k, n), replace=False)
         return candidates.take(chosen).node_ids.tolist()
 
 

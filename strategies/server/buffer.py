@@ -19,6 +19,7 @@ step are discarded, and the run goes on as if they had not been.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -138,18 +139,20 @@ class Buffer(Stateful):
                 since all of them came early and were rejected.
             FedstaleError: they were discarded too often in a row.
         """
-        self._take_early()
+        if self._early:
+            self._take_early()
         if not self.updates:
             raise ProtocolError("none of its updates is left")
         before = self.versions.current
         try:
-            self._weigh_stale()
+            if self._stale:
+                self._weigh_stale()
             delta, counts = self._reducer.result()
             if self.mechanism is not None:
                 self.mechanism.add_noise(delta, len(self.updates))
                 self.mechanism.count([update.node_id for update in self.updates])
             floats = copy_of(before.floats)
-            staleness = max((update.staleness for update in self.updates), default=0)
+            staleness = max(map(attrgetter("staleness"), self.updates))
             self.optimizer.step(floats, delta, staleness=staleness)
             after = before.stepped(floats, counts)
             if not is_finite(after.floats):
@@ -200,11 +203,10 @@ class Buffer(Stateful):
     def _weigh_stale(self) -> None:
         """Weigh the stale updates that wait; they are reduced last, and listed last."""
         stale, self._stale = self._stale, []
-        if stale:
-            self.updates.sort(key=stale.__contains__)
-            weights = self.weighting.weigh_stale(stale, self._reducer.mean())
-            for update, weight in zip(stale, weights, strict=True):
-                self._reduce(update, weight)
+        self.updates.sort(key=stale.__contains__)
+        weights = self.weighting.weigh_stale(stale, self._reducer.mean())
+        for update, weight in zip(stale, weights, strict=True):
+            self._reduce(update, weight)
 
     def _reduce(self, update: ClientUpdate, weight: float) -> None:
         if self.mechanism is not None:
@@ -273,13 +275,15 @@ class RunningMean(Stateful):
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the sums, and empty its arrays."""
+        counts = self.like.counts
         if self._count_total == 0.0:
             self._sum = zeros_like(self.like.floats)
-            self._counts = zeros_like(self.like.counts, np.float64)
+            self._counts = zeros_like(counts, np.float64) if counts else {}
         share = update.examples if self.normalise in ("examples", "steps") else 1.0
         tau = update.steps if self.normalise == "steps" else 1.0
         add_scaled(self._sum, update.delta, share / tau)
-        add_scaled(self._counts, update.counts, share)
+        if counts:
+            add_scaled(self._counts, update.counts, share)
         self._steps += share * tau
         self._total += _mass(update, self.normalise)
         self._count_total += share
@@ -299,7 +303,8 @@ class RunningMean(Stateful):
         Where every weight is 0 the model does not move.
         """
         scale(self._sum, self._factor if self._total > 0.0 else 0.0)
-        scale(self._counts, 1.0 / self._count_total)
+        if self._counts:
+            scale(self._counts, 1.0 / self._count_total)
         return self._sum, self._counts
 
     @property

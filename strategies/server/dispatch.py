@@ -57,7 +57,7 @@ class FreeNodes:
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved & busy`, which may walk over all that are busy.
             set_bits(self._idle, known.of(moved))
-            clear_bits(self._idle, known.of([node for node in moved if node in busy]))
+            clear_bits(self._idle, known.of(list(filter(busy.__contains__, moved))))
         else:
             self._everyone = everyone
             self._idle = packed(np.ones(everyone.ids.size, dtype=np.bool_))
@@ -120,7 +120,7 @@ class Dispatcher:
         drawn_from = self.rng.bit_generator.state if self.stages else {}
         candidates = self.history.candidates(free, situation)
         # A selector of a user's may return what `node_ids` holds.
-        chosen = [int(node) for node in self.selector.select(candidates, k, now, self.rng)]
+        chosen = list(map(int, self.selector.select(candidates, k, now, self.rng)))
         n = len(chosen)
         if n > k or len(set(chosen)) < n or free.n_of(chosen) < n:
             raise FedstaleError(
@@ -245,5 +245,9 @@ class Dispatcher:
 
 
 def _array_bytes(content: RecordDict) -> int:
-    records = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in records for array in record.values())
+    n = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            for array in record.values():
+                n += len(array.data)
+    return n

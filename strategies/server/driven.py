@@ -56,7 +56,7 @@ class DrivenLoop(EventLoop):
         self._take_over(server_round - 1, arrays)
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
         self._open_buffer()
-        while len(free := self._free_nodes()) < self.schedule.min_available_nodes:
+        while len(free := self._free_nodes(self.clock.now())) < self.schedule.min_available_nodes:
             self.clock.wait(self.clock.now() + self.strategy.recheck_s)
         n_sent = int(self.schedule.n_sent(len(free)))
         now = self.clock.now()
@@ -81,7 +81,7 @@ class DrivenLoop(EventLoop):
         self._take_over(server_round, arrays)
         self.dispatcher.configs["evaluate"] = dict(config)
         is_due = server_round % self.strategy.evaluate_every == 0
-        nodes = self._evaluators() if is_due else []
+        nodes = self._evaluators() if is_due and self.evaluates else []
         return self._messages(nodes, "evaluate")
 
     def aggregate_evaluate(

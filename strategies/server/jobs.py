@@ -27,7 +27,7 @@ class OpenJobs(Stateful):
     endings: dict[Ending, int] = field(default_factory=dict)
     """Number of jobs that ended in each way."""
     n_out: Counter[Purpose] = field(default_factory=Counter)
-    """Number of jobs that are out for each purpose."""
+    """Number of jobs that are out for each purpose; always the same object."""
     _open: dict[str, Job] = field(default_factory=dict)
     _given_up: dict[str, tuple[Job, Ending]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
@@ -147,7 +147,8 @@ class OpenJobs(Stateful):
         given_up = [(Job(*row), ending) for row, ending in state["given_up"]]
         self._given_up = {job.message_id: (job, ending) for job, ending in given_up}
         self._awaited = dict.fromkeys([*self._open, *self._given_up])
-        self.n_out = Counter(job.purpose for job in self._open.values())
+        self.n_out.clear()
+        self.n_out.update(job.purpose for job in self._open.values())
         busy = [job.node_id for job in self.open_jobs("train")] + [*self._recalled.values()]
         self._moved |= {*self._nodes, *busy}
         self._nodes = dict(Counter(busy))

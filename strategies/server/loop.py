@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from math import inf, nan
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.schedule import LearntDeadline
+from fedstale.strategies.schedule import LearntDeadline, Slots
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import OpenJobs
@@ -26,7 +27,6 @@ from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
-from fedstale.strategies.server.slots import Slots
 from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
@@ -101,7 +101,7 @@ class EventLoop(Stateful):
         self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
         self.asking = [stage for stage in self.stages if stage.query]
         self.jobs, self.history = OpenJobs(), History()
-        self.slots = Slots(self.schedule, self.jobs)
+        self.slots = Slots(self.schedule, self.jobs.n_out)
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -137,6 +137,7 @@ class EventLoop(Stateful):
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        self.evaluates = strategy.fraction_evaluate > 0 or strategy.min_evaluate_nodes > 0
         self.failures = self.n_versions = 0
         self.done = False
         self._open_buffer()
@@ -190,29 +191,29 @@ class EventLoop(Stateful):
         slots = self.slots.free()
         if slots < 1:
             return
-        free = self._free_nodes()
+        now = self.clock.now()
+        free = self._free_nodes(now)
         k = self.slots.n_of(len(free), slots)
-        if not k or (self.asking and self._awaits_answers(free)):
+        if not k or (self.asking and self._awaits_answers(free, now)):
             return
         # A reply that comes after the step counts only where stragglers are kept.
-        now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
         chosen = self.dispatcher.choose(free, k, now, deadline_s)
         self.slots.picked(len(chosen))
-        self._push(chosen, "train")
+        self._push(chosen, "train", now)
         self.slots.sent(len(chosen), slots)
 
-    def _awaits_answers(self, free: NodeSet) -> bool:
+    def _awaits_answers(self, free: NodeSet, now: float) -> bool:
         """Ask the free nodes that stages want to ask; return whether answers are waited for."""
         if self.jobs.n_out["query"]:
             return True
-        candidates, now = self.history.candidates(free), self.clock.now()
+        candidates = self.history.candidates(free)
         due = [node for stage in self.asking for node in stage.queries(candidates, now)]
-        self._push(due, "query")
+        self._push(due, "query", now)
         return bool(due)
 
-    def _free_nodes(self) -> NodeSet:
-        but = self.reputation.resting(self.clock.now())
+    def _free_nodes(self, now: float) -> NodeSet:
+        but = self.reputation.resting(now)
         replaces = not self.slots.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
@@ -220,9 +221,9 @@ class EventLoop(Stateful):
             but |= self.slots.failed_nodes.keys()
         return self.nodes.free(but)
 
-    def _push(self, nodes: list[int], purpose: Purpose) -> None:
+    def _push(self, nodes: list[int], purpose: Purpose, now: float) -> None:
         if nodes:
-            self._opened(self.dispatcher.send(nodes, purpose, self.clock.now()))
+            self._opened(self.dispatcher.send(nodes, purpose, now))
 
     def _opened(self, jobs: list[Job]) -> None:
         """Count what was sent, and what could not be."""
@@ -238,15 +239,16 @@ class EventLoop(Stateful):
 
     def _next_instant(self) -> float:
         """Return when something must be done although nothing arrives."""
-        instants = [self.jobs.next_deadline]
-        instants.append(self.reputation.next_return(self.clock.now()))
+        now, instants = self.clock.now(), [self.jobs.next_deadline]
+        if self.reputation.records:
+            instants.append(self.reputation.next_return(now))
         if self.buffer.updates:
-            if self.clock.now() < self.deadline:
+            if now < self.deadline:
                 instants.append(self.deadline)
             if not self.jobs.n_out["train"]:
                 instants.append(self.changed_at + self.timeout_s)
         if self.slots.is_short and (self.jobs.n_open or self.buffer.updates):
-            instants.append(self.clock.now() + self.strategy.recheck_s)
+            instants.append(now + self.strategy.recheck_s)
         return min(instants)
 
     def _take_turn(self, until: float) -> None:
@@ -272,7 +274,7 @@ class EventLoop(Stateful):
                 self._reject_stray(reply)
             else:
                 known.append((job.job_id, reply))
-        for _, reply in sorted(known, key=lambda pair: pair[0]):
+        for _, reply in sorted(known, key=itemgetter(0)):
             self._receive_one(reply)
             if self._is_full():
                 self._step()
@@ -298,7 +300,7 @@ class EventLoop(Stateful):
             self._fail(job, "failed", reason[:MOST_REASON])
             return
         try:
-            self.reputation.validation.check_size(reply, self.versions.current.n_bytes)
+            self.reputation.validation.check_size(reply, self.versions.n_bytes)
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if forecast := forecast_in(reply.content):
@@ -328,13 +330,16 @@ class EventLoop(Stateful):
             stated_square=update.metrics.get(self.strategy.square_loss_key, nan),
         )
         facts: dict[str, Any] = {
-            "duration_s": whole_s(duration, update.share, self.history.forecast_of(job.node_id)),
+            "duration_s": duration,
             "examples": update.examples,
             "loss": losses.loss,
             "square_loss": losses.square_loss,
             "staleness": update.staleness,
             "version": self.versions.version,
         }
+        if update.share < 1.0:
+            forecast = self.history.forecast_of(job.node_id)
+            facts["duration_s"] = whole_s(duration, update.share, forecast)
         self.history.finished(job.node_id, **facts)
         if is_too_stale:
             self.end(job, "rejected", reason, facts)
@@ -347,7 +352,8 @@ class EventLoop(Stateful):
             for stage in self.stages:
                 stage.accepted(update)
             self.buffer.add(update)
-            self._reject_early()
+            if self.buffer.rejected:
+                self._reject_early()
 
     def _reject_early(self) -> None:
         """Note which updates are left out of the buffer, although their replies were accepted."""
@@ -391,8 +397,9 @@ class EventLoop(Stateful):
             )
 
     def _expire(self) -> None:
-        for job in self.jobs.expired(self.clock.now()):
-            self.changed_at = self.clock.now()
+        now = self.clock.now()
+        for job in self.jobs.expired(now):
+            self.changed_at = now
             reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
             logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
             self._fail(job, "timed out", reason)
@@ -424,7 +431,8 @@ class EventLoop(Stateful):
             for update in self.buffer.updates:
                 self._leave_out(update, str(problem))
         else:
-            self._reject_early()
+            if self.buffer.rejected:
+                self._reject_early()
             self._advance(snapshot)
         self._open_buffer()
 
@@ -456,14 +464,12 @@ class EventLoop(Stateful):
         if self.evaluate_fn is not None:
             record = self.dispatcher.record()
             self.evaluations.on_server(version, self.evaluate_fn(version, record))
-        if version:
-            self._push(self._evaluators(), "evaluate")
+        if version and self.evaluates:
+            self._push(self._evaluators(), "evaluate", self.clock.now())
 
     def _evaluators(self) -> list[int]:
         """Draw the nodes that evaluate the current version, and wait for what they measure."""
         share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
-        if not (share or least):
-            return []
         online = self.grid.online_nodes()
         k = min(max(int(len(online) * share), least), len(online))
         if not k:
@@ -516,5 +522,9 @@ class EventLoop(Stateful):
 def _n_bytes(reply: Message) -> int:
     if reply.has_error():
         return 0
-    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
-    return sum(len(array.data) for record in records for array in record.values())
+    n = 0
+    for record in reply.content.values():
+        if isinstance(record, ArrayRecord):
+            for array in record.values():
+                n += len(array.data)
+    return n

@@ -67,12 +67,14 @@ class StopWhen:
     def __call__(self, progress: Progress) -> bool:
         """Return whether one of the conditions holds."""
         metrics = progress.metrics
-        return (
-            any(metrics.get(name, -inf) >= goal for name, goal in self.at_least.items())
-            or any(metrics.get(name, inf) <= goal for name, goal in self.at_most.items())
-            or progress.elapsed_s >= self.elapsed_s
-            or progress.sent_bytes + progress.received_bytes >= self.total_bytes
-        )
+        for name, goal in self.at_least.items():
+            if metrics.get(name, -inf) >= goal:
+                return True
+        for name, goal in self.at_most.items():
+            if metrics.get(name, inf) <= goal:
+                return True
+        is_late = progress.elapsed_s >= self.elapsed_s
+        return is_late or progress.sent_bytes + progress.received_bytes >= self.total_bytes
 
 
 Sums = dict[str, list[float]]
@@ -90,7 +92,10 @@ def add_metrics(sums: Sums, examples: float, metrics: Mapping[str, float]) -> No
 
 def means_of(sums: Sums) -> dict[str, float]:
     """Return the mean of each metric over the clients that measured it, by examples."""
-    return {key: total / n for key, (total, n) in sums.items()}
+    means = {}
+    for key, (total, n) in sums.items():
+        means[key] = total / n
+    return means
 
 
 @dataclass(slots=True)

@@ -52,8 +52,12 @@ class NodeMedian(Stateful):
         self._last[node_id] = value
         if len(self._last) > self.window:
             del self._last[next(iter(self._last))]
-        if self.holds:
+        if len(self._last) >= self.enough:
             self._largest = max(self._largest, median(self._last.values()))
+
+    def __len__(self) -> int:
+        """Number of nodes that have been heard."""
+        return len(self._last)
 
     @property
     def holds(self) -> bool:
@@ -130,7 +134,8 @@ class Reputation(Stateful):
         Raises:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
-        self._check_source(reply, job.node_id)
+        if reply.metadata.src_node_id != job.node_id:
+            raise _from_another(reply, job.node_id)
         update = self.validation.open(reply, job, versions, self.keys)
         if self._needs_steps:
             if isnan(update.steps):
@@ -168,6 +173,10 @@ class Reputation(Stateful):
             RejectionError: the norm, or the number of steps, is beyond the bound.
         """
         settings, norm = self.validation, update.norm
+        update.limited = True
+        if len(self.norms) < (few or settings.enough):
+            # The other medians hear the same nodes, and limit nothing either.
+            return
         clipped = min(norm, self.norms.times(settings.norm_cap, few=few))
         # Late in training most updates are small, and one with something new may be large.
         if clipped > (most := self.norms.times(settings.norm_bound, few=few, ever=True)):
@@ -189,7 +198,7 @@ class Reputation(Stateful):
         self._note_limit("clipped", update.node_id, norm, clipped)
         examples = min(update.examples, self.examples.times(settings.examples_cap, few=few))
         self._note_limit("capped", update.node_id, update.examples, examples)
-        update.examples, update.limited = examples, True
+        update.examples = examples
 
     def losses(self, update: ClientUpdate, *, stated: float, stated_square: float) -> Losses:
         """Return the losses of a client that selectors see.
@@ -219,7 +228,8 @@ class Reputation(Stateful):
         Raises:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
-        self._check_source(reply, node_id)
+        if reply.metadata.src_node_id != node_id:
+            raise _from_another(reply, node_id)
         examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
         capped = min(examples, self.evaluated.times(self.validation.examples_cap))
@@ -256,18 +266,13 @@ class Reputation(Stateful):
 
     def resting(self, now: float) -> set[int]:
         """Return the nodes that rest, and are not sent jobs, at an instant in s."""
+        if not self.records:
+            return set()
         return {node_id for node_id, (_, _, until) in self.records.items() if until > now}
 
     def next_return(self, now: float) -> float:
         """Return the instant in s when the next node comes back from its rest; inf if none."""
         return min((until for _, _, until in self.records.values() if until > now), default=inf)
-
-    def _check_source(self, reply: Message, node_id: int) -> None:
-        source = reply.metadata.src_node_id
-        if source != node_id:
-            raise RejectionError(
-                "source", f"node {source} answers a job that node {node_id} received"
-            )
 
     def _note_limit(self, kind: Limit, node_id: int, was: float, now: float) -> None:
         # Of updates made by hand the norm may be NaN.
@@ -286,3 +291,8 @@ class Reputation(Stateful):
             *(node_id, what, now, was, setting, getattr(self.validation, setting)),
         )
         self._told(node_id, kind)
+
+
+def _from_another(reply: Message, node_id: int) -> RejectionError:
+    source = reply.metadata.src_node_id
+    return RejectionError("source", f"node {source} answers a job that node {node_id} received")

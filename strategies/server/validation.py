@@ -48,6 +48,7 @@ from fedstale.strategies.types import (
 )
 
 STYPE = "numpy.ndarray"
+_HALF = np.dtype(np.float16)
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 MOST_HEADER_BYTES = 1024
 """`numpy.save` needs 128 for any array of up to a dozen axes."""
@@ -101,7 +102,7 @@ def read(
         raise RejectionError(
             "format", f"arrays[{name!r}] cannot be read: its dtype or header is not plain numbers'"
         )
-    shape = tuple(int(n) for n in header[3].replace(b",", b" ").split())
+    shape = tuple(map(int, header[3].replace(b",", b" ").split()))
     if shape != like.shape:
         raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
     try:
@@ -286,7 +287,8 @@ class Validation:
         most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
         # Each limit is held before anything of what it limits is looked at.
         content = reply.content
-        _hold("records", len(content), self.most_records, "most_records")
+        if len(content) > self.most_records:
+            raise _too_large("records", len(content), self.most_records, "most_records")
         arrays: list[ItemsView[str, FlowerArray]] = []
         others: list[ItemsView[str, object]] = []
         for record in content.values():
@@ -295,22 +297,25 @@ class Validation:
             else:
                 others.append(record.items())
         n_values = sum(map(len, others))
-        _hold("metrics and configs", n_values, self.most_metrics, "most_metrics")
-        n_bytes, longest, lists = 8 * n_values + sum(map(len, content)), 0, []
-        for name, value in chain.from_iterable(others):
-            n_bytes += len(name)
-            longest = max(longest, len(name))
-            if isinstance(value, list):
-                lists.append(value)
-            elif isinstance(value, _TEXTS):
-                n_bytes += len(value)
+        if n_values > self.most_metrics:
+            raise _too_large("metrics and configs", n_values, self.most_metrics, "most_metrics")
+        n_bytes, longest, lists = _sizes_of(others)
+        n_bytes += 8 * n_values + sum(map(len, content))
         n_elements = sum(map(len, lists))
-        _hold("elements of lists", n_elements, self.most_elements, "most_elements")
+        if n_elements > self.most_elements:
+            raise _too_large("elements of lists", n_elements, self.most_elements, "most_elements")
         n_bytes += 8 * n_elements
-        n_bytes += sum(len(x) for x in chain.from_iterable(lists) if isinstance(x, _TEXTS))
-        n_bytes += sum(len(name) + len(array.data) for name, array in chain.from_iterable(arrays))
-        _hold("bytes", n_bytes, most_bytes, "most_bytes")
-        _hold("characters of a name", longest, MOST_NAME)
+        for element in chain.from_iterable(lists):
+            if isinstance(element, _TEXTS):
+                n_bytes += len(element)
+        for name, array in chain.from_iterable(arrays):
+            n_bytes += len(name) + len(array.data)
+        for what, n, most, setting in (
+            ("bytes", n_bytes, most_bytes, "most_bytes"),
+            ("characters of a name", longest, MOST_NAME, ""),
+        ):
+            if n > most:
+                raise _too_large(what, n, most, setting)
 
     def open(
         self, reply: Message, job: Job, versions: Versions, keys: RecordKeys = USUAL_KEYS
@@ -336,21 +341,20 @@ class Validation:
                 "names",
                 f"arrays do not fit the model: missing {_some(missing)}, unknown {_some(extra)}",
             )
-        configs = records_in(reply.content, ConfigRecord).values()
-        is_delta = any(config.get(UPDATE_KEY) == "delta" for config in configs)
+        is_delta = _is_delta(reply.content)
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
         delta, whole = self._floats(record, base, job)
-        counts = {
-            name: read(record[name], name, x, None if cast else (x.dtype, _I8, _F8), _F8)
-            for name, x in base.counts.items()
-        }
+        counts = {}
+        for name, x in base.counts.items():
+            counts[name] = read(record[name], name, x, None if cast else (x.dtype, _I8, _F8), _F8)
         if not is_delta:
             with np.errstate(over="ignore", invalid="ignore"):
                 add_scaled(whole, base.floats, -1.0)
-                add_scaled(counts, base.counts, -1.0)
+                if counts:
+                    add_scaled(counts, base.counts, -1.0)
         norm = norm_of(delta)
-        if not (isfinite(norm) and is_finite(counts)):
+        if not (isfinite(norm) and (not counts or is_finite(counts))):
             for name, array in (delta | counts).items():
                 if not is_finite({name: array}):
                     raise RejectionError(
@@ -391,10 +395,10 @@ class Validation:
 
     def _floats(self, record: ArrayRecord, base: Snapshot, job: Job) -> tuple[Model, Model]:
         """Return a reply's floating-point arrays, and those of them that are not quantised."""
-        arrays, whole = {}, {}
+        arrays, whole, halves = {}, {}, base.halves
         for name, x in base.floats.items():
             stored = record[name]
-            accepted = None if self.dtypes == "cast" else (base.dtype_on_devices(name),)
+            accepted = None if self.dtypes == "cast" else (_HALF if name in halves else x.dtype,)
             if stored.stype != STYPE and form_of(stored):
                 arrays[name] = read_change(stored, name, x, accepted, job.up)
             else:
@@ -407,8 +411,8 @@ class Validation:
         Raises:
             RejectionError: a ProtocolError; no usable number of examples.
         """
-        for record in records_in(reply.content, MetricRecord).values():
-            if key not in record:
+        for record in reply.content.values():
+            if not isinstance(record, MetricRecord) or key not in record:
                 continue
             examples = record[key]
             if isinstance(examples, list) or not 0 < examples <= self.most_examples:
@@ -417,25 +421,46 @@ class Validation:
                     "examples",
                     f"{key} = {text}: expected a number above 0, at most {self.most_examples:g}",
                 )
-            scalars = {
-                name: as_float(value)
-                for name, value in record.items()
-                if name != key and not isinstance(value, list)
-            }
+            scalars = {}
+            for name, value in record.items():
+                if name != key and not isinstance(value, list):
+                    scalars[name] = value if isinstance(value, float) else as_float(value)
             return float(examples), scalars
         raise RejectionError("examples", f"no MetricRecord holds {key!r}")
 
 
-def _hold(what: str, n: int, most: int, setting: str = "") -> None:
-    if n > most:
-        by = f", by Validation({setting})" if setting else ""
-        raise RejectionError("size", f"the reply has {n:,} {what}: at most {most:,}{by}")
+def _sizes_of(
+    records: Iterable[ItemsView[str, object]],
+) -> tuple[int, int, list[list[object]]]:
+    """Return the bytes of names and texts in records, the longest name, and their lists."""
+    n_bytes, longest, lists = 0, 0, []
+    for name, value in chain.from_iterable(records):
+        n_bytes += len(name)
+        longest = max(longest, len(name))
+        if isinstance(value, list):
+            lists.append(value)
+        elif isinstance(value, _TEXTS):
+            n_bytes += len(value)
+    return n_bytes, longest, lists
+
+
+def _is_delta(content: RecordDict) -> bool:
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and record.get(UPDATE_KEY) == "delta":
+            return True
+    return False
+
+
+def _too_large(what: str, n: int, most: int, setting: str) -> RejectionError:
+    by = f", by Validation({setting})" if setting else ""
+    return RejectionError("size", f"the reply has {n:,} {what}: at most {most:,}{by}")
 
 
 def _arrays(content: RecordDict, key: str) -> ArrayRecord:
+    found = content.get(key)
+    if isinstance(found, ArrayRecord):
+        return found
     records = records_in(content, ArrayRecord)
-    if key in records:
-        return records[key]
     if len(records) != 1:
         raise RejectionError(
             "names", f"{len(records)} ArrayRecords: expected one, or one called {key!r}"

@@ -119,16 +119,17 @@ class Snapshot:
 
     def on_devices(self) -> Model:
         """Return the arrays of floating-point numbers as devices see them."""
+        if not self.halves:
+            return self.floats
         return self.floats | {name: self.floats[name].astype(_HALF) for name in self.halves}
-
-    def dtype_on_devices(self, name: str) -> np.dtype[Any]:
-        """Return the dtype in which devices see an array of floating-point numbers."""
-        return _HALF if name in self.halves else self.floats[name].dtype
 
     def record(self) -> ArrayRecord:
         """Return the model as Flower sends it."""
         both = self.on_devices() | self.counts
-        return ArrayRecord({name: FlowerArray(both[name]) for name in self.names})
+        record = ArrayRecord()
+        for name in self.names:
+            record[name] = FlowerArray(both[name])
+        return record
 
     def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
         """Return a new version; integer arrays move by the nearest whole number.
@@ -137,12 +138,13 @@ class Snapshot:
             floats: new values; those that float16 cannot hold become infinite in its arrays.
             count_steps: movement of the integer arrays, in float64.
         """
-        with np.errstate(over="ignore"):
-            rounded = {name: floats[name].astype(_HALF) for name in self.halves}
-        floats = floats | {name: array.astype(np.float32) for name, array in rounded.items()}
-        counts = {
-            name: _moved_count(array, count_steps[name]) for name, array in self.counts.items()
-        }
+        if self.halves:
+            with np.errstate(over="ignore"):
+                rounded = {name: floats[name].astype(_HALF) for name in self.halves}
+            floats = floats | {name: array.astype(np.float32) for name, array in rounded.items()}
+        counts = {}
+        for name, array in self.counts.items():
+            counts[name] = _moved_count(array, count_steps[name])
         return Snapshot(floats, counts, self.names, self.halves)
 
 
@@ -188,6 +190,10 @@ class Versions:
             ConfigError: the folder is needed and not writable.
         """
         self.version = 0
+        self.current = initial
+        """The current version's model."""
+        self.n_bytes = initial.n_bytes
+        """Bytes of one version's arrays."""
         self._held = {0: _Held(initial)}
         self._bytes: dict[FormatName | None, int] = {}
         self._memory_bytes = memory_bytes
@@ -201,11 +207,6 @@ class Versions:
                     f"to {str(self._folder)!r} ({problem.strerror}); expected a writable folder: "
                     "set TMPDIR, or checkpoints, to one"
                 ) from None
-
-    @property
-    def current(self) -> Snapshot:
-        """The current version's model."""
-        return self._held[self.version].snapshot
 
     def __getitem__(self, version: int) -> Snapshot:
         """Return a version that is current or held by a job."""
@@ -273,14 +274,15 @@ class Versions:
         """
         before = self.version
         self.version += 1
-        self._held[self.version] = _Held(snapshot)
+        self.current, self._held[self.version] = snapshot, _Held(snapshot)
         self._drop_unused(before)
-        self._make_room()
+        if self._memory_bytes is not None:
+            self._make_room()
         return self.version
 
     def replace(self, version: int, snapshot: Snapshot) -> None:
         """Make a model the only version; no job in flight may need another."""
-        self.version, self._held = version, {version: _Held(snapshot)}
+        self.version, self.current, self._held = version, snapshot, {version: _Held(snapshot)}
 
     def state_dict(self, *, only_current: bool = False) -> dict[str, Any]:
         """Return every version that is kept.
@@ -327,6 +329,7 @@ class Versions:
             )
             for version, held in state["held"].items()
         }
+        self.current = self._held[self.version].snapshot
         self._make_room()
 
     def _make_room(self) -> None:

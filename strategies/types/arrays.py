@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache, partial
 from math import inf, isfinite, sqrt
+from operator import itemgetter, methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ CHUNK = 1 << 17
 
 LARGE = 1 << 20
 """Elements of a model from which on its chunks are shared among the cores."""
+
+_FLAT = methodcaller("reshape", -1)
 
 LANES = 512
 """Running sums of `chunk_sum`: together they fit in the first-level cache."""
@@ -67,17 +70,21 @@ def over_chunks(work: Callable[..., Result], *models: Mapping[str, Array]) -> li
         >>> over_chunks(np.sum, model)
         [np.float64(3.0), np.float64(4.0)]
     """
-    if not models[0]:
-        return []
-    if is_large(models[0]):
+    # Most models are small, their arrays one chunk each, and there are thousands of replies a
+    # second: no comprehension, which is a call of its own.
+    size = 0
+    for array in models[0].values():
+        size += array.size
+    results: list[Result] = []
+    if size >= LARGE:
         parts = [part for name in models[0] for part in chunks(*[model[name] for model in models])]
         return each(work, parts)
-    results = []
     for name, first in models[0].items():
-        arrays = [model[name] for model in models]
-        # Most arrays of small models are one chunk, and there are thousands of replies a second.
-        whole = ([array.reshape(-1) for array in arrays],) if 0 < first.size <= CHUNK else ()
-        results += [work(*part) for part in whole or chunks(*arrays)]
+        arrays = map(itemgetter(name), models)
+        if 0 < first.size <= CHUNK:
+            results.append(work(*map(_FLAT, arrays)))
+        else:
+            results += [work(*part) for part in chunks(*arrays)]
     return results
 
 
@@ -111,15 +118,20 @@ def _scale(x: Array, *, factor: float) -> None:
 
 
 def copy_of(model: Mapping[str, Array]) -> Model:
-    """Return a model with memory of its own."""
-    new: Model = {name: np.empty(array.shape, array.dtype) for name, array in model.items()}
+    """Return a model with memory of its own, in C order."""
+    new: Model = {}
+    for name, array in model.items():
+        new[name] = np.empty(array.shape, array.dtype)
     over_chunks(np.copyto, new, model)
     return new
 
 
 def zeros_like(model: Mapping[str, Array], dtype: npt.DTypeLike | None = None) -> Model:
     """Return zeros in the shapes of a model; in its own dtypes if none is given."""
-    return {name: np.zeros(array.shape, dtype or array.dtype) for name, array in model.items()}
+    new: Model = {}
+    for name, array in model.items():
+        new[name] = np.zeros(array.shape, dtype or array.dtype)
+    return new
 
 
 def at_least_single(dtype: npt.DTypeLike) -> np.dtype[Any]:
