@@ -24,7 +24,6 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
-from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.server import (
     Callback,
     Checkpoints,
@@ -38,6 +37,7 @@ from fedstale.strategies.stages import (
     Compression,
     ForecastRequest,
     LocalWork,
+    Privacy,
     Stage,
 )
 from fedstale.strategies.strategy import Options, StaleStrategy

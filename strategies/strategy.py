@@ -18,9 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.robust import Rule
-from fedstale.strategies.schedule import AdaSync, Schedule
+from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server import (
     RECHECK_S,
@@ -60,7 +59,6 @@ class Options(TypedDict, total=False):
     update: UpdateForm
     robust: Rule | None
     max_staleness: int | None
-    privacy: Privacy | None
     validation: Validation | None
     stages: Sequence[Stage]
     train_config: Mapping[str, float | str] | None
@@ -139,12 +137,9 @@ class StaleStrategy(Strategy):
             with every update a step and a rate that is constant. Of its two forms this is the one
             that lets jobs finish: Flower cannot recall a message, so a job that has become too
             stale is not stopped, and costs its device the time until it would have ended.
-        privacy: clips updates and adds noise to server steps, and says by epsilon what that is
-            worth; see `Privacy`. It needs `normalise="buffer_size"`, a buffer size that follows no
-            losses, and a weighting that looks at no other update (by age or by a gap).
         validation: what checks replies.
         stages: what happens to messages, replies and steps besides, in this order: `Compression`,
-            `LocalWork`, `ForecastRequest`, `AuditRecord`, or a `Stage` of your own.
+            `LocalWork`, `ForecastRequest`, `Privacy`, `AuditRecord`, or a `Stage` of your own.
         train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
@@ -210,7 +205,6 @@ class StaleStrategy(Strategy):
         update: UpdateForm = "delta",
         robust: Rule | None = None,
         max_staleness: int | None = None,
-        privacy: Privacy | None = None,
         validation: Validation | None = None,
         stages: Sequence[Stage] = (),
         train_config: Mapping[str, float | str] | None = None,
@@ -236,7 +230,7 @@ class StaleStrategy(Strategy):
         self.normalise: Normalise = normalise
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
-        self.robust, self.max_staleness, self.privacy = robust, max_staleness, privacy
+        self.robust, self.max_staleness = robust, max_staleness
         self.stages = tuple(stages)
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
@@ -276,8 +270,6 @@ class StaleStrategy(Strategy):
         if self.max_staleness is not None:
             accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
             require_count("max_staleness", self.max_staleness, accepted, least=0)
-        if self.privacy is not None:
-            self._check_privacy()
         if self.version_memory_bytes is not None:
             accepted = "a whole number of bytes >= 0, or None for no limit"
             require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
@@ -301,21 +293,6 @@ class StaleStrategy(Strategy):
         if self.normalise == "steps" and not asks:
             return (*self.stages, LocalWork())
         return self.stages
-
-    def _check_privacy(self) -> None:
-        """Raise where one device's updates would move more of a step than its own."""
-        accepted = "'buffer_size' with privacy: numbers of examples are a device's own"
-        require(self.normalise == "buffer_size", "normalise", self.normalise, accepted)
-        accepted = "None with privacy: the sensitivity of a rule is not known"
-        require(self.robust is None, "robust", self.robust, accepted)
-        accepted = "None with privacy, which clips to its own norm"
-        cap = self.validation.norm_cap
-        require(cap is None, "validation.norm_cap", cap, accepted)
-        size = self.schedule.buffer_size
-        accepted = "a number with privacy: AdaSync follows losses that get no noise"
-        require(not isinstance(size, AdaSync), "schedule.buffer_size", size, accepted)
-        accepted = "one that looks at a single update, as ByAge and Gap do, with privacy"
-        require(self.weighting.from_update_alone, "weighting", self.weighting, accepted)
 
     def start(  # noqa: PLR0917 - Flower's signature
         self,

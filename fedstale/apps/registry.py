@@ -8,9 +8,9 @@ Python.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, TypeVar, cast
 
 from flwr.app.user_config import UserConfig
@@ -101,7 +101,10 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 """What makes a part, by its name, by the key of the run config that names it."""
 
 
-_PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields(Privacy)}
+_PRIVACY = {
+    f"privacy.{name.replace('_', '-')}": setting
+    for name, setting in signature(Privacy).parameters.items()
+}
 """Settings of `Privacy`, by the key of the run config."""
 SETTINGS = (
     *("max-staleness", "messages", "messages-down", "work", "work-least", "normalise"),
@@ -169,7 +172,6 @@ def strategy(config: UserConfig) -> Strategy:
         options["max_staleness"] = config["max-staleness"]
     if config["normalise"] != "":
         options["normalise"] = config["normalise"]
-    options["privacy"] = _privacy(config)
     if config["robust"]:
         schedule = make(**options).schedule
         # A rule counts nodes: none may be in a buffer twice.
@@ -213,6 +215,7 @@ def _stages(config: UserConfig) -> list[Stage]:
         _compression(config),
         _local_work(config),
         ForecastRequest() if config["forecasts"] else None,
+        _privacy(config),
         AuditRecord(None if record is True else str(record)) if record else None,
     ]
     return [stage for stage in stages if stage is not None]
@@ -245,7 +248,7 @@ def _privacy(config: UserConfig) -> Privacy | None:
     given = {key: config[key] for key in _PRIVACY if config[key] != ""}
     if not given:
         return None
-    needed = [key for key, field in _PRIVACY.items() if field.default is MISSING]
+    needed = [key for key, setting in _PRIVACY.items() if setting.default is Parameter.empty]
     missing = [key for key in needed if key not in given]
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing: expected beside {', '.join(given)}")

@@ -9,8 +9,7 @@ to wait this happens as it comes, so that the memory of a mean is one model. Wha
   has seen them. Robust rules limit weights by themselves, and nothing waits for them;
 - to be weighed: stale updates, if the weighting weighs those of a buffer together.
 
-With `Privacy`, an update is clipped before and after it is weighed, and a mean gets noise before
-the server optimizer sees it.
+Stages see an update before and after it is weighed, and a mean before the server optimizer does.
 
 The buffer knows models and weights, but no nodes, clocks and messages. Updates that cannot become a
 step are discarded, and the run goes on as if they had not been.
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.privacy import GaussianMechanism
 from fedstale.strategies.robust import Median, Rule
 from fedstale.strategies.robust.base import aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
@@ -34,6 +32,7 @@ from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
+from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
@@ -65,7 +64,7 @@ _DISCARDS_IN_A_ROW = 100
 class Buffer(Stateful):
     """The updates of the next server step, and what turns them into the next version."""
 
-    saved = ("weighting", "optimizer", "mechanism", "_reducer", "_loss", "_discarded")
+    saved = ("weighting", "optimizer", "_reducer", "_loss", "_discarded")
 
     strategy: "StaleStrategy"
     """The settings."""
@@ -77,14 +76,14 @@ class Buffer(Stateful):
     """Of the model."""
     reputation: Reputation
     """Limits updates."""
+    stages: Sequence[Stage] = ()
+    """See updates on their way."""
     rejected: list[tuple[ClientUpdate, RejectionError]] = field(default_factory=list)
     """Early updates that were left out of the buffer again, and why; whoever reads them, clears."""
 
     def __post_init__(self) -> None:
         size = self.strategy.schedule.buffer_size
         self._loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
-        privacy = self.strategy.privacy
-        self.mechanism = None if privacy is None else GaussianMechanism(privacy)
         self._discarded = 0
         """Buffers discarded in a row."""
         self.open()
@@ -148,9 +147,8 @@ class Buffer(Stateful):
             if self._stale:
                 self._weigh_stale()
             delta, counts = self._reducer.result()
-            if self.mechanism is not None:
-                self.mechanism.add_noise(delta, len(self.updates))
-                self.mechanism.count([update.node_id for update in self.updates])
+            for stage in self.stages:
+                stage.step(delta, self.updates)
             floats = copy_of(before.floats)
             staleness = max(map(attrgetter("staleness"), self.updates))
             self.optimizer.step(floats, delta, staleness=staleness)
@@ -165,9 +163,11 @@ class Buffer(Stateful):
         return after
 
     def metrics(self) -> dict[str, float]:
-        """Return what the clients measured, reduced as their updates are, and epsilon."""
-        spent = {} if self.mechanism is None else self.mechanism.spent()
-        return self._reducer.metrics() | spent
+        """Return what the clients measured, reduced as their updates are, and what stages add."""
+        metrics = self._reducer.metrics()
+        for stage in self.stages:
+            metrics |= stage.metrics()
+        return metrics
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Note the training loss behind a step."""
@@ -192,9 +192,8 @@ class Buffer(Stateful):
             # A change against the base becomes one against the current model.
             add_scaled(update.delta, update.base, 1.0)
             add_scaled(update.delta, update.current, -1.0)
-        if self.mechanism is not None:
-            self.mechanism.clip(update)
-            self.mechanism.freeze_counts(update)
+        for stage in self.stages:
+            stage.weighing(update)
         if update.staleness and self.weighting.needs_whole_buffer:
             self._stale.append(update)
         else:
@@ -209,8 +208,8 @@ class Buffer(Stateful):
             self._reduce(update, weight)
 
     def _reduce(self, update: ClientUpdate, weight: float) -> None:
-        if self.mechanism is not None:
-            self.mechanism.clip(update)
+        for stage in self.stages:
+            stage.weighed(update)
         update.weight, update.base, update.current = weight, {}, {}
         self._reducer.add(update)
 

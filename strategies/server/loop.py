@@ -105,9 +105,9 @@ class EventLoop(Stateful):
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
-        if strategy.privacy is not None or strategy.robust is not None:
-            # Privacy clips to its own norm, and no update may depend on those of others. A rule
-            # withstands large updates, and needs their number: without them it makes no step.
+        if strategy.robust is not None or any(stage.bounds_norms for stage in self.stages):
+            # A rule withstands large updates, and needs their number: without them it makes no
+            # step.
             validation = replace(validation, norm_bound=None)
         self.reputation = Reputation(
             validation,
@@ -135,7 +135,9 @@ class EventLoop(Stateful):
             latest=initial,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
+        self.buffer = Buffer(
+            strategy, weighting, optimizer, self.versions, self.reputation, self.stages
+        )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.evaluates = strategy.fraction_evaluate > 0 or strategy.min_evaluate_nodes > 0
         self.failures = self.n_versions = 0

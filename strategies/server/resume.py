@@ -131,7 +131,7 @@ def _check(loop: "EventLoop", state: State) -> None:
 
 
 def _kinds(loop: "EventLoop") -> dict[str, str]:
-    """Return the classes of a run's parts, its seed and its privacy, which none may change."""
+    """Return the classes of a run's parts, its seed and its fixed stages, which stay."""
     parts = {
         "strategy": loop.strategy,
         "selector": loop.selector,
@@ -139,8 +139,8 @@ def _kinds(loop: "EventLoop") -> dict[str, str]:
         "optimizer": loop.buffer.optimizer,
     }
     kinds = {name: type(part).__name__ for name, part in parts.items()}
-    # Epsilon counts steps of one clip and one noise.
-    return kinds | {"seed": str(loop.strategy.seed), "privacy": repr(loop.strategy.privacy)}
+    fixed = [stage for stage in loop.strategy.stages if stage.is_fixed]
+    return kinds | {"seed": str(loop.strategy.seed), "stages": repr(fixed)}
 
 
 def _settings(loop: "EventLoop") -> dict[str, str]:

@@ -25,6 +25,7 @@ from fedstale.strategies.stages.local_work import (
     is_asked,
     steps_of,
 )
+from fedstale.strategies.stages.privacy import Privacy
 
 __all__ = [
     "FORMAT",
@@ -41,6 +42,7 @@ __all__ = [
     "ForecastRequest",
     "LocalWork",
     "Pick",
+    "Privacy",
     "Stage",
     "StageRun",
     "StepsDone",

@@ -20,6 +20,7 @@ from fedstale.strategies.types import (
     FormatName,
     History,
     Job,
+    Model,
     NodeSet,
     Part,
     Purpose,
@@ -87,6 +88,10 @@ class Stage(Part):
 
     of_process: ClassVar[bool] = False
     """Whether it changes no model, so that a run may go on with another one, or without it."""
+    is_fixed: ClassVar[bool] = False
+    """Whether a run that goes on must have the same one, with the same settings."""
+    bounds_norms: ClassVar[bool] = False
+    """Whether it bounds the norms of updates itself, and `Validation` does not."""
     needs_start: ClassVar[bool] = False
     """Whether only `StaleStrategy.start` can keep it, and no loop of another strategy's."""
     query: ClassVar[str] = ""
@@ -141,6 +146,24 @@ class Stage(Part):
 
     def accepted(self, update: ClientUpdate) -> None:
         """The update of a reply was checked, and waits for a server step."""
+
+    def weighing(self, update: ClientUpdate) -> None:
+        """An update is about to be weighed; it may be changed in place."""
+
+    def weighed(self, update: ClientUpdate) -> None:
+        """An update was weighed, and is about to be added to the others; likewise."""
+
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
+        """A buffer has become a mean, which is about to be a server step; likewise.
+
+        Args:
+            mean: change of the floating-point arrays.
+            updates: behind it, without their arrays.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the metrics of a step say of it, by name."""
+        return {}
 
     def ended(self, job: Job, end: End) -> None:
         """A job has ended, in whatever way; each job does once."""

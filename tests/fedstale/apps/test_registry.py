@@ -311,7 +311,7 @@ def test_the_command_line_normalises_by_steps(tmp_path):
         ),
         (
             "strategy='fedavg' privacy.delta=0.5 privacy.clip-norm=1 privacy.noise-multiplier=1",
-            "strategy.normalise = 'examples': expected 'buffer_size' with privacy",
+            "strategy.normalise = 'examples': expected 'buffer_size' with Privacy",
         ),
         ("strategy='fedbuff' messages='in4'", "messages = 'in4': expected 'int4'"),
         (
@@ -369,8 +369,8 @@ def test_plans_of_a_comparison_name_parts_and_settings():
     assert made["REFL"].max_staleness == 3
     assert type(made["Oort and a median"].selector) is selection.Oort
     assert type(made["Oort and a median"].robust) is robust.Median
-    assert made["private"].privacy.noise_multiplier == 4.0
     stages = {name: {stage.name: stage for stage in made[name].stages} for name in made}
+    assert stages["private"]["Privacy"].noise_multiplier == 4.0
     small = stages["small"]["Compression"]
     assert (small.up, small.down) == ("int4", "int8")
     assert (stages["half"]["LocalWork"].share, made["half"].normalise) == (0.5, "steps")

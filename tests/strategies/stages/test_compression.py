@@ -345,8 +345,10 @@ def test_robust_rules_caps_and_privacy_see_decoded_updates():
     strategy = FedBuff(
         2,
         2,
-        stages=[Compression("int8")],
-        privacy=Privacy(clip_norm=0.5, noise_multiplier=1e-9, delta=1e-6, noise_seed=1),
+        stages=[
+            Compression("int8"),
+            Privacy(clip_norm=0.5, noise_multiplier=1e-9, delta=1e-6, noise_seed=1),
+        ],
     )
     _, model = start(strategy, {k: Device(k) for k in (1, 2)})
     moved = np.sqrt(sum(np.sum((model[k] - MODEL[k]) ** 2) for k in ("w", "b")))
@@ -362,7 +364,7 @@ def private():
 READERS = {
     **{rule.__name__: lambda rule=rule: {"robust": rule(f=1)} for rule in RULES},
     "norms clipped": lambda: {"validation": Validation(norm_cap=1.01)},
-    "privacy": lambda: {"privacy": private(), "normalise": "buffer_size"},
+    "privacy": lambda: {"stages": [private()], "normalise": "buffer_size"},
     "gap": lambda: {"weighting": Gap()},
 }
 
@@ -374,7 +376,9 @@ def test_whatever_reads_updates_reads_the_decoded_ones(reader):
     for device in plain.values():
         w = device.step["w"]
         device.step["w"] = decode(encode(w, "int4"), "int4", w.shape, w.dtype)
-    _, model = start(StaleStrategy(stages=[Compression("int4")], **READERS[reader]()), compact)
+    settings = READERS[reader]()
+    stages = [Compression("int4"), *settings.pop("stages", [])]
+    _, model = start(StaleStrategy(stages=stages, **settings), compact)
     _, expected = start(StaleStrategy(**READERS[reader]()), plain)
     for name, array in model.items():
         np.testing.assert_array_equal(array, expected[name])

@@ -134,9 +134,9 @@ def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(sha
                 2,
                 2,
                 normalise="steps",
-                privacy=Privacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6),
+                stages=[Privacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6)],
             ),
-            "strategy.normalise = 'steps': expected 'buffer_size' with privacy",
+            "strategy.normalise = 'steps': expected 'buffer_size' with Privacy",
         ),
     ],
 )

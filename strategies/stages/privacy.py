@@ -12,27 +12,31 @@ Reference:
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from math import inf, isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedstale.errors import ConfigError
+from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
     Model,
-    Stateful,
     norm_of,
     require,
     require_count,
     scale,
 )
 
+if TYPE_CHECKING:
+    from fedstale.strategies.strategy import StaleStrategy
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Privacy:
+
+class Privacy(Stage):
     """Makes the models of an asynchronous strategy differentially private for devices.
 
     An update is clipped to the norm S over all its arrays, weighed by its staleness, and clipped
@@ -69,68 +73,108 @@ class Privacy:
     Without noise there is no guarantee and no epsilon; with `clip_norm=inf` and no noise a strategy
     is what it was, to the last bit.
 
-    Example:
-        >>> Privacy(clip_norm=0.5, noise_multiplier=1.0, delta=1e-5)
-        Privacy(clip_norm=0.5, noise_multiplier=1.0, delta=1e-05)
-    """
+    It needs `normalise="buffer_size"`, a buffer size that follows no losses, and a weighting that
+    looks at no other update (by age or by a gap).
 
-    clip_norm: float
-    """S, largest L2 norm of an update over all its arrays, > 0; inf clips nothing."""
-    noise_multiplier: float
-    """z, standard deviation of the noise in the sum of a step, over S, >= 0."""
-    delta: float
-    """Chance that the bound by epsilon does not hold, in (0, 1); well below 1 / devices."""
-    noise_seed: int | None = field(default=None, repr=False)
-    """Of the noise, >= 0: a run can then be repeated, and whoever knows the seed can take the noise
-    away. None draws it from the system, as real devices need."""
-
-    def __post_init__(self) -> None:
-        z = self.noise_multiplier
-        require(self.clip_norm > 0, "privacy.clip_norm", self.clip_norm, "a norm > 0")
-        require(isfinite(z) and z >= 0, "privacy.noise_multiplier", z, "a finite number >= 0")
-        require(0 < self.delta < 1, "privacy.delta", self.delta, "a chance in (0, 1)")
-        if self.noise_seed is not None:
-            require_count("privacy.noise_seed", self.noise_seed, "an integer >= 0", least=0)
-        if z:
-            accepted = "a finite norm, where there is noise"
-            require(self.clip_norm < inf, "privacy.clip_norm", self.clip_norm, accepted)
-            if find_spec("dp_accounting") is None:
-                raise ConfigError(
-                    "strategy.privacy needs an accountant: pip install 'fedstale[privacy]'"
-                )
-
-
-class GaussianMechanism(Stateful):
-    """Clips the updates of one run, adds noise to its steps, and accounts for what was merged.
+    Args:
+        clip_norm: S, largest L2 norm of an update over all its arrays, > 0; inf clips nothing.
+        noise_multiplier: z, standard deviation of the noise in the sum of a step, over S, >= 0.
+        delta: chance that the bound by epsilon does not hold, in (0, 1); well below 1 / devices.
+        noise_seed: of the noise, >= 0: a run can then be repeated, and whoever knows the seed can
+            take the noise away. None draws it from the system, as real devices need.
 
     Example:
-        >>> mechanism = GaussianMechanism(Privacy(clip_norm=1, noise_multiplier=2, delta=1e-5))
-        >>> mechanism.count([7, 8])
-        >>> mechanism.count([7])
-        >>> round(mechanism.epsilon(), 2)
+        >>> privacy = Privacy(clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+        >>> privacy
+        Privacy(clip_norm=1.0, noise_multiplier=2.0, delta=1e-05)
+        >>> privacy.count([7, 8])
+        >>> privacy.count([7])
+        >>> round(privacy.epsilon(), 2)
         3.19
     """
 
     saved = ("_times", "_worst", "_n_drawn")
+    is_fixed = True
+    bounds_norms = True
 
-    def __init__(self, privacy: Privacy) -> None:
-        """Start before the first step."""
-        self.privacy = privacy
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        noise_multiplier: float,
+        delta: float,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
+        self._seed, z = noise_seed, noise_multiplier
+        require(clip_norm > 0, "Privacy.clip_norm", clip_norm, "a norm > 0")
+        require(isfinite(z) and z >= 0, "Privacy.noise_multiplier", z, "a finite number >= 0")
+        require(0 < delta < 1, "Privacy.delta", delta, "a chance in (0, 1)")
+        if noise_seed is not None:
+            require_count("Privacy.noise_seed", noise_seed, "an integer >= 0", least=0)
+        if z:
+            accepted = "a finite norm, where there is noise"
+            require(clip_norm < inf, "Privacy.clip_norm", clip_norm, accepted)
+            if find_spec("dp_accounting") is None:
+                raise ConfigError(
+                    "strategy.Privacy needs an accountant: pip install 'fedstale[privacy]'"
+                )
         self._times: dict[int, dict[int, int]] = {}
         """Of each node, by its number of updates in a step, how many such steps there were."""
         self._worst: int | None = None
         """The node whose updates have moved the steps most; None before the first step."""
         self._n_drawn = 0
-        self._rng = np.random.default_rng()
         self._epsilon: tuple[dict[int, int], float] = {}, 0.0
         """What the worst node contributed when epsilon was last worked out, and epsilon."""
+
+    def check(self, strategy: "StaleStrategy") -> None:
+        """Raise ConfigError where one device's updates would move more of a step than its own."""
+        accepted = "'buffer_size' with Privacy: numbers of examples are a device's own"
+        require(strategy.normalise == "buffer_size", "normalise", strategy.normalise, accepted)
+        accepted = "None with Privacy: the sensitivity of a rule is not known"
+        require(strategy.robust is None, "robust", strategy.robust, accepted)
+        accepted = "None with Privacy, which clips to its own norm"
+        cap = strategy.validation.norm_cap
+        require(cap is None, "validation.norm_cap", cap, accepted)
+        size = strategy.schedule.buffer_size
+        accepted = "a number with Privacy: AdaSync follows losses that get no noise"
+        require(not isinstance(size, AdaSync), "schedule.buffer_size", size, accepted)
+        accepted = "one that looks at a single update, as ByAge and Gap do, with Privacy"
+        weighting = strategy.weighting
+        require(weighting.from_update_alone, "weighting", weighting, accepted)
+
+    def begin(self, run: StageRun, state: Mapping[str, object] | None, *, resumed: bool) -> None:
+        """Prepare for a run; two runs of one strategy draw other noise, unless it is seeded."""
+        super().begin(run, state, resumed=resumed)
+        self._rng = np.random.default_rng()
+
+    def weighing(self, update: ClientUpdate) -> None:
+        """Clip an update, and take out the changes of integer arrays if there is noise."""
+        self.clip(update)
+        if self.noise_multiplier:
+            scale(update.counts, 0.0)
+
+    def weighed(self, update: ClientUpdate) -> None:
+        """Clip an update again, so that no weight lets it count for more."""
+        self.clip(update)
+
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
+        """Add noise to the mean of a step, and account for its updates."""
+        self.add_noise(mean, len(updates))
+        self.count([update.node_id for update in updates])
+
+    def metrics(self) -> dict[str, float]:
+        """Return epsilon and its delta; none without noise."""
+        if not self.noise_multiplier:
+            return {}
+        return {"epsilon": self.epsilon(), "epsilon_at_delta": self.delta}
 
     def clip(self, update: ClientUpdate) -> None:
         """Scale an update down to the norm S if it is longer; before and after it is weighed.
 
         One that weighing took out of the finite range becomes zeros.
         """
-        most, delta = self.privacy.clip_norm, update.delta
+        most, delta = self.clip_norm, update.delta
         if most == inf:
             return
         # Scaling rounds, and rounding may leave a bit more than S.
@@ -143,11 +187,6 @@ class GaussianMechanism(Stateful):
             for array in delta.values():
                 array[...] = 0
 
-    def freeze_counts(self, update: ClientUpdate) -> None:
-        """Take the changes of integer arrays out of an update, if there is noise."""
-        if self.privacy.noise_multiplier:
-            scale(update.counts, 0.0)
-
     def add_noise(self, mean: Model, n_updates: int) -> None:
         """Add one draw of noise to the mean of some updates, in place.
 
@@ -155,7 +194,7 @@ class GaussianMechanism(Stateful):
             mean: of the clipped updates of a step.
             n_updates: number of them, >= 1.
         """
-        z, seed = self.privacy.noise_multiplier, self.privacy.noise_seed
+        z, seed = self.noise_multiplier, self._seed
         if not z:
             return
         rng = self._rng
@@ -163,7 +202,7 @@ class GaussianMechanism(Stateful):
             key = np.random.SeedSequence(seed, spawn_key=(self._n_drawn,))
             rng = np.random.default_rng(key)
         self._n_drawn += 1
-        deviation = z * self.privacy.clip_norm / n_updates
+        deviation = z * self.clip_norm / n_updates
         for array in mean.values():
             draw: Array = np.asarray(rng.normal(0.0, deviation, array.shape))
             np.add(array, draw.astype(array.dtype), out=array)
@@ -186,7 +225,7 @@ class GaussianMechanism(Stateful):
 
     def epsilon(self) -> float:
         """Return epsilon at delta, for the node that has contributed most; inf without noise."""
-        if not self.privacy.noise_multiplier:
+        if not self.noise_multiplier:
             return inf
         if self._worst is None:
             return 0.0
@@ -202,12 +241,6 @@ class GaussianMechanism(Stateful):
         zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
         accountant = RdpAccountant(neighboring_relation=zero_out)
         for m, n in sorted(times.items()):
-            event = dp_accounting.GaussianDpEvent(self.privacy.noise_multiplier / m)
+            event = dp_accounting.GaussianDpEvent(self.noise_multiplier / m)
             accountant.compose(event, n)
-        return float(accountant.get_epsilon(self.privacy.delta))
-
-    def spent(self) -> dict[str, float]:
-        """Return epsilon and its delta as metrics; none without noise."""
-        if not self.privacy.noise_multiplier:
-            return {}
-        return {"epsilon": self.epsilon(), "epsilon_at_delta": self.privacy.delta}
+        return float(accountant.get_epsilon(self.delta))

@@ -31,7 +31,6 @@ from fedstale.strategies import (
     Validation,
     weighting,
 )
-from fedstale.strategies.privacy import GaussianMechanism
 from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.schedule import AdaSync, k_async, k_batch_async
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -96,8 +95,8 @@ def library(events, delta=DELTA):
 def test_with_no_noise_and_no_clipping_it_is_the_plain_strategy_bit_for_bit(make):
     initial = record(w=np.zeros(3, np.float32), b=np.ones((2, 2)), n=np.array(4))
     runs = []
-    for privacy in (None, private(clip=inf, noise=0.0)):
-        result, grid = start(make(privacy=privacy), fleet(), 9, initial)
+    for stages in ([], [private(clip=inf, noise=0.0)]):
+        result, grid = start(make(stages=stages), fleet(), 9, initial)
         arrays = {name: array.numpy().tobytes() for name, array in result.arrays.items()}
         train = {v: dict(m) for v, m in result.train_metrics_clientapp.items()}
         runs.append((arrays, train, grid.merged, grid.time))
@@ -139,7 +138,7 @@ def test_no_update_counts_for_more_than_the_clip_whatever_its_weight(
         weighting=made,
         normalise="buffer_size",
         update="model" if as_model else "delta",
-        privacy=private(clip, 0.0),
+        stages=[private(clip, 0.0)],
         validation=Validation(examples_cap=None),
     )
     update = ClientUpdate(
@@ -164,7 +163,7 @@ def test_no_update_counts_for_more_than_the_clip_whatever_its_weight(
     ids=["weighed to infinity", "square beyond floats", "smallest there is"],
 )
 def test_numbers_at_the_ends_of_their_range_are_clipped_and_no_run_waits_for_it(value, clip, dtype):
-    mechanism = GaussianMechanism(private(clip, 0.0))
+    mechanism = private(clip, 0.0)
     update = ClientUpdate(delta={"w": np.full(2, value, dtype)}, base={}, current={}, staleness=3)
     mechanism.clip(update)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -192,18 +191,18 @@ def test_the_clip_is_over_all_arrays_and_keeps_the_direction():
     update = ClientUpdate(
         delta={"a": np.array([3.0, 0.0]), "b": np.array([[4.0]])}, base={}, current={}, staleness=0
     )
-    GaussianMechanism(private(clip=2.5, noise=0.0)).clip(update)
+    private(clip=2.5, noise=0.0).clip(update)
     np.testing.assert_allclose(update.delta["a"], [1.5, 0.0])
     np.testing.assert_allclose(update.delta["b"], [[2.0]])
     before = {name: array.copy() for name, array in update.delta.items()}
-    GaussianMechanism(private(clip=2.6, noise=0.0)).clip(update)
+    private(clip=2.6, noise=0.0).clip(update)
     for name, array in before.items():
         np.testing.assert_array_equal(update.delta[name], array)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_rounding_costs_a_clipped_update_next_to_nothing(dtype):
-    mechanism, rng = GaussianMechanism(private(clip=1.0, noise=0.0)), np.random.default_rng(0)
+    mechanism, rng = private(clip=1.0, noise=0.0), np.random.default_rng(0)
     for _ in range(300):
         delta = {"w": rng.normal(size=37).astype(dtype)}
         mechanism.clip(ClientUpdate(delta=delta, base={}, current={}, staleness=0))
@@ -212,7 +211,7 @@ def test_rounding_costs_a_clipped_update_next_to_nothing(dtype):
 
 def test_a_stale_update_is_clipped_first_and_discounted_then():
     nodes = {10: adder(1.0, 1.0), 11: adder(30.0, 1.5)}
-    strategy = FedBuff(2, 1, staleness=lambda tau: 1.0 / (1 + tau), privacy=private(0.5, 0.0))
+    strategy = FedBuff(2, 1, staleness=lambda tau: 1.0 / (1 + tau), stages=[private(0.5, 0.0)])
     result, grid = start(strategy, nodes, 2, record(w=np.zeros(1)))
     assert [facts["staleness"] for _, facts in grid.merged] == [0, 1]
     np.testing.assert_allclose(result.arrays["w"].numpy(), 0.5 + 0.5 / 2)
@@ -220,7 +219,7 @@ def test_a_stale_update_is_clipped_first_and_discounted_then():
 
 def test_a_run_clips_each_update_and_divides_by_their_number():
     nodes = {10: adder(3.0, 1.0), 11: adder(-0.5, 1.0)}
-    strategy = FedBuff(2, 2, privacy=private(clip=1.0, noise=0.0))
+    strategy = FedBuff(2, 2, stages=[private(clip=1.0, noise=0.0)])
     result, _ = start(strategy, nodes, 1)
     expected = (1.0 / sqrt(2.0) - 0.5) / 2.0
     np.testing.assert_allclose(result.arrays["w"].numpy(), expected)
@@ -232,7 +231,7 @@ def test_a_run_clips_each_update_and_divides_by_their_number():
 def test_one_draw_a_step_has_the_standard_deviation_of_the_sum_over_the_number_of_updates():
     n, size = 4, 200_000
     nodes = {10 + i: adder(0.0, 1.0) for i in range(n)}
-    strategy = FedBuff(n, n, privacy=private(clip=2.0, noise=1.5))
+    strategy = FedBuff(n, n, stages=[private(clip=2.0, noise=1.5)])
     result, _ = start(strategy, nodes, 1, record(w=np.zeros(size)))
     noise = result.arrays["w"].numpy()
     assert noise.std() == pytest.approx(1.5 * 2.0 / n, rel=0.01)
@@ -245,7 +244,7 @@ def test_each_step_and_each_seed_has_noise_of_its_own_and_a_seed_repeats_it():
     def path(seed):
         models = []
         nodes = {10: adder(0.0, 1.0)}
-        strategy = FedAsync(1, mix=1.0, update="delta", privacy=private(noise=2.0, seed=seed))
+        strategy = FedAsync(1, mix=1.0, update="delta", stages=[private(noise=2.0, seed=seed)])
         _, grid = start(strategy, nodes, 3)
         models = [arrays["w"].numpy() for _, arrays in grid.models]
         return np.diff([np.zeros(2), *models], axis=0)
@@ -260,7 +259,7 @@ def test_each_step_and_each_seed_has_noise_of_its_own_and_a_seed_repeats_it():
 def test_integer_arrays_stay_while_there_is_noise_and_move_without():
     initial = record(w=np.zeros(2, np.float32), n=np.array(4), on=np.array([True, False]))
     for noise, expected in ((1.0, 4), (0.0, 8)):
-        strategy = FedBuff(1, 1, privacy=private(clip=100.0, noise=noise))
+        strategy = FedBuff(1, 1, stages=[private(clip=100.0, noise=noise)])
         result, _ = start(strategy, {10: adder(2, 1.0)}, 2, initial)
         assert result.arrays["n"].numpy() == expected
         assert result.arrays["w"].numpy().dtype == np.float32
@@ -271,14 +270,14 @@ def test_integer_arrays_stay_while_there_is_noise_and_move_without():
 
 def test_epsilon_of_one_device_is_that_of_the_library():
     for n_steps in (1, 10, 250):
-        mechanism = GaussianMechanism(private(noise=3.0))
+        mechanism = private(noise=3.0)
         for _ in range(n_steps):
             mechanism.count([7])
         assert mechanism.epsilon() == pytest.approx(library([(3.0, n_steps)]), rel=1e-12)
 
 
 def test_several_updates_in_a_step_are_one_mechanism_of_a_larger_sensitivity():
-    mechanism = GaussianMechanism(private(noise=4.0))
+    mechanism = private(noise=4.0)
     mechanism.count([7, 7, 7, 8])
     mechanism.count([7, 8])
     mechanism.count([8])
@@ -288,7 +287,7 @@ def test_several_updates_in_a_step_are_one_mechanism_of_a_larger_sensitivity():
 
 
 def test_epsilon_is_that_of_the_device_that_was_in_the_most_and_of_no_other():
-    mechanism = GaussianMechanism(private(noise=2.0))
+    mechanism = private(noise=2.0)
     assert mechanism.epsilon() == 0.0
     mechanism.count([1, 2, 3])
     one = mechanism.epsilon()
@@ -301,7 +300,7 @@ def test_epsilon_is_that_of_the_device_that_was_in_the_most_and_of_no_other():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=8))
 def test_epsilon_is_the_largest_of_all_devices_by_the_library(steps):
-    mechanism = GaussianMechanism(private(noise=2.5))
+    mechanism = private(noise=2.5)
     for nodes in steps:
         mechanism.count(nodes)
     by_device = [
@@ -314,7 +313,7 @@ def test_epsilon_is_the_largest_of_all_devices_by_the_library(steps):
 def test_a_run_counts_what_was_merged_and_not_what_was_rejected():
     # The slow one is always too stale; the two others alternate.
     nodes = {10: adder(1.0, 1.0), 11: adder(1.0, 1.5), 12: adder(1.0, 9.25)}
-    strategy = FedBuff(3, 2, max_staleness=1, privacy=private(noise=5.0))
+    strategy = FedBuff(3, 2, max_staleness=1, stages=[private(noise=5.0)])
     result, grid = start(strategy, nodes, 20)
     assert strategy.rejections["rejected: too stale"] >= 1
     owners = {f"m{i}": m.metadata.dst_node_id for i, (_, m) in enumerate(grid.sent)}
@@ -333,20 +332,20 @@ def test_a_run_counts_what_was_merged_and_not_what_was_rejected():
 
 def test_a_device_cannot_state_its_own_epsilon():
     nodes = {10: adder(1.0, 1.0, epsilon=0.001)}
-    result, _ = start(FedBuff(1, 1, privacy=private()), nodes, 1)
+    result, _ = start(FedBuff(1, 1, stages=[private()]), nodes, 1)
     assert result.train_metrics_clientapp[1]["epsilon"] == pytest.approx(library([(1.0, 1)]))
 
 
 def test_without_noise_no_epsilon_is_claimed():
-    result, _ = start(FedBuff(1, 1, privacy=private(noise=0.0)), {10: adder(1.0)}, 1)
+    result, _ = start(FedBuff(1, 1, stages=[private(noise=0.0)]), {10: adder(1.0)}, 1)
     assert "epsilon" not in result.train_metrics_clientapp[1]
-    assert GaussianMechanism(private(noise=0.0)).epsilon() == inf
+    assert private(noise=0.0).epsilon() == inf
 
 
 def test_a_run_stops_at_a_budget():
     budget = library([(2.0, 6)])
     strategy = FedAsync(
-        1, stop_when=StopWhen(at_least={"epsilon": budget}), privacy=private(noise=2.0)
+        1, stop_when=StopWhen(at_least={"epsilon": budget}), stages=[private(noise=2.0)]
     )
     result, _ = start(strategy, {10: adder(0.1)}, 99)
     assert max(result.train_metrics_clientapp) == 6
@@ -355,7 +354,7 @@ def test_a_run_stops_at_a_budget():
 @pytest.mark.parametrize("seed", [5, None])
 def test_a_resumed_run_counts_on_and_draws_no_noise_twice(tmp_path, seed):
     def strategy(**options):
-        return FedAsync(1, mix=1.0, update="delta", privacy=private(seed=seed), **options)
+        return FedAsync(1, mix=1.0, update="delta", stages=[private(seed=seed)], **options)
 
     whole, _ = start(strategy(), {10: adder(0.0)}, 6)
     start(strategy(checkpoints=Checkpoints(tmp_path)), {10: adder(0.0)}, 4)
@@ -367,10 +366,10 @@ def test_a_resumed_run_counts_on_and_draws_no_noise_twice(tmp_path, seed):
 
 
 def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
-    start(FedBuff(1, 1, privacy=private(), checkpoints=tmp_path), {10: adder(1.0)}, 2)
-    for other in (None, private(noise=2.0), private(clip=2.0)):
-        with pytest.raises(ResumeError, match="privacy"):
-            start(FedBuff(1, 1, privacy=other, resume=tmp_path), {10: adder(1.0)}, 3)
+    start(FedBuff(1, 1, stages=[private()], checkpoints=tmp_path), {10: adder(1.0)}, 2)
+    for others in ([], [private(noise=2.0)], [private(clip=2.0)]):
+        with pytest.raises(ResumeError, match="Privacy"):
+            start(FedBuff(1, 1, stages=others, resume=tmp_path), {10: adder(1.0)}, 3)
 
 
 # What it refuses.
@@ -379,25 +378,25 @@ def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda p: FedAvg(privacy=p), "normalise"),
-        (lambda p: REFL(4, 2, privacy=p), "normalise"),
-        (lambda p: REFL(4, 2, normalise="buffer_size", privacy=p), "weighting"),
-        (lambda p: CA2FL(4, 2, privacy=p), "weighting"),
-        (lambda p: FedBuff(4, AdaSync(most=4), privacy=p), "buffer_size"),
-        (lambda p: FedBuff(4, 2, validation=Validation(norm_cap=2.0), privacy=p), "norm_cap"),
+        (lambda p: FedAvg(stages=[p]), "normalise"),
+        (lambda p: REFL(4, 2, stages=[p]), "normalise"),
+        (lambda p: REFL(4, 2, normalise="buffer_size", stages=[p]), "weighting"),
+        (lambda p: CA2FL(4, 2, stages=[p]), "weighting"),
+        (lambda p: FedBuff(4, AdaSync(most=4), stages=[p]), "buffer_size"),
+        (lambda p: FedBuff(4, 2, validation=Validation(norm_cap=2.0), stages=[p]), "norm_cap"),
         (
             lambda p: StaleStrategy(
                 schedule=k_async(5, 5),
                 robust=TrimmedMean(f=1),
                 normalise="buffer_size",
-                privacy=p,
+                stages=[p],
             ),
             "robust",
         ),
     ],
 )
 def test_what_lets_an_update_move_more_than_its_own_share_is_refused(make, field):
-    with pytest.raises(ConfigError, match=f"{field}.*with privacy"):
+    with pytest.raises(ConfigError, match=f"{field}.*with Privacy"):
         make(private())
 
 
@@ -444,7 +443,7 @@ def test_a_weighting_of_somebody_else_must_say_that_it_looks_at_one_update():
         from_update_alone = False
 
     with pytest.raises(ConfigError, match="single update"):
-        FedBuff(2, 2, weighting=Mine(constant()), privacy=private())
+        FedBuff(2, 2, weighting=Mine(constant()), stages=[private()])
 
 
 @pytest.mark.parametrize(
@@ -460,19 +459,19 @@ def test_a_weighting_of_somebody_else_must_say_that_it_looks_at_one_update():
     ],
 )
 def test_settings_out_of_range_are_refused(changes):
-    with pytest.raises(ConfigError, match=f"privacy.{next(iter(changes))}"):
+    with pytest.raises(ConfigError, match=f"Privacy.{next(iter(changes))}"):
         private(**changes)
 
 
 def test_without_the_accountant_noise_is_refused_before_the_run(monkeypatch):
-    monkeypatch.setattr("fedstale.strategies.privacy.find_spec", lambda name: None)
+    monkeypatch.setattr("fedstale.strategies.stages.privacy.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"fedstale\[privacy\]"):
         private()
     private(noise=0.0)
 
 
 def test_the_seed_of_the_noise_is_in_no_text():
-    assert "987654" not in repr(FedBuff(2, 2, privacy=private(seed=987654)))
+    assert "987654" not in repr(FedBuff(2, 2, stages=[private(seed=987654)]))
 
 
 # One device, in one run and in its neighbour.
@@ -485,7 +484,7 @@ def test_the_updates_of_one_device_move_a_step_by_no_more_than_the_clip():
         for step in (huge, 0.0):
             nodes = {10: adder(step, 1.0), 11: adder(0.3, 1.0), 12: adder(-0.1, 1.0)}
             with identity():
-                result, _ = start(FedBuff(3, 3, privacy=private(clip=0.5)), nodes, 1)
+                result, _ = start(FedBuff(3, 3, stages=[private(clip=0.5)]), nodes, 1)
             models.append(result.arrays["w"].numpy())
         assert np.linalg.norm(models[0] - models[1]) <= 0.5 / 3 * (1 + 1e-12)
 
@@ -508,7 +507,7 @@ def test_epsilon_stands_in_summary_and_report(tmp_path):
 
     run = fedstale.simulate(
         app,
-        strategy=FedBuff(5, 2, privacy=private(noise=4.0)),
+        strategy=FedBuff(5, 2, stages=[private(noise=4.0)]),
         initial_arrays={"w": np.zeros(2)},
         traces="synthetic:20",
         until="8 rounds",
