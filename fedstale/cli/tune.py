@@ -47,10 +47,10 @@ def tune(
         ),
     ] = "tpe",
     stop: Annotated[
-        Literal["asha", "pbt", "none"] | None,
+        Literal["asha", "none"] | None,
         typer.Option(
             help="What stops configurations that are behind at a rung; default asha, and none of "
-            "several objectives. With pbt forks of the best replace them."
+            "several objectives."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
@@ -125,9 +125,8 @@ def _show_end(found: "Tuning", folder: Path) -> None:
 def _show(trial: "Trial") -> None:
     """Say what a configuration has come to."""
     if trial.last is None and trial.status == "open":
-        words = ", ".join(f"{key}={value}" for key, value in trial.now.items())
-        whose = f", forked from {trial.parent}" if trial.parent >= 0 else ""
-        note(f"configuration {trial.number}{whose}: {words}")
+        words = ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
+        note(f"configuration {trial.number}: {words}")
     elif trial.status != "open":
         last = trial.last
         values = ", ".join(f"{value:.4g}" for value in last.values) if last is not None else "-"

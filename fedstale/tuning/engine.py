@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ from fedstale.files import hold, is_held
 from fedstale.last_call import told
 from fedstale.reports.page import write_text
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
-from fedstale.tuning.space import Space
+from fedstale.tuning.space import Plain, Space
 from fedstale.tuning.trials import Report, Trial, reach, trial_folder
 
 Watch = Callable[[Trial], None]
@@ -132,16 +131,16 @@ class _Actor(Trainable):
         """Take another configuration in the same process."""
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._number = int(new_config["number"])
-        self._rung, self._last = int(new_config["first"]), int(new_config["last"])
-        self._variant: dict[str, Any] = json.loads(new_config["variant"])
+        self._rung = 0
+        self._parameters: dict[str, Plain] = json.loads(new_config["parameters"])
         return True
 
     def step(self) -> dict[str, Any]:
         """Go on to the next rung, whose folders are whole before it is reported."""
         report = reach(
-            self._space, self._number, self._variant, self._folder, self._rung, pool=self._pool
+            self._space, self._number, self._parameters, self._folder, self._rung, pool=self._pool
         )
-        done = self._rung == self._last or bool(report.failure)
+        done = self._rung == len(self._space.rungs_s) or bool(report.failure)
         self._rung += 1
         found = json.dumps(report.table())
         return {**result_of(self._space, report), _REPORT: found, "done": done}
@@ -185,10 +184,8 @@ class _Searcher(Searcher):
             return Searcher.FINISHED if is_over else None
         self._running[trial_id] = trial
         self._watch(trial)
-        variant = self._proposals.space.variant(trial.parameters, trial.changes)
         # As a text: Ray takes inner tables and lists for searches of its own.
-        asked = {"number": trial.number, "variant": json.dumps(variant)}
-        return asked | asdict(self._proposals.steps(trial))
+        return {"number": trial.number, "parameters": json.dumps(dict(trial.parameters))}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a report of a configuration that goes on."""

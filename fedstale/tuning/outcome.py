@@ -86,7 +86,7 @@ class Tuning:
     def verdict(self) -> str:
         """Whether the best configuration is better than the defaults, in sentences."""
         objective, gain = self.space.objectives[0], self.gain
-        name = f"{'Schedule' if self.best.changes else 'Configuration'} {self.best.number}"
+        name = f"Configuration {self.best.number}"
         if gain.n < 2:
             return f"{name} cannot be judged: too few held-out runs came to their end."
         where = f"on {gain.n} held-out seeds its {objective.in_words} minus the defaults' is "
@@ -144,8 +144,8 @@ def tune(
         workers: configurations at a time; None takes one for each core, of the cluster if there
             is one. With one, the same call gives the same result.
         search: what proposes configurations: tpe (NSGA-II for several objectives), random or grid.
-        stop: asha stops those that are behind at the rungs, pbt replaces them by forks of the best
-            with other numbers, none stops nothing; None is asha for one objective.
+        stop: asha stops those that are behind at the rungs, none stops nothing; None is asha for
+            one objective.
         seed: of all proposals.
         address: auto or HOST:PORT of a Ray cluster whose nodes run configurations; None of this
             machine.
@@ -177,15 +177,10 @@ def tune(
                 cores = held.enter_context(joined(address))
                 workers = workers or cores or 1
             # Ray and Optuna take seconds to import.
-            from fedstale.tuning.population import PopulationBasedTraining  # noqa: PLC0415
             from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
 
             how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
-            proposals = (
-                PopulationBasedTraining(space, how, ledger, folder)
-                if stops == "pbt"
-                else Proposals(space, how, ledger)
-            )
+            proposals = Proposals(space, how, ledger)
             if not proposals.is_over:
                 from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
@@ -204,20 +199,10 @@ def tune(
 
 
 def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return one row a configuration: parameters, values at each rung, and how it ended.
-
-    Where configurations were forked, also which from, and what changed when on the way.
-    """
-    rows, is_forked = [], any(trial.parent >= 0 for trial in trials)
+    """Return one row a configuration: parameters, values at each rung, and how it ended."""
+    rows = []
     for trial in trials:
         row: dict[str, object] = {"trial": trial.number, **trial.parameters}
-        if is_forked:
-            row["forked_from"] = trial.parent if trial.parent >= 0 else ""
-            row["changes"] = "; ".join(
-                f"at {space.instants_s[rung]:.10g} s "
-                + ", ".join(f"{key}={value}" for key, value in own.items())
-                for rung, own in trial.changes
-            )
         by_rung = {report.rung: report for report in trial.reports}
         for i, objective in enumerate(space.objectives):
             for rung, at_s in enumerate(space.instants_s):
@@ -250,7 +235,7 @@ def _judged(
         table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
     )
     chosen = _chosen(space, ledger.trials)
-    variants = {n: space.variant(t.parameters, t.changes) for n, t in chosen.items()}
+    variants = {n: {"run-config": dict(t.parameters)} for n, t in chosen.items()}
     plan = space.plan({**variants, _DEFAULTS: {}}, held_out=True, reference=_DEFAULTS)
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
@@ -351,15 +336,13 @@ def _take(folder: Path, space: Space, how: Mapping[str, Any], stack: ExitStack) 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return in words which settings were others."""
     found = []
-    # A population that grows would have had other forks from the beginning.
-    growing = () if now["how"]["stop"] == "pbt" else _GROWING
     for part in ("how", "space"):
         # As they are read back: a tuple is a list in TOML.
         old, new = before.get(part, {}), tomllib.loads(tomli_w.dumps(dict(now[part])))
         found += [
             f"{key} = {old.get(key)!r} instead of {new.get(key)!r}"
             for key in dict.fromkeys([*old, *new])
-            if key not in growing and old.get(key) != new.get(key)
+            if key not in _GROWING and old.get(key) != new.get(key)
         ]
     return found
 

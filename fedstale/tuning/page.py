@@ -95,7 +95,7 @@ def importance(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 
     Args:
         space: that was searched, without regard to what came of it.
-        trials: all configurations; failed ones and forks are left out.
+        trials: all configurations; failed ones are left out.
 
     References:
         Kelley. An Unbiased Correlation Ratio Measure. PNAS 21(9), 1935.
@@ -103,7 +103,7 @@ def importance(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
     first = [
         (trial.parameters, trial.reports[0].values[0])
         for trial in trials
-        if trial.reports and trial.reports[0].rung == 0 and np.isfinite(trial.reports[0].values[0])
+        if trial.reports and np.isfinite(trial.reports[0].values[0])
     ]
     values = np.array([value for _, value in first])
     rows = []

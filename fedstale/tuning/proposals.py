@@ -49,14 +49,6 @@ class How:
     """Configurations at a time; with one, the same search gives the same result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """The rungs to which a configuration goes on without being asked again, by number."""
-
-    first: int
-    last: int
-
-
 class Proposals:
     """What Optuna proposes and ASHA decides, and the file that remembers both."""
 
@@ -97,10 +89,6 @@ class Proposals:
         self.ledger.trials.append(trial)
         self.ledger.write()
         return trial
-
-    def steps(self, trial: Trial) -> Steps:
-        """Return how far a configuration that is to be tried goes, unless it is stopped."""
-        return Steps(first=0, last=len(self.space.rungs_s))
 
     def reported(self, trial: Trial, report: Report) -> None:
         """Keep what a configuration has come to."""

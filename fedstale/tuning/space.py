@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedstale.comparison.plan import Plan, PlannedRun
-from fedstale.config import Change, SimulationConfig, instant_s, nearest, read_toml
+from fedstale.config import SimulationConfig, instant_s, nearest, read_toml
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
@@ -21,7 +21,7 @@ from fedstale.tuning.objective import Objective
 
 Search = Literal["tpe", "random", "grid"]
 """How configurations are proposed; TPE is NSGA-II where there are several objectives."""
-Stop = Literal["asha", "pbt", "none"]
+Stop = Literal["asha", "none"]
 """What stops configurations early, at the rungs."""
 Plain = bool | int | float | str
 Parameters = Mapping[str, Plain]
@@ -39,8 +39,6 @@ _IN_ONE_PROCESS = (("executor", "inline"), ("executor", "batched"))
 _RANGE = {"from", "to", "log", "step"}
 _RUNGS = (8, 4, 2)
 _KEEP = 1 / 4
-_SMALLEST = 4
-"""Configurations of a population, of which a quarter is replaced."""
 _BEST_OF = 2
 """Held-out seeds that give an interval at least."""
 
@@ -72,19 +70,6 @@ class Range:
     is_log: bool = False
     is_whole: bool = False
     is_numeric = True
-
-    def nearest(self, number: float) -> int | float:
-        """Return the value of the range that is nearest to a number."""
-        if self.step is not None:
-            number = self.low + round((number - self.low) / self.step) * self.step
-        number = min(max(number, self.low), self.high)
-        return round(number) if self.is_whole else number
-
-    def at_share(self, share: float) -> int | float:
-        """Return the value at a share of the range, by its logarithm where that is asked for."""
-        if self.is_log:
-            return self.nearest(self.low * (self.high / self.low) ** share)
-        return self.nearest(self.low + share * (self.high - self.low))
 
     def grid(self, key: str) -> Sequence[Plain]:
         """Return the values in steps.
@@ -209,27 +194,12 @@ class Space:
                 )
         elif self.trials is None and self.budget_s == math.inf:
             raise ConfigError("trials is missing: expected a number of configurations, or a budget")
-        if len(self.objectives) > 1 and stop in ("asha", "pbt"):
+        if len(self.objectives) > 1 and stop == "asha":
             raise ConfigError(
                 f"stop = {stop!r}: of several objectives none says alone what is to be stopped; "
                 "expected 'none'"
             )
-        if stop == "pbt":
-            self._check_population(len(self.grid()) if search == "grid" else self.trials)
         return stop or ("asha" if len(self.objectives) == 1 else "none")
-
-    def _check_population(self, size: int | None) -> None:
-        if size is None or size < _SMALLEST or self.budget_s < math.inf:
-            raise ConfigError(
-                f"stop = 'pbt': expected trials, the size of the population, of at least "
-                f"{_SMALLEST}, and no budget"
-            )
-        if not self.rungs_s:
-            raise ConfigError("stop = 'pbt': expected rungs, at which the worst are replaced")
-        if not any(domain.is_numeric for domain in self.domains.values()):
-            raise ConfigError(
-                "stop = 'pbt': no searched key has numbers, and only these change during a run"
-            )
 
     def grid(self) -> list[dict[str, Plain]]:
         """Return all configurations of the grid, the last key changing fastest.
@@ -261,7 +231,7 @@ class Space:
         """Return a plan of some configurations.
 
         Args:
-            variants: what differs in each, as in a plan: `run-config` and `changes`.
+            variants: what differs in each, as in a plan.
             held_out: whether on the seeds and devices on which nothing is tuned.
             reference: the variant that the others are compared with.
         """
@@ -282,26 +252,13 @@ class Space:
             table["seed-key"] = self.seed_key
         return Plan.from_table(table, where="space")
 
-    def variant(
-        self, parameters: Parameters, changes: Sequence[tuple[int, Parameters]] = ()
-    ) -> dict[str, Any]:
-        """Return a configuration as a variant of a plan.
-
-        Args:
-            parameters: with which it begins.
-            changes: numbers of rungs, and the parameters that are others from there on.
-        """
-        later = [
-            Change(at_s=self.instants_s[rung], run_config=own).table() for rung, own in changes
-        ]
-        return {"run-config": dict(parameters), **({"changes": later} if later else {})}
-
-    def runs(self, variant: Mapping[str, Any], folder: Path) -> list[PlannedRun]:
+    def runs(self, parameters: Parameters, folder: Path) -> list[PlannedRun]:
         """Return the runs of a configuration, one a seed.
 
         Raises:
             ConfigError: the app cannot run so.
         """
+        variant = {"run-config": dict(parameters)}
         plan = self.plan({"trial": variant}, held_out=False, reference="trial")
         return [
             PlannedRun(
@@ -310,15 +267,11 @@ class Space:
             for seed in self.seeds
         ]
 
-    def _pairs(self) -> set[tuple[str, int]]:
-        return {(self.shared["traces"], seed) for seed in self.seeds}
-
-    def _held_out_pairs(self) -> set[tuple[str, int]]:
-        return {(self.held_out["traces"], seed) for seed in self.held_out["seeds"]}
-
     def _check_separate(self, where: str) -> None:
         """Check that nothing that judges also tunes."""
-        both = sorted(self._pairs() & self._held_out_pairs())
+        tuned = {(self.shared["traces"], seed) for seed in self.seeds}
+        judged = {(self.held_out["traces"], seed) for seed in self.held_out["seeds"]}
+        both = sorted(tuned & judged)
         if both:
             traces, seed = both[0]
             raise ConfigError(

@@ -6,9 +6,8 @@ to there is kept beside them, so that nothing is run or measured twice, whatever
 
 import json
 import math
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -19,10 +18,9 @@ from fedstale.files import is_held
 from fedstale.last_call import LOCK
 from fedstale.reports.page import write_text
 from fedstale.reports.run import Run
-from fedstale.runs import RunFolder
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
-from fedstale.tuning.space import Parameters, Plain, Space
+from fedstale.tuning.space import Parameters, Space
 
 if TYPE_CHECKING:
     from fedstale.cluster.pool import ClusterPool
@@ -72,11 +70,7 @@ class Trial:
 
     number: int
     parameters: Parameters
-    """With which it began."""
-    changes: list[tuple[int, Parameters]] = field(default_factory=list)
-    """Numbers of rungs, and what of the parameters is another from there on."""
-    parent: int = -1
-    """Number of the configuration that it was forked from; -1 of none."""
+    """Values of the keys that are searched."""
     reports: list[Report] = field(default_factory=list)
     status: Status = "open"
     """open while it goes on, complete at the end, stopped at a rung, or failed."""
@@ -86,17 +80,6 @@ class Trial:
     """How many were over when it began."""
     ended: int = -1
     """How many were over before it; -1 while it goes on."""
-    failed_at: int = -1
-    """Number of the instant to which it did not come."""
-
-    @property
-    def now(self) -> dict[str, Plain]:
-        """The parameters after all changes."""
-        return {
-            key: value
-            for own in (self.parameters, *(c for _, c in self.changes))
-            for key, value in own.items()
-        }
 
     @property
     def last(self) -> Report | None:
@@ -130,9 +113,7 @@ class Ledger:
             for one in table["trials"]:
                 reports = [Report.from_table(report) for report in one["reports"]]
                 is_open = one["status"] == "open"
-                changes = [(int(rung), own) for rung, own in one["changes"]]
-                own = {**one, "changes": changes, "reports": [] if is_open else reports}
-                self.trials.append(Trial(**own))
+                self.trials.append(Trial(**{**one, "reports": [] if is_open else reports}))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
             raise ConfigError(
                 f"{str(self._path)!r} cannot be read ({type(problem).__name__}): choose another "
@@ -174,31 +155,10 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / TRIALS / f"{number:03}"
 
 
-def fork(space: Space, parent: Trial, child: Trial, folder: Path) -> None:
-    """Let a configuration go on from where another is; one that was forked before stays as it is.
-
-    Args:
-        space: that both are of.
-        parent: that has paused at a rung.
-        child: that differs from there on.
-        folder: of the whole search.
-    """
-    own = trial_folder(folder, child.number)
-    if own.exists():
-        return
-    part = own.with_name(f".{own.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(trial_folder(folder, parent.number), part)
-    for planned in space.runs(space.variant(child.parameters, child.changes), part):
-        with RunFolder(planned.folder) as run:
-            run.write_config(planned.config)
-    part.rename(own)
-
-
 def reach(
     space: Space,
     number: int,
-    variant: Mapping[str, Any],
+    parameters: Parameters,
     folder: Path,
     rung: int,
     *,
@@ -211,7 +171,7 @@ def reach(
     Args:
         space: that the configuration is of.
         number: of the configuration.
-        variant: the configuration, as `Space.variant` returns it.
+        parameters: of the configuration.
         folder: of the whole search.
         rung: number of the instant.
         pool: carries out the runs on a cluster; None of this process.
@@ -224,7 +184,7 @@ def reach(
     if rung < len(known):
         return known[rung]
     started = time.perf_counter()
-    report = _reached(space, number, variant, own, rung, pool=pool)
+    report = _reached(space, number, parameters, own, rung, pool=pool)
     report = replace(report, wall_s=round(time.perf_counter() - started, 3))
     tables = [one.table() for one in (*known, report)]
     write_text(json.dumps(tables, indent=1) + "\n", own / REPORTS)
@@ -234,7 +194,7 @@ def reach(
 def _reached(
     space: Space,
     number: int,
-    variant: Mapping[str, Any],
+    parameters: Parameters,
     own: Path,
     rung: int,
     *,
@@ -245,7 +205,7 @@ def _reached(
     failure = refusal = ""
     own.mkdir(parents=True, exist_ok=True)
     try:
-        for planned in space.runs(variant, own):
+        for planned in space.runs(parameters, own):
             run = _at(planned, at_s, pool)
             if run.status == "failed":
                 failure = f"seed {run.seed}: {run.reason or 'it failed'}"

@@ -44,7 +44,7 @@ def test_keys_of_inner_tables_have_dots():
 
 
 def test_every_run_of_a_configuration_has_its_seed_and_its_parameters(tmp_path):
-    runs = space().runs({"run-config": {"concurrency": 10, "learning-rate": 0.5}}, tmp_path)
+    runs = space().runs({"concurrency": 10, "learning-rate": 0.5}, tmp_path)
     assert [run.folder.name for run in runs] == ["seed-1", "seed-2"]
     assert [run.config.run_config["seed"] for run in runs] == [1, 2]
     assert {run.config.run_config["learning-rate"] for run in runs} == {0.5}
@@ -71,11 +71,11 @@ def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
 
 def test_shares_of_the_work_can_be_searched():
     found = space(search={"work": [0.125, 0.5, 1.0], "normalise": ["", "steps"]})
-    (run, _) = found.runs({"run-config": {"work": 0.5, "normalise": "steps"}}, Path("out"))
+    (run, _) = found.runs({"work": 0.5, "normalise": "steps"}, Path("out"))
     assert run.config.run_config["work"] == 0.5
     by_time = {"strategy": "fedbuff", "buffer-size": 2, "forecasts": True}
     found = space(search={"work": ["", "2m", "10m"]}, run_config=by_time)
-    (run, _) = found.runs({"run-config": {"work": "10m"}}, Path("out"))
+    (run, _) = found.runs({"work": "10m"}, Path("out"))
     assert run.config.run_config["work"] == "10m"
 
 
@@ -200,14 +200,6 @@ def test_a_folder_of_another_space_is_refused_and_says_what_differs(tmp_path, mo
         fedstale.tune(TABLE, out=tmp_path, workers=1, seed=1)
     with pytest.raises(ImportError):
         fedstale.tune(table(trials=9), out=tmp_path, workers=1)
-
-
-def test_a_population_cannot_grow(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
-    with pytest.raises(ImportError):
-        fedstale.tune(TABLE, out=tmp_path, workers=1, stop="pbt")
-    with pytest.raises(ConfigError, match="with trials = 4 instead of 9"):
-        fedstale.tune(table(trials=9), out=tmp_path, workers=1, stop="pbt")
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):

@@ -111,23 +111,6 @@ def test_a_search_with_one_worker_decides_as_on_one_machine(nodes, own, tmp_path
 
 
 @pytest.mark.slow
-def test_forks_of_a_population_go_on_wherever_there_is_room(nodes, own, tmp_path):
-    given = table(**{**ASKED, **own, "trials": 4})
-    for name, words in {
-        "there": {"address": nodes.address, "workers": 2},
-        "here": {"workers": 1},
-    }.items():
-        fedstale.tune(given, out=tmp_path / name, stop="pbt", seed=2, **words)
-    assert files(tmp_path / "there") == files(tmp_path / "here")
-    there, here = (
-        {trial["number"]: (trial["status"], trial["changes"]) for trial in decisions(folder)}
-        for folder in (tmp_path / "there", tmp_path / "here")
-    )
-    assert there == here
-    assert sum(bool(changes) for _, changes in there.values()) == 2
-
-
-@pytest.mark.slow
 @ISOLATED
 def test_nodes_see_neither_the_app_nor_the_traces_nor_the_folder_of_the_search(nodes, own):
     for node in nodes.started:

@@ -172,41 +172,6 @@ def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched
     assert decisions(tmp_path) == decisions(folder)
 
 
-@pytest.mark.slow
-def test_a_population_ends_in_schedules_that_are_runs_like_any_other(tmp_path):
-    asked = table(**{**ASKED, "trials": 4, "until": "12m"})
-    found = fedstale.tune(asked, out=tmp_path / "one", workers=1, stop="pbt", seed=2)
-    assert len(found.trials) == 4 + 2
-    assert sum(trial.status == "complete" for trial in found.tried) == 4
-    forks = [trial for trial in found.tried if trial.changes]
-    assert forks
-    for trial in forks:
-        (planned, _) = found.space.runs(
-            found.space.variant(trial.parameters, trial.changes), tmp_path / str(trial.number)
-        )
-        end_s = found.space.instants_s[trial.last.rung]
-        whole = simulate(
-            planned.config,
-            planned.folder,
-            traces=TraceSet.load(planned.config.traces, seed=planned.config.seed),
-            pause_at=end_s,
-        )
-        tuned = tmp_path / "one" / "trials" / f"{trial.number:03}" / "seed-1"
-        for name in SAME:
-            assert (tuned / name).read_bytes() == (whole.folder / name).read_bytes()
-    column = found.trials.set_index("trial")["changes"]
-    assert all(column[trial.number].startswith("at ") for trial in forks)
-    # Two workers come to the same, but for the order in which reports came.
-    many = fedstale.tune(asked, out=tmp_path / "two", workers=2, stop="pbt", seed=2)
-    drop = ["wall_s"]
-    pd.testing.assert_frame_equal(many.trials.drop(columns=drop), found.trials.drop(columns=drop))
-    assert many.verdict == found.verdict
-    plan = tomllib.loads((tmp_path / "one" / "plan.toml").read_text(encoding="utf-8"))
-    best = plan["variants"]["best"]
-    assert bool(best.get("changes")) == bool(found.best.changes)
-    assert found.verdict.startswith("Schedule" if found.best.changes else "Configuration")
-
-
 def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
     found, folder = searched
     # Whatever starts Ray is not there.
