@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from compared_forecasters import Boosting
 from recorded_fleets import ASSUMED, fleets, span
 from results_file import write_result
 
@@ -116,9 +117,8 @@ def fitted(
             assert known is None or isinstance(known, Perceptron)
             made[kind] = new.fit(learn, stop, seed=seed, channels=known)
         else:
-            made[kind] = new.fit(
-                only_shown_chances(learn) if kind == "boosting" else learn, stop, seed=seed
-            )
+            is_trees = isinstance(new, Boosting)
+            made[kind] = new.fit(only_shown_chances(learn) if is_trees else learn, stop, seed=seed)
         print(f"{kind}: fitted in {time.process_time() - started:.0f} s", flush=True)
     return made
 

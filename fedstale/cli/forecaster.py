@@ -68,10 +68,6 @@ def train(
     forecaster = forecaster_class(kind)()
     if forecaster.reads_the_future:
         raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
-    if not forecaster.saved:
-        raise ConfigError(
-            f"kind = {kind!r}: only compared with others, by `fedstale forecaster backtest`"
-        )
     if (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
     if isinstance(forecaster, Perceptron):
@@ -109,7 +105,7 @@ def backtest(
     traces: Traces,
     forecasters: Annotated[
         str, typer.Option(help="Kinds to fit and test, with commas between.")
-    ] = "last-value,ewma,hourly-markov,oracle",
+    ] = "last-value,ewma,hour,oracle",
     trained: Annotated[
         list[Path] | None, typer.Option(help="Folder of a trained forecaster; may be repeated.")
     ] = None,

@@ -81,7 +81,7 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
 
 def test_what_is_printed_fits_a_window_and_holds_no_nan(phones, tmp_path):
     # Eight devices to test on are never twice ten, so that there is no round.
-    words = ("--forecasters", "last-value,hourly-markov,oracle", *FAST, "--k", 10)
+    words = ("--forecasters", "last-value,hour,oracle", *FAST, "--k", 10)
     tested = run("forecaster", "backtest", "--traces", phones, *words, "--out", tmp_path)
     assert tested.exit_code == 0, tested.output
     assert max(map(len, tested.stdout.splitlines())) <= 132
@@ -123,7 +123,6 @@ def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
     [
         (["--kind", "prophet"], "expected one of"),
         (["--kind", "oracle"], "reads the future"),
-        (["--kind", "boosting"], "only compared with others"),
         (["--stop-on", "nowhere.parquet"], "no such file"),
     ],
 )

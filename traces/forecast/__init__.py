@@ -10,13 +10,10 @@ from fedstale.traces.forecast.base import (
 from fedstale.traces.forecast.baselines import (
     Ewma,
     Hour,
-    HourlyMarkov,
-    HourOfWeek,
     LastValue,
     Oracle,
     Persistence,
 )
-from fedstale.traces.forecast.boosting import Boosting
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.dataset import (
     Examples,
@@ -27,7 +24,7 @@ from fedstale.traces.forecast.dataset import (
     record_s,
     split,
 )
-from fedstale.traces.forecast.lstm import LSTM, Linear, Perceptron
+from fedstale.traces.forecast.lstm import LSTM, Perceptron
 from fedstale.traces.forecast.observation import Observation, TraceObserver
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
 
@@ -35,7 +32,6 @@ __all__ = [
     "KINDS",
     "LSTM",
     "Adaptation",
-    "Boosting",
     "Calibration",
     "DeviceForecast",
     "Ewma",
@@ -43,11 +39,8 @@ __all__ = [
     "FleetStatistics",
     "Forecaster",
     "Hour",
-    "HourOfWeek",
-    "HourlyMarkov",
     "JobForecast",
     "LastValue",
-    "Linear",
     "Observation",
     "Oracle",
     "Perceptron",

@@ -171,8 +171,8 @@ def shares_by_state(
 class Forecaster(ABC):
     """Predicts what devices will do, each from its own history only.
 
-    Subclasses have a `kind`, learn in `fit`, and name what they learnt in `saved`; those that are
-    only compared with others in a backtest are not saved.
+    Subclasses have a `kind`, learn in `fit`, and name what they learnt in `saved`; one that is only
+    compared with others in a backtest, as the oracle is, names nothing.
     """
 
     kind: ClassVar[str]

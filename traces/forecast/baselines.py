@@ -10,13 +10,12 @@ much there was to gain; published systems that "predict" availability by looking
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, Mask
+from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast.base import (
     HOURS,
     LEAST_RATE,
@@ -25,7 +24,6 @@ from fedstale.traces.forecast.base import (
     hour_of,
     log_rate,
     quantiles,
-    shares,
     shares_by_state,
 )
 from fedstale.traces.forecast.dataset import Examples, targets_at
@@ -153,32 +151,6 @@ class Hour(Baseline):
         return long_mean(observed)[:, :, None] * np.exp(factor)
 
 
-class HourOfWeek(Hour):
-    """The same for the hour of the week; where that is unknown or was rare, that of the day."""
-
-    kind = "hour-of-week"
-    n_bins = _WEEK_HOURS + HOURS + 1
-
-    def bins(self, observed: Observation) -> Index:
-        """Return the hour of the week, or else 168 and the hour of the day."""
-        hour = np.floor(np.nan_to_num(observed.time_of_week_s, nan=-1.0) / _HOUR_S)
-        return np.where(hour >= 0, hour, _WEEK_HOURS + Hour.bins(self, observed)).astype(np.int64)
-
-    def counted(self, training: Examples) -> Array:
-        """Return the table of the training devices; an empty bin has the share of its hour."""
-        state = training.observed.online.astype(np.int64)
-        of_day = Hour().counted(training)
-        start = of_day.reshape(2, 2, Hour.n_bins, -1)
-        hours = [*range(HOURS)] * 7 + [*range(Hour.n_bins)]
-        bins = state * self.n_bins + self.bins(training.observed)
-        pairs = zip((training.survival, training.available), start[:, :, hours], strict=True)
-        tables = [
-            shares(happened, bins, 2 * self.n_bins, of_hour.reshape(2 * self.n_bins, -1))
-            for happened, of_hour in pairs
-        ]
-        return _falling(np.stack(tables))
-
-
 class Ewma(Baseline):
     """Exponentially weighted average, with its half-life chosen on the validation devices."""
 
@@ -209,80 +181,6 @@ class Ewma(Baseline):
 
     def _average(self, steps: Array) -> Array:
         return _mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class HourlyChain:
-    """Markov chain of two states, offline and online, whose rates depend on the hour of the day.
-
-    Rates are counted on training devices for each hour, in each state. The survival of a session is
-    the probability that the chain does not leave its state. It is a reasonable model of phones that
-    charge at night, the best of the baselines at horizons of hours, and what the LSTM starts from.
-    """
-
-    leaving: Array
-    """Changes a second, of devices offline and online; shape (2, 24)."""
-
-    @classmethod
-    def of(cls, training: Examples) -> "HourlyChain":
-        """Count the changes of training devices."""
-        hour = hour_of(training.observed.time_of_day_s)
-        known, survived = hour >= 0, training.survival[:, _WITHIN]
-        leaving = np.zeros((2, HOURS))
-        for state in range(2):
-            here = (training.observed.online == state) & ~np.isnan(survived)
-            share = (survived[here].sum() + 5.0) / (here.sum() + 10.0)
-            n = np.bincount(hour[here & known], minlength=HOURS)
-            total = np.bincount(hour[here & known], weights=survived[here & known], minlength=HOURS)
-            p = (total + 50.0 * share) / (n + 50.0)
-            leaving[state] = -np.log(np.clip(p, 1e-9, 1.0)) / HORIZONS_S[_WITHIN]
-        return cls(leaving=leaving)
-
-    def survival(self, online: Mask, time_of_day_s: Array) -> Array:
-        """Return the probability that each device remains online, or offline.
-
-        Args:
-            online: whether it is online; shape (n,).
-            time_of_day_s: of its clock, NaN where it has none; shape (n,).
-
-        Returns:
-            For each horizon; shape (n, horizons).
-        """
-        each = np.concatenate([np.zeros((2, 1)), np.cumsum(self.leaving, axis=1) * _HOUR_S], axis=1)
-        day = each[:, -1]
-        begin = np.nan_to_num(time_of_day_s)
-        state = online.astype(np.int64)
-
-        def upto(t: Array) -> Array:
-            days, rest = np.divmod(t, DAY_S)
-            k = np.minimum((rest // _HOUR_S).astype(np.int64), HOURS - 1)
-            inside = (rest - _HOUR_S * k) * self.leaving[state, k]
-            return days * day[state] + each[state, k] + inside
-
-        hazard = np.stack([upto(begin + h) - upto(begin) for h in HORIZONS_S], axis=1)
-        unknown = np.isnan(time_of_day_s)[:, None]
-        constant = (day / DAY_S)[state][:, None] * HORIZONS_S
-        return np.exp(-np.where(unknown, constant, hazard))
-
-
-class HourlyMarkov(Hour):
-    """Hourly chain for survival, and all else as by hour of the day."""
-
-    kind = "hourly-markov"
-    saved: ClassVar[tuple[str, ...]] = (*Hour.saved, "leaving")
-
-    leaving: Array
-
-    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
-        """Count the changes of each hour as well."""
-        self.leaving = HourlyChain.of(training).leaving
-        return super().fit(training, validation, seed=seed)
-
-    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the probability that the chain does not leave its state."""
-        chain = HourlyChain(leaving=self.leaving)
-        survival = chain.survival(observed.online, observed.time_of_day_s)
-        return survival, super().predict_sessions(observed)[1]
 
 
 class Oracle(Forecaster):

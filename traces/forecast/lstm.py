@@ -7,8 +7,7 @@ returns quantiles of its logarithm, which cannot cross: the outer ones are the m
 positive numbers. They are then moved until they cover as often as they say on the devices of the
 validation (conformalised quantile regression).
 
-The perceptron and the linear forecaster are the same without what makes it recurrent, and without
-its hidden layer. They are there to be compared with.
+The perceptron is the same without what makes it recurrent.
 
 Reference:
     Huang, Yang, Pan et al. Prophet: Proactive Candidate-Selection for Federated Learning by
@@ -260,13 +259,6 @@ class Perceptron(Forecaster):
         )
         for name in ("mean", "scale", "spread", "margins"):
             setattr(self, name, state[name])
-
-
-class Linear(Perceptron):
-    """A linear model of the same numbers: logistic regression of chances."""
-
-    kind = "linear"
-    width: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
 
 
 class LSTM(Perceptron):

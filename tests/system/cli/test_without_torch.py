@@ -117,7 +117,6 @@ def test_a_command_needs_neither_package(run, simulated, command):
         ("simulate batched --traces synthetic:20 --executor batched --out runs/b", "torch"),
         # Before anything is read or drawn.
         ("forecaster train --traces nowhere.parquet --out lstm", "torch"),
-        ("forecaster backtest --traces synthetic:60 --forecasters boosting", "sklearn"),
         ("agent train --traces synthetic:60 --out agent", "torch"),
     ],
 )

@@ -5,20 +5,6 @@ from shared_fleets import synthetic
 from fedstale.traces.forecast import TraceObserver, draw
 
 
-@pytest.fixture(scope="module")
-def _one_thread():
-    """Let trees this small be grown by one thread: several wait for one another by computing.
-
-    Told how many, scikit-learn does not count the cores, for which it would start a process.
-    """
-    import sklearn.ensemble  # noqa: F401  # The limit is set on libraries that are loaded.
-    from threadpoolctl import threadpool_limits
-
-    with pytest.MonkeyPatch.context() as patch, threadpool_limits(1):
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="session")
 def fleet():
     return synthetic(60, days=3)

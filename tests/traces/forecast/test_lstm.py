@@ -6,7 +6,7 @@ import torch
 
 from fedstale.errors import TraceError
 from fedstale.traces import Series, TraceSet
-from fedstale.traces.forecast import LSTM, Linear, Perceptron, TraceObserver, draw
+from fedstale.traces.forecast import LSTM, Perceptron, TraceObserver, draw
 from fedstale.traces.forecast.inputs import (
     channel_inputs,
     channel_targets,
@@ -69,18 +69,6 @@ def test_gates_are_those_of_an_lstm_with_softsign():
     inner = np.maximum(np.concatenate([h, static, np.ones((7, 1))], axis=1) @ weights["hidden"], 0)
     expected = np.concatenate([inner, static, np.ones((7, 1))], axis=1) @ weights["output"]
     np.testing.assert_allclose(forward(weights, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_linear_forecaster_is_logistic_regression(training, held_out):
-    linear = Linear().fit(training, held_out, seed=0)
-    observed = held_out.observed
-    numbers, _ = session_inputs(observed, linear.fleet, linear.around.of_devices(observed))
-    z = np.c_[linear.standardised(numbers), np.ones(len(observed))]
-    odds = (z @ linear.networks[SESSIONS]["output"]).reshape(-1, 2, 2, HORIZONS_S.size)
-    online = odds[np.arange(len(observed)), observed.online.astype(int), 1]
-    np.testing.assert_allclose(
-        linear.forecast(observed).available, 1 / (1 + np.exp(-online)), atol=1e-5
-    )
 
 
 def test_outputs_are_quantiles_around_the_median():
