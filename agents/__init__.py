@@ -15,7 +15,7 @@ from fedstale.agents.env.simulator import Reward, Simulator
 from fedstale.agents.env.worlds import Worlds
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
 from fedstale.agents.policy.scorer import Agent, load, save
-from fedstale.agents.policy.selector import AgentSelector, Choice, LinUCB, Shadow
+from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.agents.world_evaluation import WorldEvaluation, evaluate_worlds
 
@@ -34,7 +34,6 @@ __all__ = [
     "LearningFit",
     "LearningProxy",
     "LearningRun",
-    "LinUCB",
     "Reward",
     "Scenario",
     "Scenarios",

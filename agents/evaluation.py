@@ -28,7 +28,6 @@ from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
 from fedstale.agents.env.scenario import Scenario, online_share
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
-from fedstale.agents.policy.selector import LinUCB
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
@@ -115,7 +114,6 @@ def contenders(
         (AGENT, trained, scenario),
         (HEURISTIC, [by_heuristic], scenario),
         ("p_finish", [MostReliable()], scenario),
-        ("LinUCB", [LinUCB()], scenario),
         ("random", [Random()], scenario),
         ("FedCS", [Fastest()], scenario),
         ("Oort, paper's constants", [Oort(PAPER)], scenario),

@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from lin_ucb import LinUCB
 from recorded_fleets import ASSUMED, fleets, span
 from results_file import write_result
 from selection_training import (
@@ -41,7 +42,7 @@ from threadpoolctl import threadpool_limits
 from training_apps import APPS, opened
 from training_tables import AGENT, Row, tables
 
-from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents import AgentSelector
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts
 from fedstale.agents.evaluation import gini as gini_of_rows
 from fedstale.agents.policy.scorer import embedded as embedded_agent

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lin_ucb import LinUCB
 from recorded_scenarios import recorded_scenarios
 from results_file import write_result
 
@@ -145,6 +146,11 @@ def lied_to(scenario: Scenario, how: Mapping[str, float]) -> Scenario:
     return replace(scenario, settings=replace(scenario.settings, **how))
 
 
+def bandit(scenario: Scenario) -> dict[str, Contender]:
+    """Return the bandit as a contender."""
+    return {"LinUCB": Contender(policies=[LinUCB()], scenario=scenario)}
+
+
 def main() -> None:
     """Train, ship, compare and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -185,12 +191,13 @@ def main() -> None:
             persistence=testing.with_forecasts("persistence"),
             reactive=some["reactive"],
             scratch=some["scratch"],
-        )
+        ) | bandit(testing)
         best_k = [highest(agent) for agent in some["agent"]]
         playing["agent, highest scores"] = Contender(policies=best_k, scenario=testing)
         rows += table(playing, windows, {"fleet": name, "liars": "as in training"})
         for liars, how in LIARS.items():
-            told = contenders(lied_to(testing, how), some["agent"])
+            among = lied_to(testing, how)
+            told = contenders(among, some["agent"]) | bandit(among)
             rows += table(
                 {who: told[who] for who in AMONG_LIARS}, windows, {"fleet": name, "liars": liars}
             )

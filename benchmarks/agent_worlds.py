@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from agent_training import FLEETS, SCHEDULES, SEEDS, SKEWS, outcome, told, windows
+from learning_emulators import out_of_sample
 from recorded_fleets import ASSUMED, fleets
 from recorded_scenarios import DAYS, STEP_S
 from results_file import read_result, write_result
@@ -53,7 +54,6 @@ from fedstale.agents import AgentSelector, Scenario, Training, evaluate_worlds, 
 from fedstale.agents import train as train_agent
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.agents.env.forecast_table import NoForecasts
-from fedstale.agents.env.learning_emulators import out_of_sample
 from fedstale.agents.env.learning_fit import LearningRun, fit_learning
 from fedstale.agents.env.learning_proxy import CONSTANTS
 from fedstale.agents.env.learning_proxy import fitted as shipped

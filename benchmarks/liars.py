@@ -40,6 +40,7 @@ from evidence import EVIDENCE, losses_by, public_loss, taken
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from forecast_bias import testing
+from lin_ucb import LinUCB
 from numpy import typing as npt
 from recorded_fleets import ASSUMED, fleets
 from results_file import write_result
@@ -48,7 +49,7 @@ from threadpoolctl import threadpool_limits
 from training_apps import opened
 
 import fedstale
-from fedstale.agents import AgentSelector, LinUCB, Scenario, load
+from fedstale.agents import AgentSelector, Scenario, load
 from fedstale.agents.env.episodes import NOISES
 from fedstale.agents.env.learning_proxy import update_norms
 from fedstale.agents.env.rounds import Policy

@@ -12,7 +12,7 @@ imports nothing, so every layer may import it.
 
 _EXTRAS = {
     **dict.fromkeys(("jinja2", "pandas", "pyarrow", "scipy"), "server"),
-    **dict.fromkeys(("sklearn", "torch"), "torch"),
+    "torch": "torch",
     **dict.fromkeys(("gymnasium", "stable_baselines3"), "agents"),
 }
 

@@ -19,16 +19,17 @@ Reference:
     Shao, Tu. The Jackknife and Bootstrap. Springer, 1995 (delete-a-group jackknife).
 """
 
+import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import tomli_w
 
-from fedstale.agents.env.episodes import GROUPS
-from fedstale.agents.env.learning_guard import Fitted
+from fedstale.agents.env.episodes import GROUPS, Episodes, JobKinds
 from fedstale.agents.env.learning_proxy import LearningProxy, fitted
 from fedstale.agents.env.worlds import Spread, read_spread
 from fedstale.errors import ConfigError
@@ -41,10 +42,16 @@ LEAST_LOSSES = 8
 FOLDS = 5
 AHEAD = 6
 """Server steps that predictions look ahead."""
+PROXY, NOTHING = "learning proxy", "mean of the other runs"
+"""What predicts runs that were left out; see `out_of_sample`."""
 FREE = ("eta", "delta", "rho", "fade", "ceiling")
 """Constants that a run's folder tells of."""
 SKEWS = (0.1, 0.3, 1.0, 3.0)
 """Concentrations of the deal that are tried."""
+
+Range = tuple[float, float]
+FACTOR = 2.0
+"""From 1 / FACTOR of the least to FACTOR times the most of a fit is taken for known."""
 
 _FLEETS, _LOOKS, _STEPS = 4, 30, 400
 # Errors of the log loss along a run hang together: they count as three, each of this size.
@@ -94,6 +101,113 @@ class LearningRun:
                 f"{self.name}: the first loss is that of version {self.versions[0]}: expected the "
                 "untrained model's, version 0"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """The runs of a fit, and which windows lie outside of it; pairs are (least, most) over runs.
+
+    Constants that were fitted to server steps of three updates say little of steps of three
+    hundred. What differs is said in sentences and stops nothing: whoever plays them decides.
+    """
+
+    app: str
+    """What was trained."""
+    runs: int
+    """How many."""
+    updates: Range
+    """Updates of a server step, mean of a run."""
+    staleness: Range
+    """Staleness of an update, mean of a run."""
+    devices: Range
+    """Devices of the fleet."""
+    steps: Range
+    """Server steps."""
+    job_s: Range
+    """Time of a job from sending to its last byte, median of a run, in s."""
+    n_bytes: Range
+    """Bytes of the model, each way."""
+
+    @classmethod
+    def of(cls, runs: Sequence[LearningRun]) -> "Fitted":
+        """Return what some runs were."""
+
+        def span(values: Sequence[float]) -> Range:
+            return float(f"{min(values):.6g}"), float(f"{max(values):.6g}")
+
+        return cls(
+            app=runs[0].app,
+            runs=len(runs),
+            updates=span([float(np.mean([len(m) for m in run.merged])) for run in runs]),
+            staleness=span([float(np.mean(run.staleness)) for run in runs]),
+            devices=span([run.n_devices for run in runs]),
+            steps=span([len(run.merged) for run in runs]),
+            job_s=span([run.job_s for run in runs]),
+            n_bytes=span([run.n_bytes for run in runs]),
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Fitted | None":
+        """Return what the constants of a file were fitted to; None if it does not say.
+
+        Raises:
+            ConfigError: what it says is not what a fit writes.
+        """
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("fitted")
+            if table is None:
+                return None
+            pairs = {
+                f.name: (float(table[f.name][0]), float(table[f.name][1]))
+                for f in fields(cls)
+                if f.name not in {"app", "runs"}
+            }
+            return cls(app=str(table["app"]), runs=int(table["runs"]), **pairs)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as problem:
+            raise ConfigError(
+                f"{path}: expected a table [fitted] as `fedstale agent fit-learning` writes it: "
+                f"{problem!r}"
+            ) from None
+
+    def table(self) -> dict[str, Any]:
+        """Return the table that `read` reads."""
+        made = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in made.items()}
+
+    def outside(self, episodes: Episodes, kinds: JobKinds) -> list[str]:
+        """Return what of some windows the constants were not fitted to, in sentences.
+
+        Args:
+            episodes: windows that are to be played.
+            kinds: their jobs.
+        """
+        values: dict[str, tuple[Array | Index, Range, str]] = {
+            "updates of a server step": (episodes.buffer_size, self.updates, ""),
+            "devices": (episodes.present.sum(axis=1), self.devices, ""),
+            "job on the median device": (kinds.median_s[episodes.kind], self.job_s, " s"),
+            "size of the model": (kinds.n_bytes[episodes.kind] / 1e6, _mega(self.n_bytes), " MB"),
+            "rounds": (episodes.rounds, (0.0, self.steps[1]), ""),
+        }
+        found = []
+        for name, (have, (least, most), unit) in values.items():
+            outside = (have < least / FACTOR) | (have > most * FACTOR)
+            if outside.any():
+                found.append(
+                    f"{outside.sum()} of {len(episodes)} windows: {name} "
+                    f"{have[outside].min():g} to {have[outside].max():g}{unit}, fitted to "
+                    f"{least:g} to {most:g}{unit}"
+                )
+        keeps = episodes.keeps_stragglers
+        if self.staleness[1] == 0 and keeps.any():
+            found.append(
+                f"{keeps.sum()} of {len(episodes)} windows: stragglers are aggregated later, "
+                "fitted to current updates alone"
+            )
+        return found
+
+
+def _mega(pair: Range) -> Range:
+    return pair[0] / 1e6, pair[1] / 1e6
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -196,6 +310,67 @@ def folds_of(n: int, seed: int) -> list[Index]:
     """Return the runs that are held out together, part by part."""
     order = stream(seed, 74).permutation(n)
     return [np.sort(order[part :: min(FOLDS, n)]) for part in range(min(FOLDS, n))]
+
+
+def out_of_sample(runs: Sequence[LearningRun], fit: LearningFit, *, seed: int = 0) -> pd.DataFrame:
+    """Return how well a fit predicts runs that it was not fitted to, and how well their mean does.
+
+    Runs are judged whole and not row by row: rows of one run hang together, and a row's neighbours
+    would give it away.
+
+    Args:
+        runs: those of the fit.
+        fit: with the constants of each part that was left out.
+        seed: the fit's.
+
+    Returns:
+        A row for each of `PROXY` and `NOTHING`, the better first: emulator, rmse (of the change of
+        the log loss over 6 server steps or more) and r2 (share of the variance around the other
+        runs' mean).
+    """
+    curves = Curves(runs, fit.skew, seed=seed)
+    spans = [spans_of(run, curves.steps) for run in runs]
+    logs = [np.log(run.losses) for run in runs]
+    changes = [own[last] - own[first] for own, (first, last) in zip(logs, spans, strict=True)]
+    errors: dict[str, list[Array]] = {PROXY: [], NOTHING: []}
+    for part, proxy in zip(folds_of(len(runs), seed), fit.held_out, strict=True):
+        others = np.setdiff1d(np.arange(len(runs)), part)
+        mean = np.concatenate([changes[i] for i in others]).mean()
+        for i in part:
+            errors[PROXY].append(curves.ahead(proxy, int(i), *spans[i]) - changes[i])
+            errors[NOTHING].append(mean - changes[i])
+    squares = {name: float((np.concatenate(found) ** 2).mean()) for name, found in errors.items()}
+    rows = [
+        {
+            "emulator": name,
+            "rmse": float(np.sqrt(square)),
+            "r2": 1.0 - square / squares[NOTHING] if squares[NOTHING] > 0 else np.nan,
+        }
+        for name, square in squares.items()
+    ]
+    return pd.DataFrame(rows).sort_values("rmse", ignore_index=True)
+
+
+def spans_of(run: LearningRun, steps: int) -> tuple[Index, Index]:
+    """Return between which losses of a run changes are predicted, `AHEAD` server steps or more.
+
+    Args:
+        run: whose losses they are.
+        steps: later losses are left out.
+
+    Returns:
+        Positions of the first and of the last losses; shape (spans,) each.
+    """
+    starts, ends, place = [], [], 0
+    measured = run.versions[run.versions <= steps]
+    while place < measured.size:
+        end = int(np.searchsorted(measured, measured[place] + AHEAD))
+        if end >= measured.size:
+            break
+        starts.append(place)
+        ends.append(end)
+        place = end
+    return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
 class Curves:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from flwr.serverapp.strategy import Strategy
 
 from fedstale import strategies
-from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents import AgentSelector
 from fedstale.config import instant_s, nearest
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
@@ -71,7 +71,6 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "expected-utility": selection.ExpectedUtility,
         "probing": lambda: selection.Probing(selection.ExpectedUtility()),
         "agent": AgentSelector,
-        "lin-ucb": LinUCB,
     },
     "weighting": {
         "constant": lambda: ByAge(weighting.constant()),

@@ -15,7 +15,7 @@ from fedstale.cli.output import AsJson
 from fedstale.machine import release, system
 
 _PACKAGES = (
-    *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "scikit-learn", "torch", "plotly"),
+    *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "torch", "plotly"),
     *("gymnasium", "stable-baselines3", "ray", "numba", "dp-accounting", "tensorboard"),
     *("click", "typer", "rich"),
 )

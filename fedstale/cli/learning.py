@@ -6,18 +6,22 @@ own, and the comparison can be played in many worlds around them.
 
 import json
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstale.cli.output import AsJson, note, one_sentence, steps, table_text
+from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedstale.agents import Agent, LearningProxy, Scenario, WorldEvaluation
+    from fedstale.agents import Agent, LearningProxy, LearningRun, Scenario, WorldEvaluation
 
+LOSS = "loss"
+"""Metric of the server that is fitted to."""
 WORLD_WINDOWS = 50
 """Windows that are played in each world."""
 _GUARDED = 200
@@ -42,29 +46,41 @@ def fit_learning_command(
 ) -> None:
     """Fit how a model learns to runs of your app, for `agent train` and `agent evaluate`.
 
-    Prints how well runs that were left out are predicted, by the fit and by five regressions.
+    Prints how well runs that were left out are predicted, by the fit and by their mean.
     """
     from dataclasses import asdict
 
-    from fedstale.agents.env.learning_fit import FREE
+    import pandas as pd
+
+    from fedstale import __version__
+    from fedstale.agents.env.learning_fit import FREE, PROXY, fit_learning, out_of_sample
     from fedstale.agents.env.learning_proxy import fitted
-    from fedstale.errors import ConfigError
-    from fedstale.learning_runs import fit_runs
 
     if out.exists() and not overwrite:
         raise ConfigError(f"{out}: exists already; choose another name, or pass --overwrite")
     if not out.parent.is_dir():
         raise ConfigError(f"{out}: the folder {out.parent} does not exist; make it first")
-    made = fit_runs(runs, seed=seed)
-    made.write(out)
-    found, table, about = made.fit, made.table, made.provenance
+    known = read_learning_runs(runs)
+    found = fit_learning(known, seed=seed)
+    table = out_of_sample(known, found, seed=seed)
+    about: dict[str, Any] = {
+        "fedstale": __version__,
+        "runs": [folder.name for folder in runs],
+        "seed": seed,
+        "skew": found.skew,
+        "kept": [name for name in found.spread if name not in FREE],
+        # TOML has no null: what is not known is left out.
+        "out_of_sample": [
+            {name: value for name, value in row.items() if value is not None}
+            for row in _plain_rows(table)
+        ],
+    }
+    found.write(out, about)
     constants, shipped = asdict(found.proxy), asdict(fitted())
     if as_json:
         facts = {"out": str(out), "app": found.fitted.app, **about, "constants": constants}
         typer.echo(json.dumps(facts | {"spread": dict(found.spread)}))
         return
-    import pandas as pd
-
     rows = [
         {
             "constant": name,
@@ -79,12 +95,99 @@ def fit_learning_command(
         f"runs that were left out\n\n{_table(table)}\n\nConstants, and the standard deviation of "
         f"their logarithm\n\n{_table(pd.DataFrame(rows))}\n"
     )
-    if table.set_index("emulator")["r2"]["learning proxy"] <= 0:
+    if table.set_index("emulator")["r2"][PROXY] <= 0:
         typer.echo(
             "The fit predicts held-out runs no better than the mean of the others does: use more "
             "or longer runs, and rely on no simulated learning until it does."
         )
     typer.echo(f"constants: {out}")
+
+
+def _plain_rows(table: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return the rows of a table as JSON has them: six digits, and None for NaN."""
+
+    def plain(value: object) -> object:
+        if not isinstance(value, float):
+            return value
+        return None if isnan(value) else round(value, 6)
+
+    rows = table.to_dict("records")
+    return [{str(name): plain(value) for name, value in row.items()} for row in rows]
+
+
+def read_learning_runs(folders: Sequence[str | Path]) -> "list[LearningRun]":
+    """Return what run folders tell of how their app learns.
+
+    Args:
+        folders: what `fedstale simulate` wrote, or deployed apps with a run folder; at least 5,
+            each once.
+
+    Raises:
+        ConfigError: a folder has not what is needed, occurs twice, or they are too few, or of
+            different apps.
+        ProtocolError: a file in one cannot be read.
+    """
+    from fedstale.agents.env.learning_fit import checked
+
+    places = [Path(folder).resolve() for folder in folders]
+    for folder, place in zip(folders, places, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"run = {str(folder)!r} is given twice: expected each run once")
+    runs = [learning_run(folder) for folder in folders]
+    checked(runs)
+    return runs
+
+
+def learning_run(folder: str | Path) -> "LearningRun":
+    """Return what one run folder tells; errors as of `read_learning_runs`.
+
+    Needed are the model's loss on the server at some versions, the first one among them, and which
+    jobs went into each version. Strategies of fedstale record both where the app evaluates the
+    model on the server; Flower's own do not say which reply went into which version.
+    """
+    import numpy as np
+
+    from fedstale.agents.env.learning_fit import LearningRun
+    from fedstale.reports.run import Run
+
+    run, name = Run(folder), f"run = {str(folder)!r}"
+    jobs = run.jobs
+    merged = jobs[jobs["aggregated_version"] >= 1]
+    if merged.empty:
+        raise ConfigError(
+            f"{name}: no job says which version it went into: expected a run by a strategy of "
+            "fedstale, such as -c \"strategy='fedavg'\""
+        )
+    metrics = run.metrics
+    losses = metrics[metrics["source"].eq("server") & metrics["name"].eq(LOSS)]
+    if losses.empty:
+        raise ConfigError(
+            f"{name}: the server measured no {LOSS}: expected an app whose server evaluates the "
+            f"model and reports {LOSS!r}"
+        )
+    # A version that was evaluated twice is the same model.
+    losses = losses.drop_duplicates("version").sort_values("version")
+    last = int(merged["aggregated_version"].max())
+    losses = losses[losses["version"] <= last]
+    # Devices that never got a job are part of the fleet; each known one has a place.
+    places = {device: i for i, device in enumerate(dict.fromkeys(jobs["device_id"]))}
+    each = [merged[merged["aggregated_version"].eq(v)] for v in range(1, last + 1)]
+    busy = merged["delivered_at"] - merged["sent_at"]
+    moved = merged[["downloaded_bytes", "uploaded_bytes"]].max(axis=1)
+    return LearningRun(
+        name=name,
+        app=Path(str(run.summary["app"])).name,
+        n_devices=max(int(run.summary["devices"]), len(places)),
+        versions=losses["version"].to_numpy(dtype=np.int64),
+        losses=losses["value"].to_numpy(dtype=np.float64),
+        merged=[part["device_id"].map(places).to_numpy(dtype=np.int64) for part in each],
+        weights=[part["weight"].fillna(1.0).to_numpy(dtype=np.float64) for part in each],
+        staleness=np.array(
+            [part["staleness"].fillna(0.0).mean() if len(part) else 0.0 for part in each]
+        ),
+        job_s=float(busy.median()),
+        n_bytes=float(moved.median()),
+    )
 
 
 def proxy_in(path: Path | None) -> "LearningProxy | None":
@@ -109,7 +212,7 @@ def outside(scenario: "Scenario", path: Path | None, *, seed: int) -> list[str]:
     Raises:
         ConfigError: the file does not say what its constants were fitted to.
     """
-    from fedstale.agents.env.learning_guard import Fitted
+    from fedstale.agents.env.learning_fit import Fitted
     from fedstale.agents.env.learning_proxy import CONSTANTS
     from fedstale.traces.arrays import stream
 
@@ -140,7 +243,6 @@ def say_worlds(
     """Compare an agent with rules of one line in many worlds; write and print how it does."""
     from fedstale.agents import evaluate_worlds
     from fedstale.agents.env.worlds import read_spread
-    from fedstale.learning_runs import plain
 
     spread, beyond = read_spread(learning), outside(scenario, learning, seed=seed)
     with steps(is_shown=not (quiet or as_json)) as step:
@@ -162,10 +264,7 @@ def say_worlds(
             "windows": windows,
             "seed": seed,
             "prefer": found.prefer,
-            "rules": [
-                {name: plain(value) for name, value in row.items()}
-                for row in found.table.to_dict("records")
-            ],
+            "rules": _plain_rows(found.table),
             "spread": spread,
             "outside": beyond,
         }

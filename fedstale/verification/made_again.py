@@ -9,7 +9,7 @@ from inspect import signature
 from math import inf
 from typing import Any
 
-from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents import AgentSelector
 from fedstale.agents.policy.scorer import digest, embedded, load
 from fedstale.errors import FedstaleError
 from fedstale.strategies import selection
@@ -32,7 +32,6 @@ KNOWN: Mapping[str, Callable[..., Any]] = {
         selection.Oort,
         OortSettings,
         AgentSelector,
-        LinUCB,
     )
 }
 """Classes by their names in a record."""

@@ -82,7 +82,6 @@ def test_all_policies_that_the_agent_is_to_beat_play():
         "agent",
         "p_finish x utility",
         "p_finish",
-        "LinUCB",
         "random",
         "FedCS",
         "Oort, paper's constants",

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents import AgentSelector
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg, FedBuff
 from fedstale.strategies.selection import (
@@ -34,7 +34,6 @@ SELECTORS = {
     "oort released": lambda: Oort(RELEASED),
     "power of choice": lambda: PowerOfChoice(20),
     "agent": AgentSelector,
-    "linucb": LinUCB,
     "probing": lambda: Probing(ExpectedUtility(), 0.1),
     "random": Random,
     "fedcs": Fastest,

@@ -123,7 +123,7 @@ def test_an_evaluation_leaves_a_page_and_prints_tables_that_fit(evaluated):
 def test_an_evaluation_tells_how_far_it_is(evaluated):
     _, result = evaluated
     assert re.search(r"^74% done, forecasts of validation, \d+\.\d min left$", result.stderr, re.M)
-    assert re.search(r"^\d+% done, playing: LinUCB, \d+\.\d min left$", result.stderr, re.M)
+    assert re.search(r"^\d+% done, playing: FedCS, \d+\.\d min left$", result.stderr, re.M)
 
 
 def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_path, monkeypatch):
@@ -138,7 +138,7 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     rows = json.loads(result.stdout)
     assert {row["traces"] for row in rows} == {str(phones)}
     by_name = {row["contender"]: row for row in rows if row["metric"] == "reward"}
-    assert {"agent", HEURISTIC, "p_finish", "LinUCB", "random", "FedCS", "REFL IPS"} <= set(by_name)
+    assert {"agent", HEURISTIC, "p_finish", "random", "FedCS", "REFL IPS"} <= set(by_name)
     assert by_name["agent"]["difference"] is None
     assert by_name["random"]["low"] <= by_name["random"]["difference"] <= by_name["random"]["high"]
     assert scorer.load(out).provenance["traces"] == [phones.name]

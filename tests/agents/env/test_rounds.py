@@ -10,7 +10,6 @@ from fedstale.agents.env.rounds import top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import episode_metrics, gini
 from fedstale.agents.policy.scorer import by_heuristic
-from fedstale.agents.policy.selector import LinUCB
 from fedstale.strategies.selection import (
     ExpectedUtility,
     Fastest,
@@ -52,7 +51,6 @@ SELECTORS = {
     "likely": ExpectedUtility(),
     "refl": LeastAvailable(),
     "oort": Oort(),
-    "bandit": LinUCB(),
 }
 
 

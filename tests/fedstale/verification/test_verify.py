@@ -9,7 +9,7 @@ from made_record import chained, changed, lines_of, run, written
 from shared_fleets import synthetic
 
 import fedstale
-from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents import AgentSelector
 from fedstale.agents.policy.selector import Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies import AuditRecord, FedAvg, FedBuff
@@ -42,7 +42,6 @@ SHIPPED = [
     Probing(Probing(Oort(), 0.1), 0.2),
     Credits(5.0, 1.0),
     Oort(),
-    LinUCB(),
     AgentSelector(),
     AgentSelector(exploration=0.2, fairness=0.1),
     Shadow(Oort(), Random()),

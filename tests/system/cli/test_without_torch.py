@@ -145,7 +145,7 @@ def named(extra):
 def test_the_extra_of_servers_names_neither_package_and_those_that_need_torch_do():
     assert named("server") & {"torch", "scikit-learn"} == set()
     for extra in ("torch", "agents", "tensorboard", "dev"):
-        assert {"torch", "scikit-learn"} <= named(extra), extra
+        assert "torch" in named(extra), extra
 
 
 def test_a_check_names_what_devices_must_install(run):

@@ -16,11 +16,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
+from sklearn.linear_model import LinearRegression, RidgeCV
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from fedstale.agents.env.learning_fit import AHEAD, Curves, LearningFit, LearningRun, folds_of
+from fedstale.agents.env import learning_fit
+from fedstale.agents.env.learning_fit import (
+    Curves,
+    LearningFit,
+    LearningRun,
+    folds_of,
+    spans_of,
+)
 from fedstale.traces.arrays import Array, Index
 
-PROXY, NOTHING = "learning proxy", "mean of the other runs"
 _RECENT = 24
 
 
@@ -31,15 +42,6 @@ class _Regression(Protocol):
 
 def emulators(seed: int) -> dict[str, Callable[[], _Regression]]:
     """Return the regressions that are compared with the proxy, by their names."""
-    # Slow to import, and part of an extra.
-    from sklearn.ensemble import (  # noqa: PLC0415
-        GradientBoostingRegressor,
-        RandomForestRegressor,
-    )
-    from sklearn.linear_model import LinearRegression, RidgeCV  # noqa: PLC0415
-    from sklearn.neural_network import MLPRegressor  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
     def scaled(last: _Regression) -> _Regression:
         made: _Regression = make_pipeline(StandardScaler(), last)
@@ -59,29 +61,17 @@ def emulators(seed: int) -> dict[str, Callable[[], _Regression]]:
 
 
 def out_of_sample(runs: Sequence[LearningRun], fit: LearningFit, *, seed: int = 0) -> pd.DataFrame:
-    """Return how well each emulator predicts runs that it was not fitted to.
-
-    Args:
-        runs: those of the fit.
-        fit: of the proxy, with the constants of each part that was left out.
-        seed: the fit's; and of the forest, the boosting and the network.
-
-    Returns:
-        A row for each emulator, the best first: emulator, rmse (of the change of the log loss over
-        6 server steps or more) and r2 (share of the variance around the other runs' mean).
-    """
-    curves = Curves(runs, fit.skew, seed=seed)
-    tables = [_rows(run, curves.steps) for run in runs]
+    """Return how well each emulator predicts runs that it was not fitted to."""
+    spans = [spans_of(run, Curves(runs, fit.skew, seed=seed).steps) for run in runs]
+    tables = [_rows(run, *own) for run, own in zip(runs, spans, strict=True)]
     made: dict[str, list[Array]] = {}
-    real: list[Array] = []
-    for part, proxy in zip(folds_of(len(runs), seed), fit.held_out, strict=True):
+    real, means = [], []
+    for part in folds_of(len(runs), seed):
         others = np.setdiff1d(np.arange(len(runs)), part)
         x, y = (np.concatenate([tables[i][place] for i in others]) for place in (0, 1))
         asked = np.concatenate([tables[i][0] for i in part])
         real.append(np.concatenate([tables[i][1] for i in part]))
-        ahead = [curves.ahead(proxy, int(i), *tables[i][2]) for i in part]
-        made.setdefault(PROXY, []).append(np.concatenate(ahead))
-        made.setdefault(NOTHING, []).append(np.full(len(asked), y.mean()))
+        means.append(np.full(len(asked), y.mean()))
         for name, regression in emulators(seed).items():
             with warnings.catch_warnings():
                 # A network that has not converged is judged as it is.
@@ -89,35 +79,21 @@ def out_of_sample(runs: Sequence[LearningRun], fit: LearningFit, *, seed: int = 
                 predicted = regression().fit(x, y).predict(asked)
             made.setdefault(name, []).append(np.asarray(predicted, dtype=np.float64))
     true = np.concatenate(real)
-    nothing = ((true - np.concatenate(made[NOTHING])) ** 2).mean()
+    nothing = ((true - np.concatenate(means)) ** 2).mean()
     rows = []
     for name, parts in made.items():
         error = ((true - np.concatenate(parts)) ** 2).mean()
         r2 = float(1.0 - error / nothing) if nothing > 0 else np.nan
         rows.append({"emulator": name, "rmse": float(np.sqrt(error)), "r2": r2})
-    return pd.DataFrame(rows).sort_values("rmse", ignore_index=True)
+    table = pd.concat([learning_fit.out_of_sample(runs, fit, seed=seed), pd.DataFrame(rows)])
+    return table.sort_values("rmse", ignore_index=True)
 
 
-def _rows(run: LearningRun, steps: int) -> tuple[Array, Array, tuple[Index, Index]]:
-    """Return what emulators are given and are to predict, and between which losses.
-
-    Returns:
-        Features (rows, f), changes of the log loss (rows,), and the positions of the losses between
-        which they are, (rows,) each.
-    """
-    starts, ends, place = [], [], 0
-    measured = run.versions[run.versions <= steps]
-    while place < measured.size:
-        end = int(np.searchsorted(measured, measured[place] + AHEAD))
-        if end >= measured.size:
-            break
-        starts.append(place)
-        ends.append(end)
-        place = end
-    first, last = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+def _rows(run: LearningRun, first: Index, last: Index) -> tuple[Array, Array]:
+    """Return what emulators are given, (rows, f), and the changes of the log loss, (rows,)."""
     logs = np.log(run.losses)
     features = [_features(run, int(a), int(b)) for a, b in zip(first, last, strict=True)]
-    return np.array(features).reshape(len(features), -1), logs[last] - logs[first], (first, last)
+    return np.array(features).reshape(len(features), -1), logs[last] - logs[first]
 
 
 def _features(run: LearningRun, start: int, end: int) -> list[float]:
