@@ -14,8 +14,17 @@ import numpy as np
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate, kaplan_meier
-from fedstale.reports.figure import Array, Figure, band, curve, stepped, time_unit
-from fedstale.reports.forest import Row, forest, marks
+from fedstale.reports.figure import (
+    Array,
+    Figure,
+    Row,
+    band,
+    curve,
+    forest,
+    marks,
+    stepped,
+    time_unit,
+)
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 

@@ -15,8 +15,7 @@ import pandas as pd
 from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, undecided
 from fedstale.agents.policy.scorer import FILES
 from fedstale.agents.training import PROGRESS
-from fedstale.reports.figure import Figure, band, curve
-from fedstale.reports.forest import Row, forest
+from fedstale.reports.figure import Figure, Row, band, curve, forest
 from fedstale.reports.page import write_figures
 
 TRAINING_PAGE, EVALUATION_PAGE = "training.html", "evaluation.html"

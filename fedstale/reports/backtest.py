@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstale.reports.figure import MARKERS, SHARES, Figure, curve, named_rows, time_unit
-from fedstale.reports.forest import AROUND_PX, LONGEST, ROW_PX, Row, forest, marks
+from fedstale.reports.figure import (
+    AROUND_PX,
+    LONGEST,
+    MARKERS,
+    ROW_PX,
+    SHARES,
+    Figure,
+    Row,
+    curve,
+    forest,
+    marks,
+    named_rows,
+    time_unit,
+)
 from fedstale.traces.forecast.evaluation import TITLES, why_empty
 from fedstale.traces.forecast.evaluation.report import SURVIVAL_S, error_text, span_text
 

@@ -1,14 +1,24 @@
-"""Figures of what a run cost and what came to nothing, and its clients' errors in words."""
+"""Figures of what a run cost and what came to nothing, and its clients' errors in words.
 
-from typing import TYPE_CHECKING
+A run with compression or local work also has its levels: which formats its messages had, and which
+share of the work was asked for.
+"""
 
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, time_unit
 from fedstale.runs import OUTCOMES, PHASES, REASONS, WAYS
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
+
 
 _SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}
 
@@ -98,4 +108,162 @@ def failures(run: "Run") -> Figure | None:
             (str(row.status), str(row.reason), f"{row.jobs:,}")
             for row in reasons.head(REASONS).itertuples()
         ],
+    )
+
+
+LEVEL_COLUMNS = ("kind", "work_share", "format_down", "format_up")
+"""What the levels of a run are known by."""
+_FORMATS = ("format_down", "format_up")
+ROWS = 100
+"""Devices that the table of levels lists at most."""
+IN_FULL = "in full"
+# Formats in the order of their bytes; others come after these.
+_ORDER = (IN_FULL, "float16", "int8", "int4", "int2")
+_WAYS = {
+    "down": ("format_down", "downloaded_bytes", "to devices"),
+    "up": ("format_up", "uploaded_bytes", "to the server"),
+}
+
+
+def levels(events: pa.Table) -> dict[str, Any]:
+    """Return the levels of a run for its summary; empty if it used none.
+
+    Args:
+        events: one row a job, with at least `LEVEL_COLUMNS`, status and the costs of a job.
+
+    Returns:
+        Of training jobs: `formats`, by way (down, up) and format the `jobs` and their `bytes`; and
+        `work_shares`, by share the `jobs` and the `compute_s` of their devices. None for a sum of
+        which some parts are unknown.
+    """
+    has_formats = any(pc.any(pc.not_equal(events[name], "")).as_py() for name in _FORMATS)
+    if not has_formats and not pc.any(pc.is_finite(events["work_share"])).as_py():
+        return {}
+    jobs = _trainings(events.to_pandas())
+    found: dict[str, Any] = {}
+    if _has_formats(jobs):
+        found["formats"] = {
+            way: _sums(jobs.groupby(_named(jobs[column]), sort=False), moved, "bytes", _rank)
+            for way, (column, moved, _) in _WAYS.items()
+        }
+    if _has_shares(jobs):
+        by_share = jobs.groupby(jobs["work_share"].map("{:g}".format), sort=False)
+        found["work_shares"] = _sums(by_share, "compute_s", "compute_s", float)
+    return found
+
+
+def level_figures(run: "Run") -> list[Figure]:
+    """Return bytes by format, jobs by share of the work, and devices by level; those of use."""
+    if not (_has_formats(run.jobs) or _has_shares(run.jobs)):
+        return []
+    jobs = _trainings(run.jobs)
+    found = []
+    if _has_formats(jobs):
+        found.append(_formats(jobs))
+    if _has_shares(jobs):
+        found.append(_shares(jobs))
+    return [*found, _devices(jobs)]
+
+
+def _trainings(jobs: pd.DataFrame) -> pd.DataFrame:
+    return jobs[jobs["kind"].str.startswith("train")]
+
+
+def _has_formats(jobs: pd.DataFrame) -> bool:
+    return any(bool((jobs[name] != "").any()) for name in _FORMATS)
+
+
+def _has_shares(jobs: pd.DataFrame) -> bool:
+    return bool(jobs["work_share"].notna().any())
+
+
+def _named(formats: "pd.Series[str]") -> "pd.Series[str]":
+    return formats.where(formats != "", IN_FULL)
+
+
+def _rank(form: str) -> tuple[int, str]:
+    return (_ORDER.index(form) if form in _ORDER else len(_ORDER)), form
+
+
+def _sums(
+    groups: Any,  # noqa: ANN401 - what pandas calls its groups has no public name
+    column: str,
+    name: str,
+    order: Callable[[str], Any],
+) -> Mapping[str, Mapping[str, float | None]]:
+    sums = groups[column].agg(["size", lambda values: values.sum(skipna=False)])
+    return {
+        str(level): {"jobs": int(size), name: float(total) if isfinite(total) else None}
+        for level, size, total in sorted(sums.itertuples(), key=lambda row: order(str(row[0])))
+    }
+
+
+def _formats(jobs: pd.DataFrame) -> Figure:
+    """Return the bytes of training messages by format, each way, by what they became."""
+    parts = [
+        jobs.groupby([_named(jobs[column]).rename("format"), "outcome"])[moved]
+        .sum()
+        .unstack(fill_value=0)
+        .reindex(columns=OUTCOMES, fill_value=0.0)
+        .sort_index(key=lambda names: names.map(_rank))
+        .rename(f"{way}, {{}}".format)
+        for column, moved, way in _WAYS.values()
+    ]
+    table = pd.concat(parts)
+    unit, size = byte_unit(float(table.to_numpy().sum()))
+    return account_figure("formats", "Bytes by format", table / size, unit)
+
+
+def _shares(jobs: pd.DataFrame) -> Figure:
+    """Return training jobs by the share of the work that was asked for, by what they became."""
+    asked = jobs[jobs["work_share"].notna()]
+    table = asked.groupby(["work_share", "outcome"]).size().unstack(fill_value=0)
+    table = table.reindex(columns=OUTCOMES, fill_value=0).astype(np.float64)
+    return account_figure("shares", "Share of the work", table.rename("{:g}".format), "jobs")
+
+
+def _devices(jobs: pd.DataFrame) -> Figure:
+    """Return how many devices had which level last: formats and share of the work."""
+    last = jobs.groupby("device_id", sort=False).last()
+    shares = jobs.groupby("device_id", sort=False)["work_share"].mean()
+    names = pd.DataFrame(
+        {
+            "work": last["work_share"].map(lambda share: f"{share:g}" if share == share else ""),  # noqa: PLR0124
+            "down": _named(last["format_down"]),
+            "up": _named(last["format_up"]),
+        }
+    )
+    words = {"work": "{} of the work", "down": "down {}", "up": "up {}"}
+    used = [name for name in words if names[name].nunique() > 1 or names[name].iloc[0]]
+    labels = names[used].apply(
+        lambda row: ", ".join(words[name].format(row[name]) for name in used if row[name]), axis=1
+    )
+    counts = labels.value_counts().sort_index()
+    n_jobs = (
+        jobs.groupby("device_id", sort=False).size().sort_values(ascending=False, kind="stable")
+    )
+    rows = [
+        (
+            str(device),
+            f"{n_jobs[device]:,}",
+            names["work"][device] or "-",
+            f"{shares[device]:.3g}" if isfinite(shares[device]) else "-",
+            names["down"][device],
+            names["up"][device],
+        )
+        for device in n_jobs.index[:ROWS]
+    ]
+    about = f"Of {len(labels):,} devices, by what their last training job was asked for."
+    if len(labels) > ROWS:
+        about += f" The table has the {ROWS} with most jobs."
+    return Figure(
+        id="levels",
+        title="Level by device",
+        about=about,
+        traces=[rows_of_bars("devices", "series-0", counts, counts.index, showlegend=False)],
+        x_title="devices",
+        layout={"yaxis": {"autorange": "reversed"}},
+        height=140 + 36 * len(counts),
+        header=("device", "jobs", "share, last", "share, mean", "format down", "format up"),
+        rows=rows,
     )

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import costs, devices, forecast_audit, learning, levels
+from fedstale.reports import costs, devices, forecast_audit, learning
 from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.timeline import Timeline, timeline
@@ -58,7 +58,7 @@ def write_run(run: "Run", out: Path) -> Path:
         devices.states(run),
         costs.failures(run),
         *costs.figures(run),
-        *levels.figures(run),
+        *costs.level_figures(run),
         devices.participation(run),
         devices.durations(run),
         *learning.aggregation(run),

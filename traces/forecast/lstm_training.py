@@ -28,7 +28,7 @@ from fedstale.traces.forecast.inputs import (
     session_inputs,
     without_clock,
 )
-from fedstale.traces.forecast.network import Weights
+from fedstale.traces.forecast.lstm import Weights
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 

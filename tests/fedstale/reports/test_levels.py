@@ -8,7 +8,7 @@ from made_run import job, table_of
 from made_run import write_run as made
 
 from fedstale.config import SimulationConfig
-from fedstale.reports import levels
+from fedstale.reports import costs
 from fedstale.reports.run import Run
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.runtime import REPORTED
@@ -27,18 +27,12 @@ def jobs(*levels_of_each):
 
 
 def test_a_run_without_formats_and_shares_has_no_levels(tmp_path):
-    assert levels.levels(jobs((0, {}), (1, {}))) == {}
+    assert costs.levels(jobs((0, {}), (1, {}))) == {}
     run = Run(made(tmp_path / "run"))
-    assert levels.figures(run) == []
+    assert costs.level_figures(run) == []
     page = run.report().read_text()
     assert "Bytes by format" not in page
     assert "Level by device" not in page
-
-
-def test_a_run_of_before_these_columns_has_none(tmp_path):
-    run = Run(made(tmp_path / "run"))
-    run.__dict__["jobs"] = run.jobs.drop(columns="work_share")
-    assert levels.figures(run) == []
 
 
 def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
@@ -48,7 +42,7 @@ def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
         (1, {"work_share": 0.5, "compute_s": float("nan")}),
         (1, {"kind": "evaluate", "format_up": "", "downloaded_bytes": 1e9}),
     )
-    found = levels.levels(events)
+    found = costs.levels(events)
     assert found == {
         "formats": {
             "down": {"in full": {"jobs": 2, "bytes": 2e6}, "int8": {"jobs": 1, "bytes": 1e6}},
@@ -64,8 +58,8 @@ def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
 
 
 def test_only_what_was_used_is_counted():
-    assert set(levels.levels(jobs((0, {"work_share": 0.5})))) == {"work_shares"}
-    assert set(levels.levels(jobs((0, {"format_down": "int8"})))) == {"formats"}
+    assert set(costs.levels(jobs((0, {"work_share": 0.5})))) == {"work_shares"}
+    assert set(costs.levels(jobs((0, {"format_down": "int8"})))) == {"formats"}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +92,7 @@ def test_the_page_of_a_run_shows_bytes_shares_and_devices(run):
 
 
 def test_figures_hold_every_training_job_once(run):
-    formats, shares, devices = levels.figures(run)
+    formats, shares, devices = costs.level_figures(run)
     trainings = run.jobs[run.jobs["kind"].str.startswith("train")]
     n = sum(x or 0.0 for trace in shares.traces for x in trace["x"])
     assert n == len(trainings)

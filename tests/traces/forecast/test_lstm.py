@@ -13,9 +13,8 @@ from fedstale.traces.forecast.inputs import (
     of_other_devices,
     session_inputs,
 )
-from fedstale.traces.forecast.lstm import SESSIONS, quantiles_of
+from fedstale.traces.forecast.lstm import SESSIONS, forward, quantiles_of, shapes
 from fedstale.traces.forecast.lstm_training import network, session_loss
-from fedstale.traces.forecast.network import forward, shapes
 from fedstale.traces.forecast.observation import RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S, OwnSessions
 
