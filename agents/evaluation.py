@@ -89,8 +89,6 @@ def contenders(
     agents: Sequence[Agent],
     *,
     persistence: Scenario | None = None,
-    reactive: Sequence[Agent] = (),
-    scratch: Sequence[Agent] = (),
 ) -> dict[str, Contender]:
     """Return the agent and all policies that it is compared with.
 
@@ -98,8 +96,6 @@ def contenders(
         scenario: held-out devices and hours; its forecasts are the forecaster's.
         agents: trained agents, one for each training seed.
         persistence: the same scenario in which devices forecast that nothing changes.
-        reactive: agents that were trained without forecasts.
-        scratch: agents that were trained without the heuristic's score.
 
     Raises:
         ConfigError: there is no agent.
@@ -125,8 +121,6 @@ def contenders(
         ("agent, no forecasts", trained, silent),
         ("agent, persistence", trained if persistence else [], persistence or scenario),
         ("agent, true forecasts", trained, true),
-        ("agent trained without forecasts", [by_agent(a.weights) for a in reactive], silent),
-        ("agent from scratch", [by_agent(a.weights) for a in scratch], scenario),
     ]
     return {name: Contender(policies=some, scenario=on) for name, some, on in played if some}
 

@@ -11,7 +11,7 @@ Run it with: OMP_NUM_THREADS=1 python benchmarks/agent_windows.py RECORDINGS --o
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from fedstale.agents.evaluation import (
     contenders,
     evaluate,
 )
-from fedstale.agents.policy.scorer import Score, embedded, score
+from fedstale.agents.policy.scorer import Score, by_agent, embedded, score
 from fedstale.cli.agent import train_all
 from fedstale.strategies.types import n_cores
 
@@ -151,6 +151,20 @@ def bandit(scenario: Scenario) -> dict[str, Contender]:
     return {"LinUCB": Contender(policies=[LinUCB()], scenario=scenario)}
 
 
+def otherwise_trained(
+    scenario: Scenario, agents: Mapping[str, Sequence[Agent]]
+) -> dict[str, Contender]:
+    """Return agents that learnt without forecasts, or not from the heuristic on, as contenders."""
+    policies = {sort: [by_agent(agent.weights) for agent in of] for sort, of in agents.items()}
+    silent = scenario.with_forecasts("none")
+    return {
+        "agent trained without forecasts": Contender(
+            policies=policies["reactive"], scenario=silent
+        ),
+        "agent from scratch": Contender(policies=policies["scratch"], scenario=scenario),
+    }
+
+
 def main() -> None:
     """Train, ship, compare and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -185,13 +199,11 @@ def main() -> None:
     rows: list[Row] = []
     for name, fleet in fleets.items():
         testing = fleet.testing
-        playing = contenders(
-            testing,
-            some["agent"],
-            persistence=testing.with_forecasts("persistence"),
-            reactive=some["reactive"],
-            scratch=some["scratch"],
-        ) | bandit(testing)
+        playing = {
+            **contenders(testing, some["agent"], persistence=testing.with_forecasts("persistence")),
+            **bandit(testing),
+            **otherwise_trained(testing, some),
+        }
         best_k = [highest(agent) for agent in some["agent"]]
         playing["agent, highest scores"] = Contender(policies=best_k, scenario=testing)
         rows += table(playing, windows, {"fleet": name, "liars": "as in training"})

@@ -106,12 +106,6 @@ def train(
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
-    no_forecasts: Annotated[
-        bool, typer.Option("--no-forecasts", help="Without forecasts: a reactive agent.")
-    ] = False,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Do not start as the heuristic.")
-    ] = False,
     windows: _Windows = _WINDOWS,
     learning: _Learning = None,
     tensorboard: Annotated[
@@ -146,24 +140,12 @@ def train(
     with steps(is_shown=is_shown) as step:
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
             among = _among(step, i, len(traces))
-            fleets.append(
-                _scenarios(
-                    name,
-                    by,
-                    seed,
-                    among,
-                    no_forecasts=no_forecasts,
-                    cache=caches[i],
-                    learning=learning,
-                )
-            )
+            fleets.append(_scenarios(name, by, seed, among, cache=caches[i], learning=learning))
     if learning is not None:
         for fleet in fleets:
             warn(outside(fleet.training, learning, seed=seed))
     trainings = {
-        out / f"seed-{n}" if seeds > 1 else out: Training(
-            updates=updates, seed=n, residual=not from_scratch
-        )
+        out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
     }
     with _watching(out, is_shown=is_shown, tensorboard=tensorboard) as watch:
@@ -174,7 +156,7 @@ def train(
                 "fedstale": __version__,
                 "traces": [Path(name).name for name in traces],
                 "devices": [int(fleet.training.devices.size) for fleet in fleets],
-                "forecasters": [] if no_forecasts else [Path(name).name for name in forecasters],
+                "forecasters": [Path(name).name for name in forecasters],
                 **({} if learning is None else {"learning": asdict(fleets[0].training.proxy)}),
             },
             resume=resume,
@@ -205,12 +187,6 @@ def evaluate(
         ),
     ] = None,
     forecaster: _Forecaster = "embedded",
-    reactive: Annotated[
-        Path | None, typer.Option(help="Folder of an agent trained with --no-forecasts.")
-    ] = None,
-    scratch: Annotated[
-        Path | None, typer.Option(help="Folder of an agent trained with --from-scratch.")
-    ] = None,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -271,24 +247,22 @@ def evaluate(
     if devices is not None:
         testing = testing.with_devices(devices)
     if worlds is not None:
-        if reactive is not None or scratch is not None:
-            raise ConfigError("--worlds: compares with rules of one line, not with other agents")
-        given: dict[str, Any] = {
-            "learning": learning,
-            "out": out,
-            "quiet": quiet,
-            "as_json": as_json,
-        }
-        say_worlds(testing, loaded, worlds, windows or WORLD_WINDOWS, seed, **given)
+        say_worlds(
+            testing,
+            loaded,
+            worlds,
+            windows or WORLD_WINDOWS,
+            seed,
+            learning=learning,
+            out=out,
+            quiet=quiet,
+            as_json=as_json,
+        )
         return
     if learning is not None:
         warn(outside(testing, learning, seed=seed))
-    rivals: dict[str, Any] = {
-        "reactive": [] if reactive is None else _loaded(reactive),
-        "scratch": [] if scratch is None else _loaded(scratch),
-    }
-    shown: dict[str, Any] = {"out": out, "quiet": quiet, "as_json": as_json}
-    _evaluate({traces: testing}, loaded, windows or _WINDOWS, seed, **shown, **rivals)
+    tested = {traces: testing}
+    _evaluate(tested, loaded, windows or _WINDOWS, seed, out=out, quiet=quiet, as_json=as_json)
 
 
 app.command(
@@ -419,7 +393,6 @@ def _scenarios(
     seed: int,
     watch: Step,
     *,
-    no_forecasts: bool = False,
     cache: Path | None,
     learning: Path | None = None,
 ) -> "Scenarios":
@@ -428,7 +401,6 @@ def _scenarios(
     return Scenarios.of(
         recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
-        forecasts="none" if no_forecasts else "forecaster",
         seed=seed,
         proxy=proxy_in(learning),
         cache=cache,
@@ -456,7 +428,6 @@ def _evaluate(
     out: Path | None,
     quiet: bool,
     as_json: bool,
-    **rivals: Sequence["Agent"],
 ) -> None:
     """Let agents and all others play in each fleet, and write and print how they did."""
     import pandas as pd
@@ -464,7 +435,7 @@ def _evaluate(
     tables = []
     with steps(is_shown=not (quiet or as_json)) as step:
         results = [
-            _played(testing, agents, windows, seed, _among(step, i, len(tested)), rivals)
+            _played(testing, agents, windows, seed, _among(step, i, len(tested)))
             for i, testing in enumerate(tested.values())
         ]
     for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
@@ -485,18 +456,12 @@ def _evaluate(
 
 
 def _played(
-    testing: "Scenario",
-    agents: Sequence["Agent"],
-    windows: int,
-    seed: int,
-    step: Step,
-    rivals: Mapping[str, Sequence["Agent"]],
+    testing: "Scenario", agents: Sequence["Agent"], windows: int, seed: int, step: Step
 ) -> "Evaluation":
     """Let agents and all others play, and say how far they are."""
     from fedstale.agents import contenders, evaluate
 
-    persistence = testing.with_forecasts("persistence")
-    playing = contenders(testing, agents, persistence=persistence, **rivals)
+    playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))
 
     def watch(name: str, done: int, total: int) -> None:
         step(f"playing: {name}", done, total)

@@ -31,10 +31,6 @@ _FORESTS = {
     "wasted_s": ("Device time wasted in a window", "difference in device-hours"),
 }
 _SIZES = {"wasted_s": 3600.0}
-_OPTIONAL = {
-    "agent trained without forecasts": "no such agent was given (--reactive)",
-    "agent from scratch": "no such agent was given (--scratch)",
-}
 
 
 def facts_of(folder: str | Path) -> list[tuple[str, str]]:
@@ -274,9 +270,7 @@ def missing(table: pd.DataFrame) -> list[str]:
         table: as of `Evaluation`.
     """
     rewards = table[table["metric"].eq("reward") & table["contender"].ne(AGENT)]
-    played = set(rewards["contender"])
-    found = [f"{name}: {why}." for name, why in _OPTIONAL.items() if name not in played]
-    found += [
+    found = [
         f"{name}: it has no window with a value that the agent has, too."
         for name in rewards.loc[rewards["windows"].eq(0), "contender"]
     ]

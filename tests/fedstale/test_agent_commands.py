@@ -80,7 +80,7 @@ def test_an_agent_is_shown_with_what_it_learnt_from_and_its_faults(tmp_path):
 
 def test_without_tensorboard_it_is_said_how_to_install_it(phones, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    words = ("--traces", phones, "--no-forecasts", "--out", tmp_path, "--tensorboard")
+    words = ("--traces", phones, "--out", tmp_path, "--tensorboard")
     result = run("agent", "train", *words)
     assert result.exit_code == 2
     assert "pip install 'fedstale[tensorboard]'" in result.stderr
@@ -116,7 +116,7 @@ def test_an_evaluation_leaves_a_page_and_prints_tables_that_fit(evaluated):
     assert max(map(len, tables)) <= 100
     assert "nan" not in result.stdout.lower()
     page = (out / "evaluation.html").read_text()
-    assert "agent from scratch: no such agent was given (--scratch)." in page
+    assert "What the agent earns more than each" in page
     assert {"evaluation.csv", "windows.csv"} <= {path.name for path in out.iterdir()}
 
 
@@ -132,7 +132,7 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     now = iter(range(0, 100_000, 60))
     monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     out = tmp_path / "agent"
-    how = ("--no-forecasts", "--windows", 10, "--updates", 2, "--json", "--out", out)
+    how = ("--windows", 10, "--updates", 2, "--json", "--out", out)
     result = run("agent", "train", "--traces", phones, *how)
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)

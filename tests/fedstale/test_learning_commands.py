@@ -156,11 +156,6 @@ def test_worlds_are_told_in_a_table_and_a_rule_is_preferred(phones, tmp_path, mo
     assert medians == pytest.approx(rules["random"]["median"], abs=1e-5)
 
 
-def test_other_agents_do_not_play_in_worlds(phones, tmp_path):
-    result = run("agent", "evaluate", "--traces", phones, "--worlds", 20, "--scratch", tmp_path)
-    assert result.exit_code == 2
-
-
 def test_folders_without_what_is_needed_are_told_in_one_sentence(real, runs, tmp_path):
     out = ("--out", tmp_path / "own.toml")
     assert "is not a folder" in said(run("agent", "fit-learning", tmp_path / "nowhere", *out))
