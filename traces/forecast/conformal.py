@@ -4,8 +4,7 @@ A forecaster's quantiles are right on average over the fleet that it was trained
 device keeps one number for each end of each interval, the miscoverage that it takes of the fleet's
 calibration scores, and moves it after every outcome: up a little when the end held, down when it
 did not. Over time every device gets the coverage that it was promised, whatever its distribution;
-that takes long where a device has a job a day. A number that the whole fleet shares, moved by the
-outcomes of all devices, is right within hours, but for the mean of the fleet alone.
+that takes long where a device has a job a day.
 
 Reference:
     Gibbs, Candes. Adaptive Conformal Inference Under Distribution Shift. NeurIPS 2021: the set
@@ -16,8 +15,6 @@ Differences from the paper:
     - a_t outside (0, 1) takes an infinite or an empty set there; here the largest or smallest
       calibration score is used, since an infinite forecast is of no use.
     - Scores are differences of logarithms: a slow device errs by more seconds than a fast one.
-    - The number that the fleet shares adds to each device's own. The devices then have to report,
-      for each end of each interval, whether it held.
 """
 
 from dataclasses import dataclass, replace
@@ -42,16 +39,11 @@ class Adaptation:
     step: float = 0.05
     """gamma: how far one outcome moves a device, >= 0; 0 keeps the fleet's correction."""
 
-    shared_step: float = 0.0
-    """How far one outcome moves all devices, >= 0; 0 where devices do not report their outcomes."""
-
     def __post_init__(self) -> None:
         if not 0.0 < self.miss < 0.5:
             raise ConfigError(f"adaptation.miss = {self.miss}: expected a share in (0, 0.5)")
-        for name in ("step", "shared_step"):
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value >= 0):
-                raise ConfigError(f"adaptation.{name} = {value}: expected a number >= 0")
+        if not (np.isfinite(self.step) and self.step >= 0):
+            raise ConfigError(f"adaptation.step = {self.step}: expected a number >= 0")
 
 
 class Calibration:
@@ -68,7 +60,6 @@ class Calibration:
         self.adaptation = adaptation or Adaptation()
         self.scores = scores
         self.miscoverage: Array = np.full((n_devices, len(PHASES), 2), self.adaptation.miss)
-        self.shared: Array = np.zeros((len(PHASES), 2))
 
     def corrected(self, devices: npt.ArrayLike, forecast: JobForecast) -> JobForecast:
         """Return the forecast with the outer quantiles of every time corrected.
@@ -78,9 +69,9 @@ class Calibration:
             forecast: of shape n.
         """
         devices = np.asarray(devices, dtype=np.int64)
-        level = 1.0 - self.miscoverage[devices] - self.shared
+        level = 1.0 - self.miscoverage[devices]
         shift = np.empty(level.shape)
-        for p, end in np.ndindex(self.shared.shape):
+        for p, end in np.ndindex(level.shape[1:]):
             shift[:, p, end] = np.interp(level[:, p, end], _GRID, self.scores[p, end])
         low, middle, high = np.moveaxis(forecast.times_s, -1, 0)
         low = np.minimum(low * np.exp(-shift[..., 0]), middle)
@@ -88,7 +79,7 @@ class Calibration:
         return replace(forecast, times_s=np.stack([low, middle, high], axis=-1))
 
     def learn(self, devices: npt.ArrayLike, forecast: JobForecast, outcome: Array) -> None:
-        """Move each device by one outcome of its own, and the fleet by all of them.
+        """Move each device by one outcome of its own.
 
         Args:
             devices: distinct; shape (n,).
@@ -102,13 +93,6 @@ class Calibration:
         before = self.miscoverage[devices]
         moved = np.clip(before + gamma * (miss - missed), -gamma, 1.0 + gamma)
         self.miscoverage[devices] = np.where(known[..., None], moved, before)
-        for p, end in np.ndindex(self.shared.shape):
-            some = known[:, p]
-            if some.any():
-                # Many outcomes at once had the same numbers: half of the way is enough.
-                weight = min(self.adaptation.shared_step * int(some.sum()), 0.5)
-                step = weight * float((miss - missed[some, p, end]).mean())
-                self.shared[p, end] = np.clip(self.shared[p, end] + step, -1.5 * miss, 0.4)
 
 
 def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:

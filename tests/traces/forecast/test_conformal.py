@@ -75,36 +75,9 @@ def test_no_known_outcome_corrects_nothing():
     np.testing.assert_array_equal(given.total_s, forecast(4).total_s)
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.5])
-def test_a_fleet_that_shares_is_covered_after_a_few_jobs_of_each_device(spread):
-    scores = fleet_scores(forecast(4000), outcomes(np.random.default_rng(4), 4000, 1.0))
-    found = {}
-    for word, adaptation in (
-        ("own", Adaptation()),
-        ("shared", Adaptation(step=0.0, shared_step=0.002)),
-    ):
-        rng = np.random.default_rng(5)
-        calibration = Calibration(400, scores, adaptation)
-        found[word] = coverage(calibration, rng, spread, 16, n=400)
-    assert abs(found["own"] - 0.8) > 0.05
-    assert found["shared"] == pytest.approx(0.8, abs=0.03)
-
-
-def test_what_one_device_shares_moves_the_others_and_what_is_unknown_moves_no_device():
-    scores = fleet_scores(forecast(100), outcomes(np.random.default_rng(2), 100, 1.0))
-    calibration = Calibration(2, scores, Adaptation(shared_step=0.02))
-    before = calibration.corrected([1], forecast(1))
-    calibration.learn([0], forecast(1), np.full((1, 3), np.nan))
-    np.testing.assert_array_equal(calibration.corrected([1], forecast(1)).total_s, before.total_s)
-    calibration.learn([0], forecast(1), np.full((1, 3), 1e6))
-    assert calibration.corrected([1], forecast(1)).total_s[0, 2] > before.total_s[0, 2]
-    np.testing.assert_allclose(calibration.shared[:, 1], 0.02 * (0.1 - 1.0))
-    np.testing.assert_allclose(calibration.shared[:, 0], 0.02 * 0.1)
-
-
 @pytest.mark.parametrize(
     "wrong",
-    [{"miss": 0.0}, {"miss": 0.5}, {"step": -1.0}, {"step": np.nan}, {"shared_step": -1.0}],
+    [{"miss": 0.0}, {"miss": 0.5}, {"step": -1.0}, {"step": np.nan}],
 )
 def test_settings_out_of_range_are_rejected(wrong):
     with pytest.raises(ConfigError, match="expected"):

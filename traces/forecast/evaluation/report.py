@@ -218,11 +218,7 @@ def job_tables(
             continue
         traces, alike, end = held_out
         fleet = jobs.calibration_scores(forecaster, traces, alike, job, end)
-        for variant, adaptation in (
-            ("fleet", Adaptation(step=0.0)),
-            ("own", Adaptation()),
-            ("shared", Adaptation(shared_step=0.002)),
-        ):
+        for variant, adaptation in (("fleet", Adaptation(step=0.0)), ("own", Adaptation())):
             better = jobs.calibrated(forecast, sent, times, fleet, adaptation)
             parts.append(jobs.job_scores(f"{name} + {variant}", better, sent, times, finished))
     tables = {
