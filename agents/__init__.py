@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
-from fedstale.agents.env.learning_fit import LearningFit, LearningRun, fit_learning
 from fedstale.agents.env.learning_proxy import LearningProxy
 from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.env.simulator import Reward, Simulator
@@ -31,9 +30,7 @@ __all__ = [
     "Episodes",
     "Evaluation",
     "JobKinds",
-    "LearningFit",
     "LearningProxy",
-    "LearningRun",
     "Reward",
     "Scenario",
     "Scenarios",
@@ -50,7 +47,6 @@ __all__ = [
     "evaluate",
     "evaluate_worlds",
     "faults",
-    "fit_learning",
     "load",
     "save",
     "train",

@@ -226,26 +226,6 @@ def ranked(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def worth(rows: Sequence[Row]) -> list[str]:
-    """Return what two agents are worth in real training, and how well runs were predicted."""
-    lines = [
-        "| agent learnt on | runs | reached | random's hours over its |",
-        "|---|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {row['agent']} constants | {row['runs']} | {row['reached']} "
-        f"| {row['ratio']:.2f} (standard error of the logarithm {row['log_error']:.2f}) |"
-        for row in rows
-        if row["part"] == "worth"
-    ]
-    lines += ["", "| emulator | rmse | R2 |", "|---|---:|---:|"]
-    return lines + [
-        f"| {row['emulator']} | {row['rmse']:.3f} | {row['r2']:.2f} |"
-        for row in rows
-        if row["part"] == "emulators"
-    ]
-
-
 def _ratio(found: Row | None) -> str:
     if found is None:
         return NOTHING
@@ -267,7 +247,6 @@ TABLES: dict[str, dict[str, Callable[[Sequence[Row]], list[str]]]] = {
         "worlds-spread": spreads,
         "worlds-held": held,
         "worlds-schedules": ranked,
-        "worlds-worth": worth,
     },
 }
 """By result: the tables of the pages and who writes them."""

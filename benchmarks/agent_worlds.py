@@ -1,6 +1,6 @@
 """Is the band of worlds an honest one: does it hold what the agent is worth in real training?
 
-Five questions, each a part:
+Four questions, each a part:
 
 - `spread`: by how much do the learning constants scatter from one fit of real training to the next?
   Cells are an app (digits, fashion), a skew of its data and a size of a server step, on phones that
@@ -8,8 +8,6 @@ Five questions, each a part:
 - `seconds`: processor seconds of 200 worlds, and the agent's advantage over rules of one line.
 - `schedules`: do the constants rank schedules as real training does?
 - `cases`: does the advantage in real training (`agent_training`) lie in the band of the worlds?
-- `trained`: does an agent that was trained on a fitted world train real apps as fast as one that
-  was trained on the constants that come with the package?
 
 Parts are kept in a folder as they are done, and the result is written from all that are there:
 
@@ -29,8 +27,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from agent_training import FLEETS, SCHEDULES, SEEDS, SKEWS, outcome, told, windows
-from learning_emulators import out_of_sample
+from agent_training import FLEETS, SCHEDULES, SEEDS, SKEWS, told, windows
 from recorded_fleets import ASSUMED, fleets
 from recorded_scenarios import DAYS, STEP_S
 from results_file import read_result, write_result
@@ -45,16 +42,14 @@ from selection_proxy import (
     fitted,
     late_progress,
 )
-from selection_training import Window, train, training_kinds
+from selection_training import train, training_kinds
 from threadpoolctl import threadpool_limits
 from training_apps import APPS, opened
 from world_cases import Case, advantages
 
-from fedstale.agents import AgentSelector, Scenario, Training, evaluate_worlds, load
-from fedstale.agents import train as train_agent
+from fedstale.agents import Scenario, evaluate_worlds, load
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.agents.env.forecast_table import NoForecasts
-from fedstale.agents.env.learning_fit import LearningRun, fit_learning
 from fedstale.agents.env.learning_proxy import CONSTANTS
 from fedstale.agents.env.learning_proxy import fitted as shipped
 from fedstale.agents.env.worlds import VARIED, Spread, Worlds
@@ -71,7 +66,6 @@ SPREAD_APPS, SPREAD_SEEDS = ("digits", "fashion"), range(211, 213)
 FURTHEST = 2.0
 """A constant of a cell counts as off by exp(2) at most: some fits end at a bound."""
 WORLDS, CASE_WORLDS = 200, 40
-FIT_WINDOWS, UPDATES, SKEW = range(231, 234), 40, 0.3
 
 
 def spread(recordings: Path) -> list[Row]:
@@ -227,104 +221,6 @@ def held(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def trained(recordings: Path, out: Path) -> list[Row]:
-    """Return what two agents are worth in real training: one of the constants, one of a fit.
-
-    Both learn on the same phones with the same seed, and their devices forecast that nothing
-    changes. The fit is of runs of `fashion`, from what the folder of a run would tell.
-    """
-    learn, stop = _fleet(recordings, "phones", "learn"), _fleet(recordings, "phones", "stop")
-    runs = [
-        _learning_run(window, SELECTORS[name][0](), schedule)
-        for window in windows(learn, "phones", FIT_WINDOWS)
-        for name in FIT_SELECTORS
-        for schedule in SCHEDULES
-    ]
-    fit = fit_learning(runs)
-    table = out_of_sample(runs, fit)
-    rows: list[Row] = [{"part": "fit", "runs": len(runs), "skew": fit.skew, **asdict(fit.proxy)}]
-    rows += [{"part": "emulators", **row} for row in table.round(4).to_dict("records")]
-    kinds = JobKinds.of_fleet(learn)
-    agents = {}
-    for name, proxy in (("shipped", shipped()), ("fitted", fit.proxy)):
-        folder = out / f"agent-{name}"
-        if not (folder / "agent.toml").exists():
-            parts = [
-                Scenario.of(
-                    traces,
-                    forecasts="persistence",
-                    start=first * DAY_S,
-                    end=last * DAY_S,
-                    kinds=kinds,
-                    proxy=proxy,
-                )
-                for traces, (first, last) in (
-                    (learn, DAYS["phones"]["training"]),
-                    (stop, DAYS["phones"]["validation"]),
-                )
-            ]
-            train_agent(*parts, Training(updates=UPDATES, validation_windows=128), folder)
-        agents[name] = folder
-    kept = {
-        (row["app"], row["schedule"], row["seed"]): row
-        for row in read_result("agent_training")["rows"]
-        if row.get("selector") == "random" and row.get("alpha") == SKEW and not row["lies"]
-        if row["fleet"] == "phones"
-    }
-    tested = _fleet(recordings, "phones", "test")
-    for window in windows(tested, "phones", SEEDS):
-        table = told(tested, "phones", window, out)
-        for app in ("digits", "fashion"):
-            for schedule, make in SCHEDULES.items():
-                chance = kept[app, schedule, window.seed]
-                for name, folder in agents.items():
-                    run = train(
-                        window,
-                        opened(app),
-                        SKEW,
-                        AgentSelector(folder),
-                        forecasts=table,
-                        strategy=partial(make, concurrency=FLEETS["phones"].concurrency),
-                        kind=list(APPS).index(app),
-                    )
-                    found = outcome(run, chance["target"], window.n_devices)
-                    row = {"part": "trained", "agent": name, "app": app, "schedule": schedule}
-                    row |= {"seed": window.seed, "reached": found["reached"]}
-                    row |= {"hours": round(found["hours"], 4), "random_hours": chance["hours"]}
-                    rows.append(row)
-                    print(row, flush=True)
-    for name in agents:
-        own = [row for row in rows if row.get("agent") == name]
-        logs = [np.log(max(row["random_hours"], 0.01) / max(row["hours"], 0.01)) for row in own]
-        error = float(np.std(logs, ddof=1) / np.sqrt(len(logs)))
-        row = {"part": "worth", "agent": name, "runs": len(own)}
-        row |= {"ratio": round(float(np.exp(np.mean(logs))), 4), "log_error": round(error, 4)}
-        rows.append(row | {"reached": sum(r["reached"] for r in own)})
-        print(rows[-1], flush=True)
-    return rows
-
-
-def _learning_run(window: Window, selector: Selector, schedule: str) -> LearningRun:
-    """Return what the folder of a real run of `fashion` tells: no mixtures, and mean losses."""
-    app, make = opened("fashion"), SCHEDULES[schedule]
-    run = train(
-        window, app, SKEW, selector, forecasts=NoForecasts(), strategy=partial(make, concurrency=4)
-    )
-    n = len(run.merged)
-    return LearningRun(
-        name=f"{schedule}, {window.seed}",
-        app="fashion",
-        n_devices=window.n_devices,
-        versions=app.every * np.arange(len(run.losses)),
-        losses=np.array([losses.mean() for losses in run.losses]),
-        merged=run.merged,
-        weights=[np.ones(len(devices)) for devices in run.merged],
-        staleness=np.zeros(n),
-        job_s=float(np.median(run.spent_s[run.used])),
-        n_bytes=app.model_bytes,
-    )
-
-
 def _round(values: Sequence[float]) -> float:
     return round(float(np.mean(values)), 4)
 
@@ -350,7 +246,7 @@ def _tested(recordings: Path, kind: str, cache: Path) -> Scenario:
 
 def main() -> None:
     """Play the parts that are asked for, and write the result from all that are kept."""
-    parts = ("spread", "seconds", "schedules", "cases", "trained")
+    parts = ("spread", "seconds", "schedules", "cases")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder of parts and forecasts")
@@ -381,7 +277,6 @@ def main() -> None:
     rows += kept("schedules", lambda: schedules(recordings))
     played = kept("cases", lambda: cases(recordings, out, found["digits and fashion"]))
     rows += [*played, *held(played)]
-    rows += kept("trained", lambda: trained(recordings, out))
     command = "python benchmarks/agent_worlds.py RECORDINGS --out FOLDER"
     print(write_result("agent_worlds", rows, command=command))
 

@@ -21,7 +21,6 @@ import tomllib
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -154,20 +153,7 @@ def entropy_of(mixtures: Array) -> Array:
 @lru_cache(maxsize=1)
 def fitted() -> LearningProxy:
     """Return the proxy with the constants that come with the package."""
-    return read_proxy(CONSTANTS)
-
-
-def read_proxy(path: str | Path) -> LearningProxy:
-    """Read a proxy's constants.
-
-    Raises:
-        ConfigError: the file cannot be read, or its constants are not those of a proxy.
-    """
-    try:
-        values: dict[str, Any] = tomllib.loads(Path(path).read_text())["constants"]
-        return LearningProxy(**values)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ConfigError(f"{path}: expected a table [constants] of a proxy: {problem}") from None
+    return LearningProxy(**tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))["constants"])
 
 
 def deal(

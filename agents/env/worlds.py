@@ -11,14 +11,13 @@ few numbers for each world instead of a window.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import Episodes
+from fedstale.agents.env.episodes import Episodes, JobKinds
 from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Simulator
@@ -33,6 +32,9 @@ where it and the ceiling are multiplied by the same factor, nothing else changes
 LIMIT = 10.0
 """Most that a server step counts for, up or down, in steps with the fleet's own mixture. In worlds
 that forget fast and have learnt much already, one collapse would otherwise outweigh a window."""
+
+FACTOR = 2.0
+"""From 1 / FACTOR of the least to FACTOR times the most of a fit is taken for known."""
 
 Spread = Mapping[str, float]
 """Standard deviation of the logarithm of each constant of `VARIED`, >= 0."""
@@ -168,19 +170,45 @@ def check_spread(spread: Spread) -> None:
             )
 
 
-def read_spread(path: str | Path | None = None) -> dict[str, float]:
-    """Return the spread that stands beside some constants.
+def read_spread() -> dict[str, float]:
+    """Return the spread of the constants that come with the package."""
+    spread = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))["spread"]
+    return {name: float(value) for name, value in spread.items()}
+
+
+def outside_of_fit(episodes: Episodes, kinds: JobKinds) -> list[str]:
+    """Return what of some windows the constants were not fitted to, in sentences.
+
+    Constants that were fitted to server steps of three updates say little of steps of three
+    hundred. What differs is said and stops nothing: whoever plays them decides.
 
     Args:
-        path: of a file of constants; the one that comes with the package if None.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no table [spread] of all constants.
+        episodes: windows that are to be played.
+        kinds: their jobs.
     """
-    path = CONSTANTS if path is None else Path(path)
-    try:
-        spread = tomllib.loads(Path(path).read_text(encoding="utf-8"))["spread"]
-        check_spread(spread)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise ConfigError(f"{path}: expected a table [spread] of a proxy: {problem}") from None
-    return {name: float(value) for name, value in spread.items()}
+    runs = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))["fitted"]
+    size = [n_bytes / 1e6 for n_bytes in runs["n_bytes"]]
+    # What windows have, the least and the most of the runs of the fit, and the unit.
+    values: dict[str, tuple[Array | Index, Sequence[float], str]] = {
+        "updates of a server step": (episodes.buffer_size, runs["updates"], ""),
+        "devices": (episodes.present.sum(axis=1), runs["devices"], ""),
+        "job on the median device": (kinds.median_s[episodes.kind], runs["job_s"], " s"),
+        "size of the model": (kinds.n_bytes[episodes.kind] / 1e6, size, " MB"),
+        "rounds": (episodes.rounds, (0.0, runs["steps"][1]), ""),
+    }
+    found = []
+    for name, (have, (least, most), unit) in values.items():
+        outside = (have < least / FACTOR) | (have > most * FACTOR)
+        if outside.any():
+            found.append(
+                f"{outside.sum()} of {len(episodes)} windows: {name} "
+                f"{have[outside].min():g} to {have[outside].max():g}{unit}, fitted to "
+                f"{least:g} to {most:g}{unit}"
+            )
+    keeps = episodes.keeps_stragglers
+    if runs["staleness"][1] == 0 and keeps.any():
+        found.append(
+            f"{keeps.sum()} of {len(episodes)} windows: stragglers are aggregated later, fitted to "
+            "current updates alone"
+        )
+    return found

@@ -171,17 +171,3 @@ def test_the_page_says_where_the_agent_is_to_be_preferred(rows):
     assert max(row["share"] for row in desktops.values()) < 0.9
     n = sum(row["matters"] == "fade" for row in rules)
     assert f"matters most in {n} of the {len(rules)} comparisons" in text
-
-
-def test_the_page_says_what_the_agent_of_a_fit_is_worth(rows):
-    worth = {row["agent"]: row for row in of(rows, "worth")}
-    text = page("results/agent-worlds.md")
-    assert f"needs {worth['fitted']['ratio']:.2f} times its hours" in text
-    assert f"and {worth['shipped']['ratio']:.2f} times those of the other" in text
-    assert f"five windows): {worth['fitted']['runs']} runs each" in text
-    # At least 90 % of the gain is kept.
-    gain = {name: np.log(row["ratio"]) for name, row in worth.items()}
-    assert gain["fitted"] >= 0.9 * gain["shipped"] > 0
-    best = min(of(rows, "emulators"), key=lambda row: row["rmse"])
-    assert best["emulator"] == "learning proxy"
-    assert best["r2"] == pytest.approx(0.25, abs=0.02)

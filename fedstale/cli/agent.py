@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,15 +18,8 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
-from fedstale.cli.learning import (
-    WORLD_WINDOWS,
-    fit_learning_command,
-    outside,
-    proxy_in,
-    say_worlds,
-    warn,
-)
 from fedstale.cli.output import AsJson, Quiet, Step, note, one_sentence, steps, table_text
+from fedstale.cli.worlds import WORLD_WINDOWS, say_worlds
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -76,16 +68,6 @@ _Forecasters = Annotated[
 ]
 _Windows = Annotated[int, typer.Option(min=10, help="Held-out windows that are played.")]
 _WINDOWS = 200
-_Learning = Annotated[
-    Path | None,
-    typer.Option(
-        "--learning",
-        metavar="FILE",
-        help="Constants of how a model learns, of `fedstale agent fit-learning`; those that come "
-        "with fedstale if none are given.",
-    ),
-]
-
 LOG = "log.txt"
 """File in the output folder with what training processes print."""
 
@@ -107,7 +89,6 @@ def train(
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
     windows: _Windows = _WINDOWS,
-    learning: _Learning = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
     ] = False,
@@ -140,10 +121,7 @@ def train(
     with steps(is_shown=is_shown) as step:
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
             among = _among(step, i, len(traces))
-            fleets.append(_scenarios(name, by, seed, among, cache=caches[i], learning=learning))
-    if learning is not None:
-        for fleet in fleets:
-            warn(outside(fleet.training, learning, seed=seed))
+            fleets.append(_scenarios(name, by, seed, among, cache=caches[i]))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
@@ -157,7 +135,6 @@ def train(
                 "traces": [Path(name).name for name in traces],
                 "devices": [int(fleet.training.devices.size) for fleet in fleets],
                 "forecasters": [Path(name).name for name in forecasters],
-                **({} if learning is None else {"learning": asdict(fleets[0].training.proxy)}),
             },
             resume=resume,
             workers=workers or n_cores(),
@@ -202,7 +179,6 @@ def evaluate(
             "models learn faster, forget more, or report otherwise.",
         ),
     ] = None,
-    learning: _Learning = None,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices of a window; drawn from 32 to 256 if not given."),
@@ -236,14 +212,11 @@ def evaluate(
             forecaster=_forecaster(forecaster),
             start=parts.turn,
             end=parts.end,
-            proxy=proxy_in(learning),
             cache=None if cache is None else cache / "forecasts-all.npz",
         )
     else:
         with steps(is_shown=not (quiet or as_json)) as step:
-            testing = _scenarios(
-                traces, forecaster, seed, step, cache=cache, learning=learning
-            ).testing
+            testing = _scenarios(traces, forecaster, seed, step, cache=cache).testing
     if devices is not None:
         testing = testing.with_devices(devices)
     if worlds is not None:
@@ -253,21 +226,13 @@ def evaluate(
             worlds,
             windows or WORLD_WINDOWS,
             seed,
-            learning=learning,
             out=out,
             quiet=quiet,
             as_json=as_json,
         )
         return
-    if learning is not None:
-        warn(outside(testing, learning, seed=seed))
     tested = {traces: testing}
     _evaluate(tested, loaded, windows or _WINDOWS, seed, out=out, quiet=quiet, as_json=as_json)
-
-
-app.command(
-    "fit-learning", epilog="Example: fedstale agent fit-learning runs/* --out learning.toml"
-)(fit_learning_command)
 
 
 @app.command(epilog="Example: fedstale agent show agents/mine")
@@ -394,7 +359,6 @@ def _scenarios(
     watch: Step,
     *,
     cache: Path | None,
-    learning: Path | None = None,
 ) -> "Scenarios":
     from fedstale.agents import Scenarios
 
@@ -402,7 +366,6 @@ def _scenarios(
         recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
         seed=seed,
-        proxy=proxy_in(learning),
         cache=cache,
         watch=watch,
     )

@@ -32,8 +32,6 @@ _OWN = (
     *("seeds", "seed-key"),
 )
 _FIXED = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
-_LEARNING = frozenset({"constants", "learning", "worlds"})
-"""What would make a space search on the learning proxy, or is a file of its constants."""
 _ONE_PROCESS = {"executor", "workers", "gpus", "client-limit-s"}
 _IN_ONE_PROCESS = (("executor", "inline"), ("executor", "batched"))
 _RANGE = {"from", "to", "log", "step"}
@@ -131,12 +129,6 @@ class Space:
         """Return the space in a table, rejecting what means nothing; errors as of `read`."""
         given = {key.replace("_", "-"): value for key, value in table.items()}
         known = (*_OWN, *_FIXED)
-        for key in sorted(_LEARNING & given.keys()):
-            raise ConfigError(
-                f"{where}: {key}: constants of the learning proxy tune no schedules, whose ranking "
-                "they do not follow (docs/will-it-help.md): expected a search on real training, "
-                f"without {key!r}"
-            )
         for key in given:
             if key not in known:
                 raise ConfigError(f"{where}: unknown key {key!r}: expected {nearest(key, known)}")

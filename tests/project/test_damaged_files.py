@@ -30,7 +30,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed_updates import packed
 
-from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.scorer import initial
 from fedstale.comparison.analysis import finished, measured
@@ -103,11 +102,6 @@ def write_forecaster(folder):
 def write_agent(folder):
     weights = initial(np.random.default_rng(0))
     agent_files.save(agent_files.Agent(weights=weights, provenance={}), folder)
-
-
-def write_proxy(folder):
-    lines = [f"{name} = {getattr(fitted(), name)}" for name in fitted().__slots__]
-    (folder / "proxy.toml").write_text("[constants]\n" + "\n".join(lines))
 
 
 def write_zip(folder):
@@ -222,7 +216,6 @@ READERS = {
     "population": Reader(text("p.toml", EMBEDDED), lambda f: population.load(f / "p.toml")),
     "forecaster": Reader(write_forecaster, forecast.Forecaster.load),
     "agent": Reader(write_agent, agent_files.load),
-    "proxy": Reader(write_proxy, lambda folder: read_proxy(folder / "proxy.toml")),
     "checkpoints": Reader(
         data("000000001.checkpoint", packed({"w": np.arange(9.0), "n": 1})), read_checkpoint
     ),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents.env.learning_proxy import LearningProxy, deal, entropy_of, fitted, read_proxy
+from fedstale.agents.env.learning_proxy import LearningProxy, deal, entropy_of, fitted
 from fedstale.errors import ConfigError
 
 PLAIN = {"eta": 0.4, "delta": 1.0, "nu": 0.5, "rho": 0.1, "fade": 2.0, "ceiling": 4.0}
@@ -105,12 +105,3 @@ def test_the_embedded_constants_say_what_they_were_fitted_to():
     assert set(told["constants"]) == {f.name for f in fields(LearningProxy)}
     assert told["provenance"]["command"].startswith("python benchmarks/selection_proxy.py")
     assert fitted() == LearningProxy(**told["constants"])
-
-
-def test_a_file_of_constants_that_is_none_is_named(tmp_path):
-    for text in (None, "not toml [", "[other]\n", "[constants]\neta = 1\n"):
-        path = tmp_path / "proxy.toml"
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(ConfigError, match=r"proxy\.toml"):
-            read_proxy(path)

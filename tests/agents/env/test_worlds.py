@@ -2,14 +2,21 @@
 
 import numpy as np
 import pytest
+from shared_fleets import synthetic
 from small_episodes import SIMPLE, episodes, fleet, one_kind
 
-from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.env.worlds import VARIED, Worlds, WorldSimulator, read_spread
+from fedstale.agents.env.worlds import (
+    VARIED,
+    Worlds,
+    WorldSimulator,
+    outside_of_fit,
+    read_spread,
+)
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import Random
@@ -122,11 +129,31 @@ def test_a_spread_that_is_none_is_named(change, said):
         Worlds.around(fitted(), WIDE, 0, seed=0)
 
 
-def test_the_spread_stands_beside_the_constants(tmp_path):
+def test_the_spread_stands_beside_the_constants():
     assert set(read_spread()) == set(VARIED)
     assert all(value > 0 for value in read_spread().values())
-    path = tmp_path / "own.toml"
-    for text in ("", "spread = 3\n", "[spread]\neta = 0.1\n"):
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=r"own\.toml"):
-            read_spread(path)
+
+
+PLACE = {"present": True, "buffer_size": 4, "keeps_stragglers": False, "rounds": 20}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, []),
+        ({"buffer_size": 40}, ["updates of a server step 40 to 40, fitted to 2 to 12"]),
+        ({"rounds": 2000}, ["rounds 2000 to 2000, fitted to 0 to 577"]),
+        ({"keeps_stragglers": True}, ["stragglers are aggregated later"]),
+    ],
+)
+def test_windows_outside_of_the_fit_are_told(values, said):
+    traces = synthetic(60, days=1)
+    kinds = JobKinds.of_fleet(traces, minutes=(1.0,), megabytes=(5.0,), patience=(5.0,))
+    settings = EpisodeSettings(devices=(40, 40), rounds=20)
+    scenario = Scenario.of(traces, forecasts="none", settings=settings, kinds=kinds)
+    made = scenario.draw(10, np.random.default_rng(0))
+    for name, value in (PLACE | values).items():
+        getattr(made, name)[:] = value
+    found = outside_of_fit(made, kinds)
+    assert len(found) == len(said)
+    assert all(words in line for words, line in zip(said, found, strict=True))
