@@ -27,10 +27,10 @@ from fedstale.comparison.statistics import Estimate, difference
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
-from fedstale.reports.page import write_text
+from fedstale.reports.figure import Figure, curve, time_unit
+from fedstale.reports.page import write_figures, write_text
 from fedstale.runs import make_folder
 from fedstale.strategies.types import n_cores
-from fedstale.tuning.page import write_page
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import Ledger, Trial
 
@@ -189,7 +189,6 @@ def tune(
                 space,
                 folder,
                 ledger,
-                search=search,
                 workers=how.workers,
                 watch=watch_held_out,
                 address=address,
@@ -225,7 +224,6 @@ def _judged(
     folder: Path,
     ledger: Ledger,
     *,
-    search: Search,
     workers: int,
     watch: Watch | None,
     address: str | None,
@@ -250,7 +248,6 @@ def _judged(
         table=found.trials,
         front={trial.number for trial in _front(space, found.tried)},
         held_out=comparison.words,
-        by_chance=search != "tpe",
         texts={"What was searched": tomli_w.dumps(dict(space.table))},
     )
     return found
@@ -354,3 +351,137 @@ def _require_installed() -> None:
             raise ConfigError(
                 f"a search needs {name}, which is not installed: pip install 'fedstale[tune]'"
             )
+
+
+_LOOKS = {"complete": 0, "stopped": 1, "failed": 2, "open": 3}
+"""Numbers of the colour, the dash and the marker of each way to end."""
+_WORDS = {
+    "complete": "came to the end",
+    "stopped": "stopped at a rung",
+    "failed": "failed",
+    "open": "not over",
+}
+
+
+def write_page(
+    space: Space,
+    trials: Sequence[Trial],
+    out: Path,
+    *,
+    lead: str,
+    table: pd.DataFrame,
+    front: set[int],
+    held_out: pd.DataFrame,
+    texts: Mapping[str, str],
+) -> Path:
+    """Write the page of a search, and return it.
+
+    Args:
+        space: that was searched.
+        trials: all configurations.
+        out: file to write.
+        lead: what the held-out runs say.
+        table: one row a configuration.
+        front: numbers of the configurations that none beats, of several objectives.
+        held_out: the table in words of the comparison on held-out seeds and devices.
+        texts: texts below the figures, by title.
+
+    Raises:
+        ConfigError: the page cannot be written.
+    """
+    figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
+    if len(space.objectives) > 1:
+        figures.append(_front_figure(space, trials, front))
+    n_failed = sum(trial.status == "failed" for trial in trials)
+    n_stopped = sum(trial.status == "stopped" for trial in trials)
+    cards = [
+        ("configurations", str(len(trials))),
+        ("stopped at a rung", str(n_stopped)),
+        ("failed", str(n_failed)),
+        ("tuning seeds", str(len(space.seeds))),
+        ("held-out seeds", str(len(space.held_out["seeds"]))),
+    ]
+    shown = table.map(lambda value: "-" if pd.isna(value) else _text(value))
+    return write_figures(
+        "Settings searched on device time",
+        lead,
+        [figure for figure in figures if figure.traces],
+        out,
+        cards=cards,
+        tables={
+            "On held-out seeds and devices": held_out,
+            "The configurations": shown,
+        },
+        texts=texts,
+    )
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
+    """Return an objective against device time, a line a configuration."""
+    unit, length_s = time_unit(space.until_s)
+    objective, named = space.objectives[number], set[str]()
+    traces = []
+    for trial in trials:
+        if not trial.reports:
+            continue
+        x = np.array([space.instants_s[report.rung] for report in trial.reports]) / length_s
+        y = [report.values[number] for report in trial.reports]
+        words = {
+            "text": [f"configuration {trial.number}"] * len(y),
+            "hovertemplate": "%{text}: %{y} at %{x}",
+            "showlegend": trial.status not in named,
+        }
+        named.add(trial.status)
+        name, look = _WORDS[trial.status], _LOOKS[trial.status]
+        traces.append(curve(name, look, x, y, mode="lines+markers", **words))
+    better = "lower" if objective.is_lower_better else "higher"
+    return Figure(
+        id=f"rungs-{number}",
+        title=f"{objective.text} at the rungs",
+        about=f"A line is a configuration's {objective.in_words}, in the mean over the tuning "
+        f"seeds; {better} is better. A run that has not reached its target counts with all of its "
+        "time.",
+        traces=traces,
+        x_title=f"device time ({unit})",
+        y_title=objective.unit,
+        is_wide=True,
+        header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],
+        rows=[
+            [str(trial.number), _WORDS[trial.status], *_value_texts(space, trial, number)]
+            for trial in trials
+        ],
+    )
+
+
+def _value_texts(space: Space, trial: Trial, number: int) -> list[str]:
+    known = {report.rung: report.values[number] for report in trial.reports}
+    return [f"{known[i]:.4g}" if i in known else "-" for i in range(len(space.instants_s))]
+
+
+def _front_figure(space: Space, trials: Sequence[Trial], front: set[int]) -> Figure:
+    """Return the first two objectives at the end against one another."""
+    first, second = space.objectives[:2]
+    over = [trial for trial in trials if trial.status == "complete"]
+    traces = []
+    for name, is_on, look in (("on the front", True, 0), ("beaten", False, 1)):
+        some = [trial for trial in over if (trial.number in front) == is_on]
+        if some:
+            x, y = ([trial.reports[-1].values[i] for trial in some] for i in (0, 1))
+            words = {
+                "text": [f"configuration {trial.number}" for trial in some],
+                "hovertemplate": "%{text}: %{x}, %{y}",
+            }
+            traces.append(curve(name, look, x, y, mode="markers", **words))
+    return Figure(
+        id="front",
+        title="What no configuration beats",
+        about="The first two objectives at the end. On the front are configurations than which no "
+        "other is at least as good in all objectives and better in one.",
+        traces=traces,
+        x_title=first.unit,
+        y_title=second.unit,
+    )
