@@ -274,10 +274,8 @@ def reliability(run: "Run") -> Figure | None:
 
     A job finished if its reply arrived before its message expired, even if the server rejected it.
     Jobs in flight at the end of the run, and those in which the app failed, are left out. None if
-    no device forecast itself, or the run was written before the column was.
+    no device forecast itself.
     """
-    if "reported_p_finish" not in run.jobs:
-        return None
     status = run.jobs["status"].to_numpy(object)
     reported = run.jobs["reported_p_finish"].to_numpy(np.float64)
     known = np.isfinite(reported) & (status != IN_FLIGHT) & (status != CLIENT_ERROR)
@@ -319,11 +317,8 @@ def forecast_durations(run: "Run") -> Figure | None:
 
     A job takes from its sending to the last byte of its reply; on real devices, whose server sees
     no more, to the delivery. Jobs of which nothing ever arrived, and those in which the app failed,
-    took no time that could be compared. None if no job that arrived had a forecast, or the run was
-    written before the column was.
+    took no time that could be compared. None if no job that arrived had a forecast.
     """
-    if "reported_duration_s" not in run.jobs:
-        return None
     jobs = run.jobs[np.isfinite(run.jobs["reported_duration_s"].to_numpy(np.float64))]
     forecast = jobs["reported_duration_s"].to_numpy(np.float64)
     sent, reported, delivered = (

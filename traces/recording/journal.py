@@ -116,8 +116,8 @@ def read(folder: Path) -> tuple["pd.DataFrame", dict[str, int]]:
         `RecordingRun` as columns, and the number of drops by kind.
 
     Raises:
-        TraceError: there is no journal, nothing in it can be read, or a recorder of an earlier
-            version, which lets nobody read, is writing to it.
+        TraceError: there is no journal, nothing in it can be read, or another process keeps it
+            closed.
     """
     reader = JournalReader(folder)
     return reader.read(), {kind: count for kind, count in reader.dropped.items() if count}
@@ -160,8 +160,7 @@ class JournalReader:
             except sqlite3.Error as problem:
                 if _is_busy(problem):
                     raise TraceError(
-                        f"{self._folder}: a recorder of an earlier version is writing to it, so it "
-                        "cannot be read; end that one first"
+                        f"{self._folder}: another process keeps it closed; end that one first"
                     ) from None
                 self.dropped["dropped: damaged file"] += 1
                 continue
@@ -228,7 +227,6 @@ class Journal:
         with ExitStack() as opened:
             try:
                 make_private(folder)
-                # The folder is the journal's own, perhaps from an earlier release.
                 folder.chmod(PRIVATE_FOLDER)
                 opened.enter_context(closing(_locked(folder)))
                 self._about = replace(about, run=_next_run(folder, about.device_id))

@@ -32,37 +32,11 @@ def test_saving_twice_gives_the_same_bytes(saved, tmp_path_factory):
         assert (saved / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_a_folder_without_an_agent_is_named(tmp_path):
-    with pytest.raises(ProtocolError, match=r"no agent\.toml there"):
-        scorer.load(tmp_path)
-
-
-@pytest.mark.parametrize("change", ["cut", "flip", "gone"])
-def test_altered_weights_are_rejected(saved, change):
-    path = saved / "agent.safetensors"
-    data = path.read_bytes()
-    if change == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(data[:-9] if change == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(ProtocolError, match=r"altered or cut short|cannot be read"):
-        scorer.load(saved)
-
-
-def test_a_huge_file_is_not_even_read(saved):
-    with (saved / "agent.safetensors").open("r+b") as file:
-        file.truncate(2_000_000)
-    with pytest.raises(ProtocolError, match="larger than"):
-        scorer.load(saved)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("format = 1", "format = 2", "format = 2, expected 1"),
         ("version = ", "version = 9", r"schema\.version = "),
         ('"heuristic_rank"', '"rank"', "schema.features differ in heuristic_rank, rank"),
-        ("format = 1", "format = ", "cannot be read"),
     ],
 )
 def test_a_description_of_another_version_is_rejected(saved, before, after, said):
@@ -71,12 +45,6 @@ def test_a_description_of_another_version_is_rejected(saved, before, after, said
     assert before in text
     path.write_text(text.replace(before, after, 1))
     with pytest.raises(ProtocolError, match=said):
-        scorer.load(saved)
-
-
-def test_a_description_that_is_no_text_is_rejected(saved):
-    (saved / "agent.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProtocolError, match="cannot be read"):
         scorer.load(saved)
 
 

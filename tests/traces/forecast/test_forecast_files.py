@@ -28,52 +28,9 @@ def test_the_description_names_schema_kind_checksum_and_provenance(folder):
     assert about["provenance"] == {"traces": "synthetic", "seed": 0}
 
 
-def test_writing_leaves_nothing_half_written(folder):
-    assert {p.name for p in folder.iterdir()} == {"forecaster.toml", "forecaster.safetensors"}
-
-
-def test_a_folder_without_a_forecaster_is_one_sentence(tmp_path):
-    with pytest.raises(TraceError, match="forecaster train"):
-        Forecaster.load(tmp_path)
-
-
-def test_another_version_is_rejected(folder):
-    edit(folder, schema=99)
-    with pytest.raises(TraceError, match="schema = 99, expected 2"):
-        Forecaster.load(folder)
-
-
 def test_an_unknown_kind_is_rejected(folder):
     edit(folder, kind="prophet")
     with pytest.raises(TraceError, match="kind = 'prophet'"):
-        Forecaster.load(folder)
-
-
-def test_altered_arrays_are_rejected(folder):
-    path = folder / "forecaster.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(TraceError, match="altered or cut short"):
-        Forecaster.load(folder)
-
-
-def test_truncated_arrays_are_rejected(folder):
-    path = folder / "forecaster.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(TraceError, match="altered or cut short"):
-        Forecaster.load(folder)
-
-
-def test_missing_arrays_are_rejected(folder):
-    (folder / "forecaster.safetensors").unlink()
-    with pytest.raises(TraceError, match="cannot be read"):
-        Forecaster.load(folder)
-
-
-def test_a_description_that_is_no_toml_is_rejected(folder):
-    (folder / "forecaster.toml").write_bytes(b"\xff\x00not toml")
-    with pytest.raises(TraceError, match="cannot be read"):
         Forecaster.load(folder)
 
 
@@ -81,14 +38,6 @@ def test_arrays_of_another_kind_are_rejected(folder):
     edit(folder, kind="ewma")
     with pytest.raises(TraceError, match="lacks"):
         Forecaster.load(folder)
-
-
-def test_arrays_that_are_not_finite_are_rejected(training, held_out, tmp_path):
-    forecaster = LastValue().fit(training, held_out, seed=0)
-    forecaster.spread = np.full_like(forecaster.spread, np.nan)
-    forecaster.save(tmp_path)
-    with pytest.raises(TraceError, match="not finite"):
-        Forecaster.load(tmp_path)
 
 
 def test_an_unknown_fleet_is_one_sentence():

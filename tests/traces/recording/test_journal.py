@@ -161,33 +161,6 @@ def test_a_journal_is_read_while_a_recorder_writes_to_it(tmp_path):
             assert instants_of(tmp_path / "j") == ([float(i) for i in range(k + 1)], {})
 
 
-def earlier_recorder(folder):
-    """Return a connection as recorders held it that let nobody read, after one more reading."""
-    (path,) = journals.files_of(folder)
-    database = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-    database.execute("PRAGMA locking_mode = EXCLUSIVE")
-    reading = Reading(instant=300.0)
-    values = [300.0, *(getattr(reading, name) for name in RECORD.names if name != "steady")]
-    row = (3, 0, np.array(tuple(values), dtype=RECORD).tobytes())
-    checksum = zlib.crc32(repr(row).encode())
-    database.execute("INSERT INTO readings VALUES (?, ?, ?, ?)", (*row, checksum))
-    return database
-
-
-def test_a_journal_of_an_earlier_recorder_is_read_when_that_has_ended(tmp_path, monkeypatch):
-    for patience in ("_PATIENCE_S", "_SHORT_PATIENCE_S"):
-        monkeypatch.setattr(journals, patience, 0.05)
-    append(tmp_path / "j", [100, 200])
-    with closing(earlier_recorder(tmp_path / "j")):
-        with pytest.raises(TraceError, match="a recorder of an earlier version is writing"):
-            journals.read(tmp_path / "j")
-        with pytest.raises(ResumeError, match="another recorder is writing"):
-            Journal(tmp_path / "j", ABOUT, max_bytes=ROOM)
-    assert instants_of(tmp_path / "j") == ([100, 200, 300], {})
-    append(tmp_path / "j", [400])
-    assert instants_of(tmp_path / "j") == ([100, 200, 300, 400], {})
-
-
 def test_a_reader_that_is_stopped_while_it_reads_breaks_neither_recorder_nor_bound(tmp_path):
     append(tmp_path / "j", range(50))
     (first,) = journals.files_of(tmp_path / "j")
