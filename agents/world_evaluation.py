@@ -73,9 +73,6 @@ class WorldEvaluation:
     """A row for each rule; columns rule, median, low (5 %), high (95 %), ahead (worlds), share (of
     the worlds), reward (of the rule, median), and matters, correlation: the constant with the
     strongest rank correlation with the advantage, and that."""
-    correlations: pd.DataFrame
-    """Rank correlation of each constant (rows) with the advantage over each rule (columns); NaN
-    where one of both is the same in all worlds."""
 
     @property
     def prefer(self) -> str:
@@ -144,16 +141,9 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
     """
     advantages = pd.DataFrame({name: agent - values for name, values in rules.items()})
     constants = pd.DataFrame({name: worlds.constants[name] for name in VARIED})
-    found = pd.DataFrame(
-        {
-            rule: [_rank_correlation(constants[name], advantage) for name in VARIED]
-            for rule, advantage in advantages.items()
-        },
-        index=pd.Index(VARIED, name="constant"),
-    )
     rows = []
     for rule, advantage in advantages.items():
-        each = dict(zip(VARIED, found[rule].to_numpy(dtype=np.float64), strict=True))
+        each = {name: _rank_correlation(constants[name], advantage) for name in VARIED}
         known = {name: value for name, value in each.items() if not np.isnan(value)}
         matters = max(known, key=lambda name: abs(known[name])) if known else ""
         rows.append(
@@ -169,9 +159,7 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
                 "correlation": float(known.get(matters, np.nan)),
             }
         )
-    return WorldEvaluation(
-        worlds=worlds, advantages=advantages, table=pd.DataFrame(rows), correlations=found
-    )
+    return WorldEvaluation(worlds=worlds, advantages=advantages, table=pd.DataFrame(rows))
 
 
 def _rank_correlation(one: pd.Series, other: pd.Series) -> float:
