@@ -47,11 +47,6 @@ class Choices:
 
     values: tuple[Plain, ...]
 
-    @property
-    def is_numeric(self) -> bool:
-        """Whether all values are numbers."""
-        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
-
     def grid(self, key: str) -> Sequence[Plain]:
         """Return all values."""
         return self.values
@@ -67,7 +62,6 @@ class Range:
     step: float | None = None
     is_log: bool = False
     is_whole: bool = False
-    is_numeric = True
 
     def grid(self, key: str) -> Sequence[Plain]:
         """Return the values in steps.

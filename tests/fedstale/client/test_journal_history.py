@@ -421,17 +421,17 @@ def test_a_clock_that_was_set_is_a_gap_and_no_end(tmp_path, step_s, caplog):
     assert seen.own.lengths_s[0, :2] == pytest.approx([60.0, np.nan], nan_ok=True)
 
 
-def test_a_journal_of_an_earlier_recorder_is_waited_for_but_not_for_long(nights, tmp_path, caplog):
+def test_a_journal_that_is_kept_closed_is_waited_for_but_not_for_long(nights, tmp_path, caplog):
     folder = shutil.copytree(nights, tmp_path / "j")
     (path,) = journals.files_of(folder)
     bench = bench_at(NOW, journal=folder, available="charging")
-    with closing(sqlite3.connect(path, isolation_level=None)) as earlier:
-        earlier.execute("PRAGMA locking_mode = EXCLUSIVE")
-        earlier.execute("PRAGMA user_version = 1")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("PRAGMA user_version = 1")
         began = time.monotonic()
         without = bench.ask(job=job_of(4.0))
         assert time.monotonic() - began < 10.0
-    assert "a recorder of an earlier version is writing to it" in caplog.text
+    assert "another process keeps it closed" in caplog.text
     assert bench.ask(job=job_of(4.0))["p_finish"] != pytest.approx(without["p_finish"], abs=1e-2)
     assert len(caplog.records) == 1
 
