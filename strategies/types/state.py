@@ -70,12 +70,13 @@ class Part(Stateful):
     """
 
     def __repr__(self) -> str:
-        shown = [
-            repr(value) if parameter.default is Parameter.empty else f"{name}={value!r}"
-            for name, parameter in signature(type(self)).parameters.items()
-            for value in [getattr(self, name, Parameter.empty)]
-            if value is not Parameter.empty
-        ]
+        shown = []
+        for name, parameter in signature(type(self)).parameters.items():
+            value = getattr(self, name, Parameter.empty)
+            is_named = parameter.default is not Parameter.empty
+            is_named |= parameter.kind is Parameter.KEYWORD_ONLY
+            if value is not Parameter.empty:
+                shown.append(f"{name}={value!r}" if is_named else repr(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
