@@ -382,6 +382,9 @@ class Availability(Channel):
         t = spread_over(t, devices.shape)
         if self.starts.size == 0:
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
+        if self._is_always:
+            before = t < self.until
+            return np.where(before, t, np.inf), np.where(before, self.until, np.inf)
         row = self.rows[devices]
         length = self.lengths[row]
         base, x, k = self.locate(devices, t)
@@ -409,6 +412,12 @@ class Availability(Channel):
         end = np.minimum(end, self.until)
         never = never | (begin >= end)
         return np.where(never, np.inf, begin), np.where(never, np.inf, end)
+
+    @property
+    def _is_always(self) -> bool:
+        """Whether there is one row, and nobody ever leaves."""
+        is_one = self.repeat and self.starts.size == self.lengths.size == 1
+        return bool(is_one and self.starts[0] == 0.0 and self.ends[0] == self.lengths[0])
 
     def windows_before(self, devices: npt.ArrayLike, end_s: float) -> tuple[Index, Array, Array]:
         """Return all windows of some devices from instant 0 on, cut off at an instant.

@@ -307,7 +307,7 @@ class Series(Channel):
         Returns:
             Rates; shape (n,).
         """
-        devices, t = _broadcast(devices, t)
+        devices, t = np.asarray(devices, dtype=np.int64), np.asarray(t, dtype=np.float64)
         row = self.rows[devices]
         x = self._row_time(t + self.shifts[devices], row)
         rate, _ = self._segment_at(x, row)
@@ -325,7 +325,8 @@ class Series(Channel):
         Returns:
             Integrals of the rate over [start, end); shape (n,).
         """
-        devices, start, end = _broadcast(devices, start, end)
+        devices = np.asarray(devices, dtype=np.int64)
+        start, end = spread_over(start, devices.shape), spread_over(end, devices.shape)
         row = self.rows[devices]
         span = np.maximum(np.minimum(end, self.until) - start, 0.0)
         x = self._row_time(start + self.shifts[devices], row)
@@ -351,18 +352,21 @@ class Series(Channel):
         Returns:
             Durations in s; 0 for an amount of 0, inf where the amount is never reached. Shape (n,).
         """
-        devices, amount, start = _broadcast(devices, amount, start)
-        row = self.rows[devices]
-        x = self._row_time(start + self.shifts[devices], row)
-        rate, segment_end = self._segment_at(x, row)
+        devices = np.asarray(devices, dtype=np.int64)
+        amount, start = np.asarray(amount, np.float64), np.asarray(start, np.float64)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
-            duration = needed / rate
-        if not self._is_constant:
-            # As in `integral`: what is not reached within its first segment is searched for.
-            long = np.flatnonzero(~(x + duration <= segment_end))
-            if long.size:
-                duration[long] = self._search(row[long], needed[long], x[long])
+            if self._is_constant:
+                duration = needed / float(self.values[0, 0])
+            else:
+                row = self.rows[devices]
+                x = self._row_time(start + self.shifts[devices], row)
+                rate, segment_end = self._segment_at(x, row)
+                duration = needed / rate
+                # As in `integral`: what is not reached within its first segment is searched for.
+                long = np.flatnonzero(~(x + duration <= segment_end))
+                if long.size:
+                    duration[long] = self._search(row[long], needed[long], x[long])
         duration = np.where(start + duration <= self.until, duration, np.inf)
         return np.where(amount > 0, duration, 0.0)
 
@@ -474,11 +478,6 @@ class Series(Channel):
             edges[:, 0],
             np.where(column < BLOCK, np.minimum(inside, block_end), block_end),
         )
-
-
-def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
-    devices = np.asarray(devices, dtype=np.int64)
-    return devices, *(spread_over(x, devices.shape) for x in others)
 
 
 def check_rates(rates: Array, name: str) -> None:

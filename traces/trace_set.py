@@ -323,14 +323,24 @@ class TraceSet:
         """Memory of all channels, in bytes, without the device ids."""
         return sum(getattr(self, name).nbytes for name in self.known)
 
-    def require(self, *channels: str) -> None:
-        """Raise a TraceError that names the channels which are needed and unknown."""
-        missing = [name for name in channels if name not in self.known]
-        if missing:
-            raise TraceError(
-                f"these traces know {', '.join(self.known) or 'nothing'} but not "
-                f"{', '.join(missing)}: compose them with a source that does"
-            )
+    def complete(self) -> tuple[Availability, Series, Series, Series]:
+        """Return availability, compute, downlink and uplink, which must all be known.
+
+        Raises:
+            TraceError: one is not; all that are missing are named.
+        """
+        online, compute, down, up = self.availability, self.compute, self.downlink, self.uplink
+        if online is None or compute is None or down is None or up is None:
+            raise self._unknown(*CHANNELS)
+        return online, compute, down, up
+
+    def _unknown(self, *needed: str) -> TraceError:
+        """Return an error that names the channels which are needed and unknown."""
+        missing = [name for name in needed if name not in self.known]
+        return TraceError(
+            f"these traces know {', '.join(self.known) or 'nothing'} but not "
+            f"{', '.join(missing)}: compose them with a source that does"
+        )
 
     @overload
     def channel(self, name: Literal["availability"]) -> Availability: ...
@@ -342,8 +352,9 @@ class TraceSet:
         Raises:
             TraceError: it is not.
         """
-        self.require(name)
-        found: Availability | Series = getattr(self, name)
+        found: Availability | Series | None = getattr(self, name)
+        if found is None:
+            raise self._unknown(name)
         return found
 
     def position(self, device_id: str) -> int:

@@ -9,7 +9,6 @@ The device does not know that a message expires while it works: it finishes, and
 rejected. That is how a Flower SuperLink behaves, and the device-seconds are spent all the same.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, joined, spread_over
+from fedstale.traces.arrays import DAY_S, Array, Index, joined
+from fedstale.traces.availability import Availability
+from fedstale.traces.series import Series
 
 if TYPE_CHECKING:
     from fedstale.traces.trace_set import TraceSet
@@ -59,6 +60,11 @@ class Phase(IntEnum):
     DONE = 4
 
 
+# NumPy takes plain numbers faster.
+_REPORTED, _LATE, _EXPIRED, _INTERRUPTED, _STALLED = (int(status) for status in Status)
+_DOWNLOAD, _DONE = int(Phase.DOWNLOAD), int(Phase.DONE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the server asks of a device. Each field is a scalar or has shape (n,)."""
@@ -77,11 +83,11 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("work", "download_bytes", "upload_bytes"):
             value = np.asarray(getattr(self, name), dtype=np.float64)
-            if not np.all(np.isfinite(value) & (value >= 0)):
+            if not ((value >= 0) & (value < np.inf)).all():
                 raise TraceError(
                     f"job.{name} = {getattr(self, name)}: expected finite numbers >= 0"
                 )
-        if not np.all(np.asarray(self.ttl_s, dtype=np.float64) > 0):
+        if not (np.asarray(self.ttl_s, dtype=np.float64) > 0).all():
             raise TraceError(f"job.ttl_s = {self.ttl_s}: expected seconds > 0 (inf never expires)")
         if self.on_interrupt not in ("abort", "pause"):
             raise TraceError(
@@ -175,88 +181,105 @@ def trips(
             negative or not a number.
     """
     devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
-    n = devices.size
-    traces.require("availability", "compute", "downlink", "uplink")
-    if n and (devices.min() < 0 or devices.max() >= traces.n_devices):
+    availability, *rates = traces.complete()
+    if devices.size and (devices.min() < 0 or devices.max() >= traces.n_devices):
         wrong = devices[(devices < 0) | (devices >= traces.n_devices)][0]
         raise TraceError(f"device {wrong}: expected a position from 0 to {traces.n_devices - 1}")
-    wide = [
-        spread_over(x, (n,))
-        for x in (sent_at, free_at, job.work, job.download_bytes, job.upload_bytes, job.ttl_s)
-    ]
-    if not np.all(np.isfinite(wide[0]) & (wide[0] >= 0)):
+    # One row a phase: download in bits, training in work units, upload in bits.
+    channels = (rates[1], rates[0], rates[2])
+    asked, instants = np.empty((3, devices.size)), np.empty((3, devices.size))
+    asked[0], asked[1], asked[2] = job.download_bytes, job.work, job.upload_bytes
+    asked[::2] *= 8.0
+    instants[0], instants[1], instants[2] = sent_at, free_at, job.ttl_s
+    if not ((instants[0] >= 0) & (instants[0] < np.inf)).all():
         raise TraceError(f"sent_at = {sent_at!r}: expected finite seconds >= 0 of the trace")
-    if np.any(np.isnan(wide[1])):
+    if np.isnan(instants[1]).any():
         raise TraceError(f"free_at = {free_at!r}: expected seconds of the trace, not NaN")
     parts = []
-    for i in range(0, max(n, 1), _CHUNK):
-        some = _Trips(traces, devices[i : i + _CHUNK], [x[i : i + _CHUNK] for x in wide])
-        some.resolve(job.on_interrupt)
-        parts.append(some.outcomes())
+    for i in range(0, max(devices.size, 1), _CHUNK):
+        part = slice(i, i + _CHUNK)
+        some = _Trips(availability, channels, devices[part], asked[:, part], instants[:, part])
+        parts.append(some.resolve(job.on_interrupt))
     return joined(parts)
 
 
 class _Trips:
-    """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,)."""
+    """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,).
 
-    def __init__(self, traces: "TraceSet", devices: Index, given: Sequence[Array]) -> None:
-        sent_at, free_at, work, download_bytes, upload_bytes, ttl_s = given
-        self.devices, self.availability = devices, traces.channel("availability")
-        # One row a phase: download in bits, training in work units, upload in bits.
-        downlink, compute = traces.channel("downlink"), traces.channel("compute")
-        self.channels = (downlink, compute, traces.channel("uplink"))
-        self.asked = np.stack([download_bytes * 8.0, work, upload_bytes * 8.0])
-        self.done_at = np.full(self.asked.shape, np.inf)
-        self.spent_s = np.zeros(self.asked.shape)
-        self.moved = np.zeros(self.asked.shape)
+    Which jobs are meant is an array of their places, or a slice for all of them: that is what most
+    calls are about, and it copies nothing.
+    """
+
+    def __init__(
+        self,
+        availability: Availability,
+        channels: tuple[Series, Series, Series],
+        devices: Index,
+        asked: Array,
+        instants: Array,
+    ) -> None:
+        sent_at, free_at, ttl_s = instants
+        self.availability, self.channels, self.devices = availability, channels, devices
+        self.asked, self.places = asked, np.arange(devices.size)
+        self.done_at = np.full(asked.shape, np.inf)
+        self.spent_s, self.moved = np.zeros(asked.shape), np.zeros(asked.shape)
         # How many windows in a row a paused job has moved nothing.
         self.idle_windows = np.zeros(devices.size, dtype=np.int64)
         self.moved_before = np.zeros(devices.size)
         self.expires = sent_at + ttl_s
 
         ready = np.maximum(sent_at, free_at)
-        never_free = np.isinf(ready)
-        started, end = self.availability.window_at_or_after(
+        never_free = ready == np.inf
+        started, self.end = availability.window_at_or_after(
             devices, np.where(never_free, 0.0, ready)
         )
         expired = never_free | (started >= self.expires)
         self.started = np.where(expired, np.inf, started)
-        self.now, self.end = self.started.copy(), end
-        self.phase = np.where(expired, Phase.WAITING, Phase.DOWNLOAD).astype(np.int8)
-        self.status = np.where(expired, Status.EXPIRED, Status.STALLED).astype(np.int8)
+        self.now = self.started.copy()
+        self.phase = (~expired).astype(np.int8) * _DOWNLOAD
+        self.status = np.where(expired, _EXPIRED, _STALLED).astype(np.int8)
         self.ended = np.where(expired, ready, np.inf)
 
-    def resolve(self, on_interrupt: OnInterrupt) -> None:
+    def resolve(self, on_interrupt: OnInterrupt) -> TripOutcomes:
         """Work out every job to its end, one window of its device at a time."""
-        under_way = np.flatnonzero(self.phase == Phase.DOWNLOAD)
-        while under_way.size:
+        under_way: Index | slice = slice(None)
+        while True:
             for p in range(len(self.channels)):
-                self._work_in_window(p, under_way[self.phase[under_way] == p + 1])
-            under_way = under_way[self.phase[under_way] != Phase.DONE]
+                is_there = self.phase[under_way] == p + 1
+                if is_there.all():
+                    self._work_in_window(p, under_way)
+                elif is_there.any():
+                    self._work_in_window(p, self.places[under_way][is_there])
+            phase = self.phase[under_way]
             # A device that is online for ever and not done waits for a rate that never comes.
-            under_way = under_way[np.isfinite(self.end[under_way])]
+            goes_on = (phase > 0) & (phase < _DONE) & (self.end[under_way] < np.inf)
+            if not goes_on.any():
+                break
+            cut = self.places[under_way][goes_on]
             if on_interrupt == "abort":
-                self._interrupt(under_way)
-                return
-            under_way = self._wait_for_next_window(under_way)
+                self._interrupt(cut)
+                break
+            under_way = self._wait_for_next_window(cut)
+        return self._outcomes()
 
-    def _work_in_window(self, p: int, jobs: Index) -> None:
+    def _work_in_window(self, p: int, jobs: Index | slice) -> None:
         """Do what the rest of the window allows of one phase."""
-        if jobs.size == 0:
-            return
         devices, channel, now = self.devices[jobs], self.channels[p], self.now[jobs]
         finish = now + channel.time_to_accumulate(
             devices, self.asked[p, jobs] - self.moved[p, jobs], now
         )
         # A last byte at the very end of a window has arrived.
-        made = np.isfinite(finish) & (finish <= self.end[jobs])
-        whole, cut = jobs[made], jobs[~made]
-        self.spent_s[p, whole] += finish[made] - now[made]
+        made = (finish <= self.end[jobs]) & (finish < np.inf)
+        is_whole, whole = bool(made.all()), jobs
+        if not is_whole:
+            whole, finish, now = self.places[jobs][made], finish[made], now[made]
+        self.spent_s[p, whole] += finish - now
         self.moved[p, whole] = self.asked[p, whole]
-        self.now[whole] = self.done_at[p, whole] = finish[made]
+        self.now[whole] = self.done_at[p, whole] = finish
         self.phase[whole] += 1
-        if cut.size == 0:
+        if is_whole:
             return
+        cut = self.places[jobs][~made]
         # A device that is online for ever and cannot finish still moves what its channel holds.
         end = np.minimum(self.end[cut], channel.ends(self.devices[cut]))
         end = np.where(np.isfinite(self.end[cut]), self.end[cut], np.maximum(end, self.now[cut]))
@@ -269,7 +292,7 @@ class _Trips:
         self.now[leaves] = end
 
     def _interrupt(self, jobs: Index) -> None:
-        self.status[jobs] = Status.INTERRUPTED
+        self.status[jobs] = _INTERRUPTED
         self.ended[jobs] = self.end[jobs]
 
     def _wait_for_next_window(self, jobs: Index) -> Index:
@@ -288,12 +311,12 @@ class _Trips:
         self.now[jobs], self.end[jobs] = again[back], until[back]
         return jobs
 
-    def outcomes(self) -> TripOutcomes:
+    def _outcomes(self) -> TripOutcomes:
         """Return what became of the jobs, once they are resolved."""
-        reported, arrived = self.done_at[2], self.phase == Phase.DONE
-        self.ended[arrived] = reported[arrived]
-        in_time = reported[arrived] <= self.expires[arrived]
-        self.status[arrived] = np.where(in_time, Status.REPORTED, Status.LATE)
+        reported, arrived = self.done_at[2], self.phase == _DONE
+        self.ended = np.where(arrived, reported, self.ended)
+        in_time = np.where(reported <= self.expires, _REPORTED, _LATE).astype(np.int8)
+        self.status = np.where(arrived, in_time, self.status)
         return TripOutcomes(
             started=self.started,
             downloaded=self.done_at[0],

@@ -83,7 +83,7 @@ class JobKinds:
             >>> JobKinds.of_fleet(fleet, minutes=(1,), megabytes=(10,), patience=(5,)).median_s
             array([80.])
         """
-        traces.require("availability", "compute", "downlink", "uplink")
+        traces.complete()
         rng = stream(0, 41)
         devices = rng.integers(traces.n_devices, size=2_000)
         when = rng.random(2_000) * 86_400.0

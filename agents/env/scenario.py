@@ -118,7 +118,7 @@ class Scenario:
             TraceError: the traces lack a channel, or there is nothing to draw from.
             ConfigError: the mode does not exist.
         """
-        traces.require("availability", "compute", "downlink", "uplink")
+        traces.complete()
         pool = np.arange(traces.n_devices) if devices is None else np.asarray(devices)
         last = float(record_s(traces)[pool].max()) if end is None else float(end)
         silent = cls(

@@ -96,7 +96,7 @@ class Simulator:
     """
 
     def __init__(self, scenario: "Scenario", b: int) -> None:
-        scenario.traces.require("availability", "compute", "downlink", "uplink")
+        scenario.traces.complete()
         if not np.all(np.isfinite(scenario.kinds.ttl_s)):
             raise TraceError("kinds.ttl_s: expected finite times, or lost jobs would never end")
         self.traces, self.kinds = scenario.traces, scenario.kinds

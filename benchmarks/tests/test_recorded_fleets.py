@@ -203,7 +203,7 @@ def test_every_device_has_finite_rates_and_can_do_a_job_where_it_is_online(made)
     _, parts = made
     job = Job(work=1.0, download_bytes=1000, upload_bytes=1000)
     for part in parts.values():
-        part.require("availability", "compute", "downlink", "uplink")
+        part.complete()
         everyone = np.arange(part.n_devices)
         start, _ = part.availability.window_at_or_after(everyone, np.zeros(part.n_devices))
         comes = np.isfinite(start)

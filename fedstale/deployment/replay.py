@@ -71,9 +71,7 @@ def replay_config(
         run_config=app.run_config(run_config),
     )
     config = app.resolved(config)
-    enrolled(TraceSet.load(config.traces, seed=seed), config).require(
-        "availability", "compute", "downlink", "uplink"
-    )
+    enrolled(TraceSet.load(config.traces, seed=seed), config).complete()
     return config
 
 

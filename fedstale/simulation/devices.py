@@ -176,13 +176,9 @@ class Fleet(Stateful):
     saved = ("_free_at", "_behind")
 
     def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
-        traces.require("availability", "compute", "downlink", "uplink")
-        assert traces.availability is not None
-        assert traces.downlink is not None
-        assert traces.compute is not None
-        assert traces.uplink is not None
+        availability, compute, downlink, uplink = traces.complete()
         self.traces = traces
-        self._online_set = OnlineSet(traces.availability)
+        self._online_set = OnlineSet(availability)
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
         self._online = NodeSet(self._everyone, self._online_set.words)
         self._book = book
@@ -191,7 +187,7 @@ class Fleet(Stateful):
         self._behind: dict[int, list[int]] = {}
         """Jobs behind one whose client has yet to run, by device; each device that has such one."""
         # In the order of what is asked: work, bytes down, bytes up; each a second.
-        channels = (traces.compute, traces.downlink, traces.uplink)
+        channels = (compute, downlink, uplink)
         fastest = np.stack([channel.fastest() for channel in channels], axis=1) / (1.0, 8.0, 8.0)
         self._fastest = np.maximum(fastest, _SLOWEST)
 

@@ -105,7 +105,7 @@ def test_composed_devices_are_written_whole_and_reproducibly(sources):
     assert (sources / "one.parquet").read_bytes() == (sources / "two.parquet").read_bytes()
     traces = TraceSet.read(sources / "one.parquet")
     assert traces.n_devices == 30
-    traces.require("availability", "compute", "downlink", "uplink")
+    traces.complete()
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_fleet_of_desktops_cars_and_phones_is_composed_and_merged_by_commands(
     assert result.exit_code == 0, result.output
     mixed = TraceSet.load(str(kinds / "mixed.parquet"), seed=0)
     assert mixed.n_devices == 12
-    mixed.require("availability", "compute", "downlink", "uplink")
+    mixed.complete()
     # The log of a car is a whole week, that of a desktop ends within one.
     car, desktop = mixed.position("C0"), mixed.position("D0")
     assert mixed.availability.logs_s[[car, desktop]].tolist() != [np.inf, np.inf]

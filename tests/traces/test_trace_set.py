@@ -122,19 +122,19 @@ def test_a_word_that_is_no_rule_for_the_end_is_rejected(five):
         five.with_after_end("loop")
 
 
-def test_require_names_what_is_known_and_what_is_missing(five):
+def test_an_incomplete_set_names_what_is_known_and_what_is_missing(five):
     partial = replace(five, compute=None, uplink=None)
     assert partial.known == ("availability", "downlink")
-    partial.require("availability", "downlink")
+    assert partial.channel("availability") is five.availability
     with pytest.raises(
         TraceError, match="know availability, downlink but not compute, uplink: compose them"
     ):
-        partial.require(*CHANNELS)
+        partial.complete()
 
 
 def test_a_set_that_knows_nothing_says_so():
     with pytest.raises(TraceError, match="know nothing but not availability"):
-        TraceSet(device_ids=numbered("d", 1)).require("availability")
+        TraceSet(device_ids=numbered("d", 1)).channel("availability")
 
 
 def test_position_is_that_of_the_name(five):
