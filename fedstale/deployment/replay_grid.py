@@ -22,7 +22,7 @@ from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_conten
 from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.jobs import Columns, JobRow, RunsAfter
+from fedstale.simulation.jobs import Columns, JobRow, OpenJob, RunsAfter
 from fedstale.strategies.server import (
     CLIENT_ERROR,
     REPORTED,
@@ -111,7 +111,7 @@ class ReplayGrid(ForwardingGrid):
             RunLogger(),
             self._log,
             n_online=lambda: len(list(self.get_node_ids())),
-            n_in_flight=lambda: len(self._log.messages),
+            n_in_flight=lambda: len(self._log.open),
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
         )
 
@@ -143,7 +143,8 @@ class ReplayGrid(ForwardingGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        is_online = self._fleet.online_set(self.now()).is_online()
+        self._fleet.available.move(self.now())
+        is_online = self._fleet.available.is_online()
         connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i
@@ -164,7 +165,7 @@ class ReplayGrid(ForwardingGrid):
         table = self._log
         rows = self._fleet.send(messages, now, table)[0]
         table.count_on(rows, self.runtime.before)
-        jobs = [table[row] for row in range(rows.start, rows.stop)]
+        jobs = [table.open[row] for row in range(rows.start, rows.stop)]
         # The real reply comes when the plan is long made: it holds what is expected.
         table.columns["runs_after"][rows] = RunsAfter.DELIVERY
         self._fleet.follow(table, [job.row for job in jobs])
@@ -211,7 +212,7 @@ class ReplayGrid(ForwardingGrid):
             self.runtime.reply(message_id, reply, job.status)
         return replies
 
-    def _lose(self, job: JobRow) -> str:
+    def _lose(self, job: OpenJob) -> str:
         message_id = f"lost-{job.row}"
         stamp(job.message, message_id, self.unix_zero, job.message.metadata.ttl)
         error = error_reply(job.message, job.error_code, job.reason)
@@ -232,7 +233,7 @@ class ReplayGrid(ForwardingGrid):
 
         return pa.concat_tables(table.tables(as_of, self._fleet.traces.device_ids))
 
-    def _with_plan(self, job: JobRow) -> Message:
+    def _with_plan(self, job: OpenJob) -> Message:
         content = own_copy(job.message.content)
         train_at, due_at = (
             self.unix_zero + instant / self._speed_up
@@ -271,7 +272,7 @@ class ReplayGrid(ForwardingGrid):
         job.status, job.reason = REPORTED, ""
         size = size_of(reply)
         charged = self._book.message_bytes(size, job.scale)
-        (form,) = self._log.forms([job.row])
+        form = self._log.form(job.row)
         self._book.learn(form, job.node_id, reply, size, charged, job.work_share)
         due_at = self._due_at[job.row]
         self.late_s.append((job.delivered_at - due_at) / self._speed_up)

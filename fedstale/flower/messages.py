@@ -10,10 +10,11 @@ have the same few headers, so `quick_arrays` remembers them; bytes and values ar
 and anything unusual goes to NumPy itself. For the digits app this is a quarter of a client.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from io import BytesIO
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -106,10 +107,41 @@ def head_of(message: Message) -> tuple[str, int, str]:
     return about["_message_id"], about["_dst_node_id"], about["_message_type"]
 
 
-def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
-    """Give a message its id and its times; created_at is a Unix time, ttl is in s."""
+def stamp(message: Message, message_id: str, created_at: float, ttl: float | None = None) -> None:
+    """Give a message its id and its times.
+
+    Args:
+        message: to be sent.
+        message_id: its id.
+        created_at: Unix time in s.
+        ttl: for how long it is kept, in s; None leaves that to the message.
+    """
     about = message.__dict__["_metadata"].__dict__
-    about["_message_id"], about["_created_at"], about["_ttl"] = message_id, created_at, ttl
+    about["_message_id"], about["_created_at"] = message_id, created_at
+    if ttl is not None:
+        about["_ttl"] = ttl
+
+
+def stamp_reply(reply: Message, message: Message, message_id: str, created_at: float) -> None:
+    """Give a reply its id and its time; it is kept for as long as the message would have been."""
+    about = message.__dict__["_metadata"].__dict__
+    expires = about["_created_at"] + about["_ttl"]
+    stamp(reply, message_id, created_at, expires - created_at)
+
+
+def sent_to(message: Message) -> tuple[int, str, str, float, RecordDict]:
+    """Return receiver, type, group, ttl in s and content of a message that is sent."""
+    held = message.__dict__
+    about = held["_metadata"].__dict__
+    kind, content = about["_message_type"], held["_content"]
+    return about["_dst_node_id"], kind, about["_group_id"], about["_ttl"], content
+
+
+def answers(reply: Message, message: Message) -> bool:
+    """Return whether a reply is one to a message."""
+    about, asked = (one.__dict__["_metadata"].__dict__ for one in (reply, message))
+    same: bool = about["_reply_to_message_id"] == asked["_message_id"]
+    return same
 
 
 def error_reply(message: Message, code: int, reason: str) -> Message:
@@ -125,10 +157,8 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
-    made = _shallow(message)
-    held = made.__dict__
-    held["_metadata"] = _shallow(held["_metadata"])
-    held["_content"], held["_error"] = content, None
+    about, made = _shallow(message.__dict__["_metadata"]), object.__new__(type(message))
+    made.__dict__ = message.__dict__ | {"_metadata": about, "_content": content, "_error": None}
     return made
 
 
@@ -196,26 +226,29 @@ def grows_with_model(record: str, name: str) -> bool:
     return record != SECAGG_RECORD or name == "masked_params"
 
 
+def own_message(message: Message) -> Message:
+    """Return a message whose records a client may write to; see `own_copy`."""
+    return with_content(message, own_copy(message.__dict__["_content"]))
+
+
 def own_copy(content: RecordDict) -> RecordDict:
     """Return records that a client may write to without changing what other clients receive.
 
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
     """
-    return filled(content, {name: _own_record(record) for name, record in entries(content).items()})
+    own: dict[str, Any] = {}
+    for name, record in entries(content).items():
+        held = entries(record).copy()
+        if isinstance(record, ArrayRecord):
+            for key, array in held.items():
+                held[key] = _shallow(array)
+        own[name] = filled(record, held)
+    return filled(content, own)
 
 
-def _own_record(record: Record) -> Record:
-    held = entries(record)
-    if isinstance(record, ArrayRecord):
-        return filled(record, {key: _shallow(array) for key, array in held.items()})
-    return filled(record, held.copy())
-
-
-def entries(record: RecordDict | Record) -> dict[str, Any]:
-    """Return what a record holds; its own `items` and `get` take several times as long."""
-    held: dict[str, Any] = record.__dict__["_data"]
-    return held
+entries: Callable[[RecordDict | Record], dict[str, Any]] = attrgetter("_data")
+"""Returns what a record holds; its own `items` and `get` take several times as long."""
 
 
 def filled(like: Records, held: dict[str, Any]) -> Records:
@@ -223,8 +256,8 @@ def filled(like: Records, held: dict[str, Any]) -> Records:
 
     Flower's own constructors check each entry, and take several times as long.
     """
-    made = _shallow(like)
-    made.__dict__["_data"] = held
+    made = object.__new__(type(like))
+    made.__dict__ = like.__dict__ | {"_data": held}
     return made
 
 

@@ -24,12 +24,20 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 
-from fedstale.flower import ErrorCode, error_reply, own_copy, with_content
+from fedstale.flower import ErrorCode, answers, error_reply, own_message
 from fedstale.runs import UNKNOWN
-from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, size_of
+from fedstale.simulation.costs import CostBook, content_size, examples_in, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
-from fedstale.simulation.jobs import JobRow, JobTable, RunsAfter, records_in, records_out
+from fedstale.simulation.jobs import (
+    ClientRun,
+    JobRow,
+    JobTable,
+    OpenJob,
+    RunsAfter,
+    records_in,
+    records_out,
+)
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet
@@ -43,27 +51,12 @@ logger = logging.getLogger(__name__)
 _JOB_SEED = b"fedstale job"
 # The summary counts them all.
 _ERRORS_SHOWN = 5
-_UNKNOWN_SIZE = Size(0, 0)
+# Lists take plain numbers faster.
+_AFTER_DELIVERY, _AFTER_DOWNLOAD = int(RunsAfter.DELIVERY), int(RunsAfter.DOWNLOAD)
 _AT_ONCE = 64
 """Clients of this process that are called before the next are got ready, at least."""
 _SWEEP_AT = 1024
 """Replies that have not been pulled, from which on the expired are looked for."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A client that has run before its reply is pulled, and what it takes to run it again."""
-
-    before: RecordDict | None
-    """What its node remembered before; None for nothing."""
-    latest: int | None
-    """The job that the node had worked on before."""
-    ready_at: float
-    """Instant in s at which the client was told that its reply is ready."""
-    size: Size = _UNKNOWN_SIZE
-    """Bytes of the reply."""
-    reply: Message | None = None
-    """What it replied; None where that is not kept, and the client runs again to tell."""
 
 
 class Clients(Stateful):
@@ -82,7 +75,7 @@ class Clients(Stateful):
         run_config: the app's, as each of them sees it.
     """
 
-    saved = ("_book", "_latest", "_unpulled", "_n_lost")
+    saved = ("_book", "_latest", "_unpulled", "_n_run", "_n_lost")
 
     def __init__(
         self,
@@ -101,7 +94,7 @@ class Clients(Stateful):
         self._errors: set[str] = set()
         self._latest: dict[int, int] = {}
         """The job of each node that ran last, of those that the node remembers."""
-        self._runs: dict[int, _Run] = {}
+        self._n_run = 0
         """Clients that have run, and whose replies are on their way or have not been pulled."""
         self._sweep_at = _SWEEP_AT
         self._unpulled: dict[int, int] = {}
@@ -120,20 +113,20 @@ class Clients(Stateful):
         At the end of a run these ran for nothing. Where all replies have one size there are never
         more than a batch.
         """
-        return len(self._ahead) + len(self._runs) + self._n_lost
+        return len(self._ahead) + self._n_run + self._n_lost
 
     def sent(self, jobs: JobTable, rows: range) -> None:
         """Take note of jobs; those that run when their reply is pulled may change their nodes."""
         if self._book.costs.constant_replies:
             for node_id, after in zip(*jobs.values(rows, "node_id", "runs_after"), strict=True):
-                if after == RunsAfter.DELIVERY:
+                if after == _AFTER_DELIVERY:
                     self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
 
     def may_change(self, node_id: int) -> bool:
         """Return whether what a node remembers may change before its next job must run."""
         return bool(self._unpulled.get(node_id))
 
-    def run(self, jobs: Sequence[JobRow], now: float) -> tuple[list[float], list[int]]:
+    def run(self, jobs: Sequence[OpenJob], now: float) -> list[int]:
         """Run clients of different nodes, whose replies decide what their jobs cost.
 
         Args:
@@ -141,148 +134,140 @@ class Clients(Stateful):
             now: the instant in s.
 
         Returns:
-            The work units of each job, and the bytes of its reply.
+            Rows of the jobs that ask another work or another number of bytes up than was expected;
+            the table says it now.
 
         Raises:
             ConfigError: the reply to an evaluation does not tell its examples, nor is their number
                 declared.
         """
-        if len(self._runs) >= self._sweep_at:
-            self._drop_expired(jobs[0].jobs, now)
-        table, rows = jobs[0].jobs, [job.row for job in jobs]
-        work, whole, scales, when = table.values(
-            rows, "asked_work", "whole_work", "scale", "runs_after"
-        )
+        table = jobs[0].jobs
+        if self._n_run >= self._sweep_at:
+            self._drop_expired(table, now)
         # Where clients run in this process, what a few of them take is gone before the next begin:
         # ten thousand calls at once would leave the processor's caches, and memory is bounded.
         few = len(jobs) if self._executor.is_remote else max(self.batch, _AT_ONCE)
-        runs: list[_Run] = []
         for i in range(0, len(jobs), few):
-            runs += self._run_now(jobs[i : i + few], rows[i : i + few])
-        up = [
-            self._book.message_bytes(run.size, scale)
-            for run, scale in zip(runs, scales, strict=True)
-        ]
-        for i, after in enumerate(when):
-            if after != RunsAfter.DOWNLOAD:
-                continue
-            reply = runs[i].reply
-            assert reply is not None
-            if reply.has_error():
-                continue
-            if jobs[i].kind.startswith("train"):
-                work[i] = self._book.training(whole[i], reply.content)
-            else:
-                work[i] = self._book.evaluation(
-                    jobs[i].node_id, examples_in(reply.content), work[i]
-                )
-        return work, up
+            self._run_now(jobs[i : i + few])
+        self._n_run += len(jobs)
+        rows, changed = [job.row for job in jobs], []
+        names = "asked_work", "asked_upload_bytes", "whole_work", "scale", "runs_after"
+        for job, was_work, was_up, whole, scale, after in zip(
+            jobs, *table.values(rows, *names), strict=True
+        ):
+            run, work = job.run, was_work
+            assert run is not None
+            assert run.reply is not None
+            up = self._book.message_bytes(run.size, scale)
+            if after == _AFTER_DOWNLOAD and not run.reply.has_error():
+                if job.kind.startswith("train"):
+                    work = self._book.training(whole, run.reply.content)
+                else:
+                    examples = examples_in(run.reply.content)
+                    work = self._book.evaluation(job.node_id, examples, work)
+            if work != was_work or up != was_up:
+                table.columns["asked_work"][job.row] = work
+                table.columns["asked_upload_bytes"][job.row] = up
+                changed.append(job.row)
+        return changed
 
-    def drop_lost(self, rows: Iterable[int]) -> None:
+    def drop_lost(self, jobs: Iterable[OpenJob]) -> None:
         """Forget the replies to jobs that a trace loses on their way."""
-        for row in rows:
-            del self._runs[row]
+        for job in jobs:
+            job.run = None
+            self._n_run -= 1
             self._n_lost += 1
 
     def delivered(self, job: JobRow) -> None:
         """Take note that the reply to a job, or a failure, was pulled."""
-        if self._unpulled and job.runs_after == RunsAfter.DELIVERY:
+        if self._unpulled and job.runs_after == _AFTER_DELIVERY:
             self._unpulled[job.node_id] -= 1
 
-    def replies(
-        self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]] = tuple
-    ) -> dict[int, Message]:
-        """Return the replies to some arrived jobs; clients that have not run do so all together.
+    def have_replied(
+        self, jobs: Sequence[OpenJob], coming: Callable[[], Iterable[OpenJob]] = tuple
+    ) -> None:
+        """See to the replies to arrived jobs; clients that have not run do so all together.
+
+        Each of the jobs then holds its reply, an error reply where the client failed.
 
         Args:
-            jobs: the jobs whose replies are pulled now.
+            jobs: those whose replies are pulled now, at least one.
             coming: returns jobs that will report for certain and whose replies are asked for, the
                 next to report first. Some are trained along, to fill up the executor's batch.
-
-        Returns:
-            The reply of each job id; an error reply where the client failed.
 
         Raises:
             ConfigError: the app promises replies of one size, and one has another.
         """
-        taken: dict[int, tuple[Message, Size]] = {}
-        have_run = [job for job in jobs if job.row in self._runs]
-        gone = [job for job in have_run if self._runs[job.row].reply is None]
+        seen = [job for job in jobs if job.run is not None]
+        self._n_run -= len(seen)
+        gone = [job for job in seen if job.run is not None and job.run.reply is None]
         if gone:
             self._run_again(gone)
-        for job in have_run:
-            run = self._runs.pop(job.row)
-            assert run.reply is not None
-            taken[job.row] = run.reply, run.size
-        for wave in _waves([job for job in jobs if job.row not in taken]):
-            self._train([job for job in wave if not self._is_ready(job)], coming)
-            for job in wave:
-                _, answer = self._ahead.pop(job.row)
-                self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
-                reply = _own_answer(job.message, answer.reply)
-                taken[job.row] = reply, size_of(reply)
-        if jobs:
-            self._note(jobs[0].jobs, taken)
-        return {job.row: taken[job.row][0] for job in jobs}
+        if len(seen) < len(jobs):
+            for wave in _waves([job for job in jobs if job.run is None]):
+                self._train([job for job in wave if not self._is_ready(job)], coming)
+                for job in wave:
+                    _, answer = self._ahead.pop(job.row)
+                    self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
+                    reply = _own_answer(job.message, answer.reply)
+                    job.run = ClientRun(None, None, job.trained_at, size_of(reply), reply)
+                seen += wave
+        self._note(seen)
 
-    def _run_now(self, jobs: Sequence[JobRow], rows: Sequence[int]) -> list[_Run]:
+    def _run_now(self, jobs: Sequence[OpenJob]) -> None:
         """Run clients, on what their nodes remember, which is then what these leave."""
-        nodes, downloaded, trained = jobs[0].jobs.values(
-            rows, "node_id", "downloaded_at", "trained_at"
-        )
-        runs, contexts = [], []
-        for node_id, arrived_at, trained_at in zip(nodes, downloaded, trained, strict=True):
-            ready_at = trained_at if trained_at < np.inf else arrived_at
-            context = self._context(node_id)
+        contexts = []
+        names = "node_id", "downloaded_at", "trained_at"
+        for job, node_id, arrived_at, trained_at in zip(
+            jobs, *jobs[0].jobs.values([job.row for job in jobs], *names), strict=True
+        ):
+            context = self._contexts.get(node_id) or self._new_context(node_id)
             before = context.state if len(context.state) else None
             if before is not None and not self._executor.is_remote:
                 before = deepcopy(before)
-            runs.append(_Run(before, self._latest.get(node_id), ready_at))
+            ready_at = trained_at if trained_at < np.inf else arrived_at
+            job.run = ClientRun(before, self._latest.get(node_id), ready_at)
             contexts.append(context)
-        answers = self._ran(jobs, runs, contexts)
-        for row, node_id, run, answer in zip(rows, nodes, runs, answers, strict=True):
-            self._contexts[node_id], self._latest[node_id] = answer.context, row
-            self._runs[row] = run
-        return runs
+        for job, answer in zip(jobs, self._ran(jobs, contexts), strict=True):
+            node_id = answer.context.node_id
+            self._contexts[node_id], self._latest[node_id] = answer.context, job.row
 
-    def _run_again(self, jobs: Sequence[JobRow]) -> None:
+    def _run_again(self, jobs: Sequence[OpenJob]) -> None:
         """Run clients once more whose replies were not kept; their nodes remember it already."""
-        runs, contexts = [self._runs[job.row] for job in jobs], []
-        for job, run in zip(jobs, runs, strict=True):
+        contexts = []
+        for job in jobs:
             context = self._new_context(job.node_id)
-            if run.before is not None:
-                context.state = deepcopy(run.before)
+            if job.run is not None and job.run.before is not None:
+                context.state = deepcopy(job.run.before)
             contexts.append(context)
-        self._ran(jobs, runs, contexts)
+        self._ran(jobs, contexts)
 
-    def _ran(
-        self, jobs: Sequence[JobRow], runs: Sequence[_Run], contexts: Sequence[Context]
-    ) -> list[ClientReply]:
+    def _ran(self, jobs: Sequence[OpenJob], contexts: Sequence[Context]) -> list[ClientReply]:
         """Run clients, note what they reply, and return it."""
-        calls = [
-            self._call(job, context, run.latest, run.ready_at)
-            for job, run, context in zip(jobs, runs, contexts, strict=True)
-        ]
-        answers = self._answers(calls)
-        for call, run, answer in zip(calls, runs, answers, strict=True):
-            run.reply = _own_answer(call.message, answer.reply)
-            run.size = size_of(run.reply)
-        return answers
+        calls = []
+        for job, context in zip(jobs, contexts, strict=True):
+            assert job.run is not None
+            calls.append(self._call(job, context, job.run.latest, job.run.ready_at))
+        found = self._answers(calls)
+        for job, call, answer in zip(jobs, calls, found, strict=True):
+            assert job.run is not None
+            job.run.reply = _own_answer(call.message, answer.reply)
+            job.run.size = size_of(job.run.reply)
+        return found
 
     def _drop_expired(self, jobs: JobTable, now: float) -> None:
         """Drop replies that a SuperLink would not give out any more; some may be whole models."""
-        for row, run in self._runs.items():
-            job = jobs[row]
-            if job.sent_at + job.asked_ttl_s < now:
-                run.reply = None
-        self._sweep_at = 2 * len(self._runs) + _SWEEP_AT
+        for job in jobs.open.values():
+            if job.run is not None and job.sent_at + job.asked_ttl_s < now:
+                job.run.reply = None
+        self._sweep_at = 2 * self._n_run + _SWEEP_AT
 
-    def _is_ready(self, job: JobRow) -> bool:
+    def _is_ready(self, job: OpenJob) -> bool:
         """Return whether a job was trained ahead, on what its node remembers now."""
         context, _ = self._ahead.get(job.row, (None, None))
         return context is not None and context is self._contexts.get(job.node_id, context)
 
-    def _train(self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]]) -> None:
+    def _train(self, jobs: Sequence[OpenJob], coming: Callable[[], Iterable[OpenJob]]) -> None:
         if not jobs:
             return
         chosen, nodes = list(jobs), {job.node_id for job in jobs}
@@ -298,7 +283,7 @@ class Clients(Stateful):
                 break
         calls = []
         for i, job in enumerate(chosen):
-            context = self._context(job.node_id)
+            context = self._contexts.get(job.node_id) or self._new_context(job.node_id)
             if i >= len(jobs):
                 # The reply may never be pulled, and then the node never did this.
                 context = copy(context)
@@ -316,7 +301,7 @@ class Clients(Stateful):
         return self._executor.run(calls)
 
     def _call(
-        self, job: JobRow, context: Context, latest: int | None, ready_at: float
+        self, job: OpenJob, context: Context, latest: int | None, ready_at: float
     ) -> ClientCall:
         """Return what a client runs on.
 
@@ -326,39 +311,36 @@ class Clients(Stateful):
             latest: the job that the node had worked on before; None for none.
             ready_at: instant in s at which the reply is ready, as the device is told.
         """
-        sent = job.message
-        node_id = sent.metadata.dst_node_id
-        before = None if latest is None else job.jobs[latest]
+        node_id = context.node_id
+        before = None if latest is None else JobRow(job.jobs, latest)
         device = ReplayedDevice(self._replay, job, before, ready_at)
         # NumPy's SeedSequence would take as long as all the rest.
         key = f"{self._seed} {node_id} {job.row}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4, person=_JOB_SEED).digest())
-        content = own_copy(sent.content)
-        return ClientCall(with_content(sent, content), NodeContext.of(context, device), seed)
+        return ClientCall(own_message(job.message), NodeContext.of(context, device), seed)
 
-    def _note(self, jobs: JobTable, taken: Mapping[int, tuple[Message, Size]]) -> None:
+    def _note(self, jobs: Sequence[OpenJob]) -> None:
         """Note how jobs ended whose replies are handed out now.
-
-        Args:
-            jobs: the table.
-            taken: reply of each job id, and its bytes.
 
         Raises:
             ConfigError: the app promises replies of one size, and one has another.
         """
-        rows = list(taken)
-        nodes, charged, shares = jobs.values(rows, "node_id", "asked_upload_bytes", "work_share")
-        status, reported = jobs.columns["status"], jobs.number(REPORTED)
-        for row, form, node_id, up, share in zip(
-            rows, jobs.forms(rows), nodes, charged, shares, strict=True
+        table, book = jobs[0].jobs, self._book
+        status, reported = table.columns["status"], table.number(REPORTED)
+        names = "node_id", "asked_upload_bytes", "work_share"
+        for job, node_id, up, share in zip(
+            jobs, *table.values([job.row for job in jobs], *names), strict=True
         ):
-            reply, size = taken[row]
-            if reply.has_error():
-                self._note_error(jobs[row], reply.error.reason or "")
+            run = job.run
+            assert run is not None
+            assert run.reply is not None
+            if run.reply.has_error():
+                self._note_error(job, run.reply.error.reason or "")
                 continue
-            status[row] = reported
-            self._book.check_promise(form, node_id, size)
-            self._book.learn(form, node_id, reply, size, int(up), share)
+            status[job.row] = reported
+            if book.costs.constant_replies:
+                book.check_promise(job.form, node_id, run.size)
+            book.learn(job.form, node_id, run.reply, run.size, int(up), share)
 
     def _note_error(self, job: JobRow, reason: str) -> None:
         job.status, job.reason = CLIENT_ERROR, reason
@@ -366,9 +348,6 @@ class Clients(Stateful):
         self._errors |= {reason} if is_new else set()
         level = logging.WARNING if is_new else logging.DEBUG
         logger.log(level, "client on node %d failed: %s", job.node_id, reason)
-
-    def _context(self, node_id: int) -> Context:
-        return self._contexts.get(node_id) or self._new_context(node_id)
 
     def _new_context(self, node_id: int) -> Context:
         partition: UserConfig = {
@@ -378,44 +357,32 @@ class Clients(Stateful):
         return Context(self._run_id, node_id, partition, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
-        """Return what nodes remember, and what was learnt of costs.
-
-        Replies that were not pulled are left out: they may be as many models, and their clients
-        run again when they are.
-        """
+        """Return what nodes remember, and what was learnt of costs."""
         contexts = {node: records_out(c.state) for node, c in self._contexts.items()}
-        runs = {
-            row: [records_out(run.before or RecordDict()), run.latest, run.ready_at]
-            for row, run in self._runs.items()
-        }
-        return super().state_dict() | {"contexts": contexts, "runs": runs}
+        return super().state_dict() | {"contexts": contexts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
         self._contexts = {}
         for node, records in state["contexts"].items():
-            self._contexts[node] = self._context(node)
+            self._contexts[node] = self._new_context(node)
             self._contexts[node].state = records_in(records)
-        self._runs = {
-            row: _Run(records_in(before), latest, ready_at)
-            for row, (before, latest, ready_at) in state["runs"].items()
-        }
 
 
 def _own_answer(message: Message, reply: Message) -> Message:
     """Return a reply, or an error in its place if it answers another message."""
-    if reply.metadata.reply_to_message_id == message.metadata.message_id:
+    if answers(reply, message):
         return reply
     text = "the ClientApp answered another message than the one it was given"
     return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
 
 
-def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
+def _waves(jobs: Sequence[OpenJob]) -> Iterator[list[OpenJob]]:
     """Split jobs so that no node occurs twice in a wave: its second job sees its first's state."""
     left = list(jobs)
     while left:
-        wave: dict[int, JobRow] = {}
+        wave: dict[int, OpenJob] = {}
         left = [job for job in left if wave.setdefault(job.node_id, job) is not job]
         yield list(wave.values())
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedstale.strategies.server import RunEnded
 from fedstale.strategies.types import Stateful, Words
+
+T = TypeVar("T")
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.
 _PATIENCE_S = 7 * 86_400.0
@@ -136,24 +138,13 @@ class VirtualTime:
 
         return here
 
-    def paused(self) -> "_Paused":
-        """Show wall time again, for the duration of a client's work."""
-        return _Paused(self)
-
-
-class _Paused:
-    """Around every reply; a generator would take three times as long."""
-
-    __slots__ = ("_thread", "_time")
-
-    def __init__(self, virtual: VirtualTime) -> None:
-        self._time, self._thread = virtual, virtual._thread
-
-    def __enter__(self) -> None:
-        self._time._thread = None
-
-    def __exit__(self, *problem: object) -> None:
-        self._time._thread = self._thread
+    def outside(self, work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what it takes
+        """Do something that sees wall time again, such as the work of clients."""
+        thread, self._thread = self._thread, None
+        try:
+            return work(*given)
+        finally:
+            self._thread = thread
 
 
 @contextmanager
@@ -211,7 +202,7 @@ class VirtualClock(Stateful):
         self.until = until
         self._heap: list[tuple[float, int, int]] = []
 
-    def schedule(self, time: float, kind: Kind, job_id: int) -> None:
+    def schedule(self, time: float, kind: int, job_id: int) -> None:
         """Let a job's event happen at an instant, never before now; inf never happens."""
         if time < np.inf:
             heapq.heappush(self._heap, (max(time, self.now), kind, job_id))

@@ -9,17 +9,25 @@ devices each time.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.flower import ErrorCode, entries
+from fedstale.flower import ErrorCode, entries, sent_to
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
-from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
-from fedstale.simulation.jobs import ANSWERED, ASKED, Columns, JobRow, JobTable, RunsAfter
+from fedstale.simulation.costs import CostBook, Size, content_size, reply_kind
+from fedstale.simulation.jobs import (
+    ANSWERED,
+    ASKED,
+    Columns,
+    JobTable,
+    OpenJob,
+    RunsAfter,
+    places_of,
+)
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.stages import asked_share
@@ -146,11 +154,15 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 }
 
 
+_FOLLOWED = _INSTANTS | _SPENT
 _OTHERS = (
-    *("whole_work", "scale", "runs_after", "round", "work_share"),
+    *("node_id", "whole_work", "scale", "runs_after", "round", "work_share"),
     *("kind", "format_down", "format_up"),
 )
 """Columns that a message fills besides what it asks."""
+
+Followed = tuple[list[int], list[tuple[float, int]]]
+"""Jobs whose end is known; and others, each behind the instant in s when its client must run."""
 
 
 class _Content(NamedTuple):
@@ -178,9 +190,10 @@ class Fleet(Stateful):
     def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
         availability, compute, downlink, uplink = traces.complete()
         self.traces = traces
-        self._online_set = OnlineSet(availability)
+        self.available = OnlineSet(availability)
+        """The devices that are available, at the instant that was last looked at."""
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
-        self._online = NodeSet(self._everyone, self._online_set.words)
+        self._online = NodeSet(self._everyone, self.available.words)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -195,16 +208,11 @@ class Fleet(Stateful):
         """Return the name of a device by its position."""
         return str(self.traces.device_ids[device])
 
-    def online_set(self, now: float) -> OnlineSet:
-        """Return the devices that are available at an instant."""
-        self._online_set.move(now)
-        return self._online_set
-
     def online(self, now: float) -> NodeSet:
         """Return the nodes that are available at an instant; the same object until one changes."""
-        words = self.online_set(now).words
-        if words is not self._online.words:
-            self._online = NodeSet(self._everyone, words)
+        self.available.move(now)
+        if self.available.words is not self._online.words:
+            self._online = NodeSet(self._everyone, self.available.words)
         return self._online
 
     def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, Array]:
@@ -218,36 +226,53 @@ class Fleet(Stateful):
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
-        nodes = [message.metadata.dst_node_id for message in messages]
-        n_devices = self.traces.n_devices
-        for node_id in nodes:
-            if not 0 <= node_id - FIRST_NODE_ID < n_devices:
+        book, last_id = self._book, FIRST_NODE_ID + self.traces.n_devices - 1
+        asked: list[tuple[float, float, float, float]] = []
+        others: list[tuple[float, ...]] = []
+        forms: list[str] = []
+        # Strategies put the same records into every message of a round.
+        known: dict[tuple[int, str], _Content] = {}
+        for message in messages:
+            node_id, sent_as, group_id, ttl_s, content = sent_to(message)
+            if not FIRST_NODE_ID <= node_id <= last_id:
                 raise ConfigError(
                     f"dst_node_id = {node_id}: expected an id from "
-                    f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + n_devices - 1}"
+                    f"get_node_ids(), {FIRST_NODE_ID} to {last_id}"
                 )
-        places = np.array(nodes, dtype=np.int64) - FIRST_NODE_ID
-        asked, others = self._asked(messages, nodes, jobs)
-        runs_after = np.array(others["runs_after"], dtype=np.int64)
-        if not (asked[:, 3] > 0).all():
-            raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
-        unseen_until = now + self._least_s(places, asked, runs_after)
-        back_s = self._book.costs.upload_overhead_s or 0.0
-        # A reply must be at the server in time.
-        asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
+            found = known.get((id(content), sent_as))
+            if found is None:
+                found = known[id(content), sent_as] = self._content_of(sent_as, content, jobs)
+            charge = book.work(message, found.kind, node_id, found.share)
+            if charge.is_expected or found.promised is None:
+                up = book.expected_bytes(found.form, node_id, found.down)
+                after = _AFTER_DOWNLOAD if charge.is_expected else _AFTER_WORK
+            else:
+                up, after = book.message_bytes(found.promised, found.scale), _AFTER_DELIVERY
+            asked.append((charge.work, found.down, up, ttl_s))
+            number = int(group_id) if group_id.isdecimal() else found.round
+            share = UNKNOWN if found.share is None else found.share
+            others.append((node_id, charge.whole, found.scale, after, number, share, *found.texts))
+            forms.append(found.form)
+        of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
+        if not (of_each[:, 3] > 0).all():
+            raise ConfigError(f"ttl = {of_each[:, 3].min()}: expected seconds > 0")
         rows = jobs.add(len(messages))
         columns = jobs.columns
-        columns["node_id"][rows] = places + FIRST_NODE_ID
-        columns["device"][rows] = places
-        columns["sent_at"][rows] = now
-        for name, values in others.items():
+        for name, values in zip(_OTHERS, zip(*others, strict=True), strict=False):
             columns[name][rows] = values
-        for i, name in enumerate(ASKED):
-            columns[name][rows] = asked[:, i]
-        jobs.messages.update(zip(range(rows.start, rows.stop), messages, strict=True))
+        places = columns["node_id"][rows] - FIRST_NODE_ID
+        columns["device"][rows], columns["sent_at"][rows] = places, now
+        unseen_until = now + self._least_s(places, of_each, columns["runs_after"][rows])
+        back_s = book.costs.upload_overhead_s or 0.0
+        if back_s:
+            # A reply must be at the server in time.
+            of_each[:, 3] = np.maximum(of_each[:, 3] - back_s, _SHORTEST_S)
+        for name, numbers in zip(ASKED, of_each.T, strict=True):
+            columns[name][rows] = numbers
+        jobs.begin(rows, messages, forms)
         return rows, unseen_until
 
-    def follow(self, jobs: JobTable, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    def follow(self, jobs: JobTable, rows: Sequence[int]) -> Followed:
         """Work out what devices do with jobs, and write it into the table.
 
         A job behind one whose client has yet to run is followed by `finish` of that one.
@@ -257,52 +282,40 @@ class Fleet(Stateful):
             rows: of the jobs, in the order of sending.
 
         Returns:
-            The jobs whose end is known, and those whose client must run first: what the table says
-            of these is expected from that instant on, which is `runs_at`.
+            The jobs whose end is known, and those whose client must run first, each behind the
+            instant in s at which that is: what the table says from then on is expected.
         """
-        devices = jobs.columns["device"][rows].tolist()
+        found: Followed = [], []
         batch: dict[int, int] = {}
-        known: list[int] = []
-        open_: list[int] = []
+        (devices,) = jobs.values(rows, "device")
         for device, row in zip(devices, rows, strict=True):
             if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
-                self._follow(jobs, list(batch.values()), known, open_)
+                self._follow(jobs, list(batch.values()), found)
                 batch = {}
             if device in self._behind:
                 self._behind[device].append(row)
             else:
                 batch[device] = row
-        self._follow(jobs, list(batch.values()), known, open_)
-        return known, open_
+        if batch:
+            self._follow(jobs, list(batch.values()), found)
+        return found
 
-    def finish(
-        self, jobs: JobTable, rows: Sequence[int], work: Sequence[float], up: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    def finish(self, jobs: JobTable, rows: Sequence[int], changed: Sequence[int]) -> Followed:
         """Work out the rest of jobs whose clients have run, and follow those behind them.
 
         Args:
             jobs: the table.
             rows: of the jobs.
-            work: true work units of each.
-            up: true bytes of each reply.
+            changed: those of which more or less is asked than was expected.
 
         Returns:
             As `follow`, of the jobs that were behind.
         """
-        columns = jobs.columns
-        devices, was_work, was_up = jobs.values(rows, "device", "asked_work", "asked_upload_bytes")
-        others = [
-            row
-            for row, *known in zip(rows, was_work, work, was_up, up, strict=True)
-            if known[0] != known[1] or known[2] != known[3]
-        ]
-        if others:
-            columns["asked_work"][rows], columns["asked_upload_bytes"][rows] = work, up
-            self._plan(jobs, others)
+        if changed:
+            self._plan(jobs, changed)
         behind: list[int] = []
-        (ended,) = jobs.values(rows, "ended_at")
-        for device, ended_at in zip(devices, ended, strict=True):
+        for device, ended_at in zip(*jobs.values(rows, "device", "ended_at"), strict=True):
             self._free_at[device] = ended_at
             behind += self._behind.pop(device)
         return self.follow(jobs, sorted(behind)) if behind else ([], [])
@@ -327,11 +340,10 @@ class Fleet(Stateful):
         # One behind another job of its device, which is not over, has not begun.
         begun = np.flatnonzero(is_open & (jobs["sent_at"] < now) & ~np.isnan(jobs["free_at"]))
         if begun.size:
-            asked = np.stack([jobs[name][begun] for name in ASKED], axis=1)
             trips = self.traces.between(0.0, now).trips(
                 jobs["device"][begun],
                 jobs["sent_at"][begun],
-                _job(asked, self._on_interrupt),
+                _job(jobs, begun, self._on_interrupt),
                 jobs["free_at"][begun],
             )
             for source, name in _SPENT.items():
@@ -347,46 +359,45 @@ class Fleet(Stateful):
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
-    def _follow(
-        self, jobs: JobTable, rows: Sequence[int], known: list[int], open_: list[int]
-    ) -> None:
-        """Work out what devices do with one job each, and sort these into two lists."""
-        if not rows:
-            return
+    def _follow(self, jobs: JobTable, rows: Sequence[int], found: Followed) -> None:
+        """Work out what devices do with one job each, and add these to what was found."""
         self._plan(jobs, rows)
-        columns, places = jobs.columns, np.array(rows, dtype=np.int64)
-        is_open = runs_at(columns, places) < np.inf
-        devices, is_known = columns["device"][places], ~is_open
-        self._free_at[devices[is_known]] = columns["ended_at"][places[is_known]]
-        for row, device, must_run in zip(rows, devices.tolist(), is_open.tolist(), strict=True):
-            if must_run:
+        known, open_ = found
+        names = "device", "runs_after", "downloaded_at", "trained_at", "ended_at"
+        for row, device, after, downloaded_at, trained_at, ended_at in zip(
+            rows, *jobs.values(rows, *names), strict=True
+        ):
+            run_at = trained_at if after == _AFTER_WORK else downloaded_at
+            if after == _AFTER_DELIVERY or run_at == np.inf:
+                self._free_at[device] = ended_at
+                known.append(row)
+            else:
                 self._behind[device] = []
-            (open_ if must_run else known).append(row)
+                open_.append((run_at, row))
 
     def _plan(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out one job a device with what it asks by now, and write it into the table."""
-        columns, places = jobs.columns, np.array(rows, dtype=np.int64)
+        columns, places, costs = jobs.columns, places_of(rows), self._book.costs
         devices, sent_at = columns["device"][places], columns["sent_at"][places]
-        asked = np.stack([columns[name][places] for name in ASKED], axis=1)
-        there_s = self._book.costs.download_overhead_s or 0.0
         free_at = self._free_at[devices]
-        if there_s:
-            free_at = np.maximum(free_at, sent_at) + there_s
-        trips = self.traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
-        for source, name in (_INSTANTS | _SPENT).items():
+        if costs.download_overhead_s:
+            free_at = np.maximum(free_at, sent_at) + costs.download_overhead_s
+        job = _job(columns, places, self._on_interrupt)
+        trips = self.traces.trips(devices, sent_at, job, free_at)
+        for source, name in _FOLLOWED.items():
             columns[name][places] = getattr(trips, source)
-        columns["reported_at"][places] += self._book.costs.upload_overhead_s or 0.0
+        if costs.upload_overhead_s:
+            columns["reported_at"][places] += costs.upload_overhead_s
         columns["free_at"][places] = free_at
         columns["visible_at"][places] = columns["reported_at"][places]
-        columns["status"][places], columns["reason"][places] = (
-            jobs.number(UNCLAIMED),
-            jobs.number(""),
-        )
+        columns["status"][places] = jobs.number(UNCLAIMED)
+        columns["reason"][places] = jobs.number("")
         columns["error_code"][places] = ANSWERED
-        for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
-            self._fail(jobs[rows[i]], Status(int(trips.status[i])), trips.reason(i))
+        if trips.status.any():
+            for i in np.flatnonzero(trips.status).tolist():
+                self._fail(jobs.open[rows[i]], Status(int(trips.status[i])), trips.reason(i))
 
-    def _fail(self, job: JobRow, status: Status, reason: str) -> None:
+    def _fail(self, job: OpenJob, status: Status, reason: str) -> None:
         """Note that a device does not report, and when and how the server sees it."""
         job.status, job.reason = FAILED[status], reason
         expires = job.sent_at + job.message.metadata.ttl
@@ -396,46 +407,9 @@ class Fleet(Stateful):
         else:
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
-    def _asked(
-        self, messages: Sequence[Message], nodes: Sequence[int], jobs: JobTable
-    ) -> tuple[Array, Mapping[str, list[float]]]:
-        """Return what messages to some nodes ask of their devices.
-
-        Returns:
-            Work, bytes down and up and ttl of each, shape (n, 4), of which some is only expected;
-            and other columns of the table: the work in full, the scale of the values in its reply,
-            when its client must run, its round, its share of the work, its type and its formats.
-        """
-        book = self._book
-        asked: list[tuple[float, float, float, float]] = []
-        rows: list[tuple[float, ...]] = []
-        # Strategies put the same records into every message of a round.
-        known: dict[tuple[int, str], _Content] = {}
-        for message, node_id in zip(messages, nodes, strict=True):
-            metadata, content = message.metadata, message.content
-            key = id(content), metadata.message_type
-            if key not in known:
-                known[key] = self._content_of(message, jobs)
-            found = known[key]
-            form, promised = found.form, found.promised
-            charge = book.work(message, found.kind, node_id, found.share)
-            if charge.is_expected or promised is None:
-                up = book.expected_bytes(form, node_id, found.down)
-                after = _AFTER_DOWNLOAD if charge.is_expected else _AFTER_WORK
-            else:
-                up, after = book.message_bytes(promised, found.scale), _AFTER_DELIVERY
-            asked.append((charge.work, found.down, up, metadata.ttl))
-            number = _round(metadata.group_id, found.round)
-            share = UNKNOWN if found.share is None else found.share
-            rows.append((charge.whole, found.scale, after, number, share, *found.texts))
-        of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
-        each = zip(*rows, strict=True) if rows else [()] * len(_OTHERS)
-        return of_each, dict(zip(_OTHERS, map(list, each), strict=True))
-
-    def _content_of(self, message: Message, jobs: JobTable) -> "_Content":
+    def _content_of(self, sent_as: str, content: RecordDict, jobs: JobTable) -> _Content:
         """Return what all messages of one type with the same records have in common."""
-        book, content = self._book, message.content
-        kind, size = kind_of(message), content_size(content)
+        book, kind, size = self._book, sent_as.removesuffix(".default"), content_size(content)
         down, up = formats_of(content)
         scale, form = book.scale(size), reply_kind(kind, up)
         return _Content(
@@ -444,39 +418,26 @@ class Fleet(Stateful):
             round=_round_in(content),
             scale=scale,
             down=book.message_bytes(size, scale),
-            promised=book.promised_size(form),
+            promised=book.promised_size(form) if book.costs.constant_replies else None,
             share=asked_share(content) if kind.startswith("train") else None,
-            texts=(jobs.number(message.metadata.message_type), jobs.number(down), jobs.number(up)),
+            texts=(jobs.number(sent_as), jobs.number(down), jobs.number(up)),
         )
 
 
-def runs_at(columns: Columns, rows: Index) -> Array:
-    """Return the instants in s at which the clients of jobs must run; shape (n,).
-
-    Args:
-        columns: of the table.
-        rows: of jobs that have been followed.
-
-    Returns:
-        inf where the client runs when its reply is delivered, or never because the job is lost
-        before.
-    """
-    after = columns["runs_after"][rows]
-    trained, downloaded = columns["trained_at"][rows], columns["downloaded_at"][rows]
-    at: Array = np.where(after == _AFTER_WORK, trained, downloaded)
-    return np.where(after == _AFTER_DELIVERY, np.inf, at)
-
-
-def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
-    work, down, up, ttl = asked.T
+def _job(columns: Columns, places: Index | slice, on_interrupt: OnInterrupt) -> Job:
     return Job(
-        work=work, download_bytes=down, upload_bytes=up, ttl_s=ttl, on_interrupt=on_interrupt
+        work=columns["asked_work"][places],
+        download_bytes=columns["asked_download_bytes"][places],
+        upload_bytes=columns["asked_upload_bytes"][places],
+        ttl_s=columns["asked_ttl_s"][places],
+        on_interrupt=on_interrupt,
     )
 
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    return _round(message.metadata.group_id, _round_in(message.content))
+    group_id = message.metadata.group_id
+    return int(group_id) if group_id.isdecimal() else _round_in(message.content)
 
 
 def _round_in(content: RecordDict) -> int:
@@ -486,7 +447,3 @@ def _round_in(content: RecordDict) -> int:
         if isinstance(number, int):
             return number
     return -1
-
-
-def _round(group_id: str, stated: int) -> int:
-    return int(group_id) if group_id.isdecimal() else stated

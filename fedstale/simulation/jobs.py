@@ -14,6 +14,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Generic, TypeVar, overload
@@ -33,9 +34,10 @@ from fedstale.flower import (
     with_content,
 )
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
-from fedstale.simulation.costs import reply_kind
+from fedstale.simulation.costs import Size, reply_kind
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
+from fedstale.traces.arrays import Index
 
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""
@@ -190,23 +192,47 @@ class JobRow:
         return SimpleNamespace, (), {name: getattr(self, name) for name in _ALL}
 
     @property
-    def message(self) -> Message:
-        """The message, until its reply has been delivered.
-
-        Raises:
-            KeyError: it has been.
-        """
-        return self.jobs.messages[self.row]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the server has not been given a reply yet."""
-        return self.row in self.jobs.messages
-
-    @property
     def is_answered(self) -> bool:
         """Whether the device answers itself, and not the SuperLink in its place."""
         return self.error_code == ANSWERED
+
+
+_UNKNOWN_SIZE = Size(0, 0)
+
+
+@dataclass(slots=True)
+class ClientRun:
+    """A client that has run, and what it takes to run it again."""
+
+    before: RecordDict | None
+    """What its node remembered before; None for nothing."""
+    latest: int | None
+    """The job that the node had worked on before."""
+    ready_at: float
+    """Instant in s at which the client was told that its reply is ready."""
+    size: Size = _UNKNOWN_SIZE
+    """Bytes of the reply."""
+    reply: Message | None = None
+    """What it replied; None where that is not kept, and the client runs again to tell."""
+
+
+class OpenJob(JobRow):
+    """A job whose reply or failure the server has not been given: its row, and what is in none."""
+
+    __slots__ = ("form", "message", "run")
+
+    def __init__(self, jobs: "JobTable", row: int, message: Message, form: str) -> None:
+        """Begin with what is sent.
+
+        Args:
+            jobs: the table, which holds this; a weak reference, so that it goes with its last user.
+            row: of the job.
+            message: what was sent.
+            form: its `reply_kind`.
+        """
+        self.jobs, self.row, self.message, self.form = jobs, row, message, form
+        self.run: ClientRun | None = None
+        """What its client has done, if it has run."""
 
 
 _ALL: Mapping[str, Column[Any]] = {
@@ -244,8 +270,8 @@ class JobTable(Stateful, Callback):
         """
         self._given, self._on_word = file, on_word
         self._n = 0
-        self.messages: dict[int, Message] = {}
-        """The messages that have not been answered, by job id."""
+        self.open: dict[int, OpenJob] = {}
+        """The jobs whose end the server has not seen, by job id."""
         self.reported: dict[str, dict[int, float]] = {name: {} for name in _REPORTED}
         """What each node has last reported of its next job, by column."""
         self._words: list[str] = []
@@ -303,6 +329,12 @@ class JobTable(Stateful, Callback):
                 raise
         return slice(first, self._n)
 
+    def begin(self, rows: slice, messages: Sequence[Message], forms: Sequence[str]) -> None:
+        """Take in messages that are sent, with the `reply_kind` of each."""
+        own: Any = weakref.proxy(self)
+        for row, message, form in zip(range(rows.start, rows.stop), messages, forms, strict=True):
+            self.open[row] = OpenJob(own, row, message, form)
+
     def count_on(self, rows: slice, before: int) -> None:
         """Add the rounds of the loops before this one to the rounds that some jobs state."""
         if before:
@@ -311,37 +343,29 @@ class JobTable(Stateful, Callback):
 
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
-        return JobRow(self, job_id)
+        return self.open.get(job_id) or JobRow(self, job_id)
 
-    def values(self, rows: Sequence[int], *names: str) -> Iterator[list[Any]]:
-        """Yield the values of some rows in each of some columns."""
-        if len(rows) == 1:
-            # Schedules that merge what comes ask for one at a time, and it takes a third as long.
-            return ([self.columns[name].item(rows[0])] for name in names)
-        places = np.array(rows, dtype=np.int64)
-        return (self.columns[name][places].tolist() for name in names)
+    def values(self, rows: Sequence[int], *names: str) -> list[list[Any]]:
+        """Return the values of some rows in each of some columns."""
+        places = places_of(rows)
+        return [self.columns[name][places].tolist() for name in names]
 
-    def forms(self, rows: Sequence[int]) -> list[str]:
-        """Return the `reply_kind` of each of some jobs."""
-        each = list(zip(*self.values(rows, "kind", "format_up"), strict=True))
-        words = self._words
-        known = {
-            pair: reply_kind(words[pair[0]].removesuffix(".default"), words[pair[1]])
-            for pair in set(each)
-        }
-        return [known[pair] for pair in each]
+    def form(self, row: int) -> str:
+        """Return the `reply_kind` of a job."""
+        job = JobRow(self, row)
+        return reply_kind(job.kind.removesuffix(".default"), job.format_up)
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""
         number = message_id.removeprefix(_PREFIX)
         if number == message_id or not number.isdecimal() or int(number) >= self._n:
             return None
-        return JobRow(self, int(number))
+        return self[int(number)]
 
     def end(self, job: JobRow, now: float) -> None:
         """Note that the server has seen the end of a job, at this instant."""
-        job.delivered_at = now
-        self.messages.pop(job.row, None)
+        self.columns["delivered_at"][job.row] = now
+        self.open.pop(job.row, None)
 
     def learn(self, node_id: int, reply: Message) -> None:
         """Take in what a device reports of its next job with a reply."""
@@ -367,8 +391,12 @@ class JobTable(Stateful, Callback):
         # A job of the run that this one goes on from may have its row there.
         job = self.of_message(update.message_id)
         if job is not None:
-            job.base_version, job.aggregated_version = update.base_version, version
-            job.staleness, job.weight = float(update.staleness), float(update.weight)
+            columns, row = self.columns, job.row
+            columns["base_version"][row], columns["aggregated_version"][row] = (
+                update.base_version,
+                version,
+            )
+            columns["staleness"][row], columns["weight"][row] = update.staleness, update.weight
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
@@ -408,17 +436,27 @@ class JobTable(Stateful, Callback):
             )
 
     def state_dict(self) -> State:
-        """Return all jobs; messages with the same records share them."""
+        """Return all jobs; messages with the same records share them.
+
+        Replies that were not pulled are left out: they may be as many models, and their clients
+        run again when they are.
+        """
         contents: dict[int, tuple[int, RecordDict]] = {}
         messages: State = {}
-        for job_id, message in sorted(self.messages.items()):
-            number, _ = contents.setdefault(id(message.content), (len(contents), message.content))
-            head = bytes_of_message(with_content(message, _EMPTY))
+        runs: State = {}
+        for job_id, job in sorted(self.open.items()):
+            content = job.message.content
+            number, _ = contents.setdefault(id(content), (len(contents), content))
+            head = bytes_of_message(with_content(job.message, _EMPTY))
             messages[str(job_id)] = [np.frombuffer(head, dtype=np.uint8), number]
+            if job.run is not None:
+                before = records_out(job.run.before or _EMPTY)
+                runs[str(job_id)] = [before, job.run.latest, job.run.ready_at]
         return super().state_dict() | {
             "columns": list(_ALL),
             "rows": self._rows[: self._n].view(np.uint8),
             "messages": messages,
+            "runs": runs,
             "contents": [records_out(content) for _, content in contents.values()],
         }
 
@@ -444,8 +482,11 @@ class JobTable(Stateful, Callback):
         self._rows[places] = rows
         contents = [records_in(data) for data in state["contents"]]
         for job_id, (head, number) in state["messages"].items():
-            message = message_of_bytes(head.tobytes())
-            self.messages[int(job_id)] = with_content(message, contents[number])
+            message = with_content(message_of_bytes(head.tobytes()), contents[number])
+            row = int(job_id)
+            self.open[row] = OpenJob(weakref.proxy(self), row, message, self.form(row))
+        for job_id, (before, latest, ready_at) in state["runs"].items():
+            self.open[int(job_id)].run = ClientRun(records_in(before), latest, ready_at)
 
     def _map(self, rows: npt.NDArray[np.void]) -> None:
         self._rows = rows
@@ -467,6 +508,21 @@ class JobTable(Stateful, Callback):
             self._map(np.frombuffer(mmap.mmap(self._file, at), _LAYOUT))
         except OSError as problem:
             raise _unwritable(problem) from None
+
+
+def places_of(rows: Sequence[int]) -> Index | slice:
+    """Return where rows lie; those that follow each other as a slice, which is much faster.
+
+    Example:
+        >>> places_of([4, 5, 6]), places_of([4, 6])
+        (slice(4, 7, None), array([4, 6]))
+    """
+    if not rows:
+        return slice(0, 0)
+    first, n = rows[0], len(rows)
+    if rows[-1] - first + 1 == n and (n == 1 or list(rows) == list(range(first, first + n))):
+        return slice(first, first + n)
+    return np.array(rows, dtype=np.int64)
 
 
 def _unwritable(problem: OSError) -> FedstaleError:

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.flower import own_copy, reply_with, with_content
+from fedstale.flower import own_copy, own_message, reply_with
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
@@ -182,9 +182,7 @@ def _copied(call: ClientCall) -> ClientCall:
     """Return a call whose context and records nothing else writes to."""
     context = copy(call.context)
     context.state = deepcopy(context.state)
-    return ClientCall(
-        with_content(call.message, own_copy(call.message.content)), context, call.seed
-    )
+    return ClientCall(own_message(call.message), context, call.seed)
 
 
 def _rounded(value: float) -> float:

@@ -22,18 +22,30 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs
-from fedstale.flower import Run, asked_ids, empty_run, error_reply, identity, quick_arrays, stamp
+from fedstale.flower import (
+    Run,
+    asked_ids,
+    empty_run,
+    error_reply,
+    identity,
+    quick_arrays,
+    stamp,
+    stamp_reply,
+)
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.costs import CostBook, WorkHook
-from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, runs_at
+from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
+from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
+
+# A heap compares plain numbers faster.
+_REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)
 
 
 class TraceGrid(Stateful, RuntimeGrid):
@@ -116,7 +128,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._jobs = JobTable() if box is None else JobTable(box.jobs, box.word)
         if box is not None:
             box.clock = self._clock
-        self._arrived: dict[str, JobRow] = {}
+        self._arrived: dict[str, OpenJob] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
             own,
@@ -172,7 +184,8 @@ class TraceGrid(Stateful, RuntimeGrid):
     @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
-        return self._fleet.online_set(self._clock.now).n_online
+        self._fleet.available.move(self._clock.now)
+        return self._fleet.available.n_online
 
     # The clock of strategies.
 
@@ -222,7 +235,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the grid back to where it was."""
         super().load_state_dict(state)
-        self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
+        self._arrived = {JobTable.message_id(row): self._jobs.open[row] for row in state["arrived"]}
 
     # Flower's Grid.
 
@@ -254,7 +267,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         if self._stalls.is_stalled(nodes.words, self._clock.now):
             self._idle()
             nodes = self._fleet.online(self._clock.now)
-        self._stalls.looked(nodes.words, self._clock.now, self.n_online)
+        self._stalls.looked(nodes.words, self._clock.now, self._fleet.available.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -278,7 +291,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         ids = [JobTable.message_id(number) for number in numbers]
         self._clients.sent(self._jobs, numbers)
         for message, message_id in zip(messages, ids, strict=True):
-            stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
+            stamp(message, message_id, self._unix_base + now)
         self._jobs.note_reported(numbers, messages)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
@@ -373,16 +386,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         rows, self._unfollowed, self._unseen_until = self._unfollowed, [], np.inf
         self._schedule(*self._fleet.follow(self._jobs, rows))
 
-    def _schedule(self, known: list[int], open_: list[int]) -> None:
+    def _schedule(self, known: list[int], open_: Iterable[tuple[float, int]] = ()) -> None:
         """Take in jobs whose end is known, and others whose client must run first."""
-        visible, codes = self._jobs.values(known, "visible_at", "error_code")
-        for job_id, visible_at, code in zip(known, visible, codes, strict=True):
-            kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
-            self._clock.schedule(visible_at, kind, job_id)
-        if open_:
-            at = runs_at(self._jobs.columns, np.array(open_))
-            for entry in zip(at.tolist(), open_, strict=True):
-                heapq.heappush(self._to_run, entry)
+        if known:
+            names = "visible_at", "error_code"
+            for row, at, code in zip(known, *self._jobs.values(known, *names), strict=True):
+                self._clock.schedule(at, _REPLY if code == ANSWERED else _FAILURE, row)
+        for entry in open_:
+            heapq.heappush(self._to_run, entry)
 
     def _run_clients(self, until: float) -> None:
         """Run the clients that must run by an instant, and others along, and see what it means.
@@ -401,16 +412,18 @@ class TraceGrid(Stateful, RuntimeGrid):
                 self._to_run = heap = sorted(set(heap).difference(along))
         room = self._clients.batch - len(rows)
         while heap and room > 0 and heap[0][0] <= end:
-            if self._clients.may_change(self._jobs[heap[0][1]].node_id):
+            if self._clients.may_change(self._jobs.open[heap[0][1]].node_id):
                 break
             rows.append(heapq.heappop(heap)[1])
             room -= 1
-        with self._time.paused():
-            work, up = self._clients.run([self._jobs[row] for row in rows], self._clock.now)
-        behind = self._fleet.finish(self._jobs, rows, work, up)
+        jobs = [self._jobs.open[row] for row in rows]
+        changed = self._time.outside(self._clients.run, jobs, self._clock.now)
+        behind = self._fleet.finish(self._jobs, rows, changed)
         (codes,) = self._jobs.values(rows, "error_code")
-        self._clients.drop_lost(row for row, c in zip(rows, codes, strict=True) if c != ANSWERED)
-        self._schedule(rows, [])
+        lost = [job for job, code in zip(jobs, codes, strict=True) if code != ANSWERED]
+        if lost:
+            self._clients.drop_lost(lost)
+        self._schedule(rows)
         if any(behind):
             self._schedule(*behind)
 
@@ -425,7 +438,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         for job_id in self._clock.advance(to):
             message_id = JobTable.message_id(job_id)
             happened.append(message_id)
-            self._arrived[message_id] = self._jobs[job_id]
+            self._arrived[message_id] = self._jobs.open[job_id]
         self._open -= len(happened)
         if happened:
             self._stalls.active(self._clock.now)
@@ -441,7 +454,8 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _idle(self) -> None:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
-        change, event = self._fleet.online_set(now).next_change, self._next_event
+        self._fleet.available.move(now)
+        change, event = self._fleet.available.next_change, self._next_event
         if min(change, event) == np.inf:
             raise RunEnded(
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
@@ -457,33 +471,38 @@ class TraceGrid(Stateful, RuntimeGrid):
             wanted: what the server waits for besides; clients among them may be trained along.
         """
         jobs = [self._arrived.pop(key) for key in message_ids]
+        if not jobs:
+            return []
 
-        def coming() -> list[JobRow]:
+        def coming() -> list[OpenJob]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
                 job
                 for job in asked
-                if job is not None
-                and job.is_waiting
+                if isinstance(job, OpenJob)
                 and job.runs_after == RunsAfter.DELIVERY
                 and job.is_answered
                 and job.visible_at < self._clock.until
             ]
             return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
-        with self._time.paused():
-            answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
+        rows = [job.row for job in jobs]
+        instants, codes = self._jobs.values(rows, "visible_at", "error_code")
+        answered = [job for job, code in zip(jobs, codes, strict=True) if code == ANSWERED]
+        if answered:
+            self._time.outside(self._clients.have_replied, answered, coming)
         delivered = []
-        for job in jobs:
-            message, answer = job.message, answers.get(job.row)
-            sent = message.metadata
-            reply = answer or error_reply(message, job.error_code, job.reason)
-            if answer is not None:
-                self._jobs.learn(sent.dst_node_id, reply)
-            at = self._unix_base + job.visible_at
-            stamp(reply, f"reply-{job.row}", at, sent.created_at + sent.ttl - at)
+        for job, visible_at, code in zip(jobs, instants, codes, strict=True):
+            if code == ANSWERED:
+                assert job.run is not None
+                assert job.run.reply is not None
+                reply = job.run.reply
+                self._jobs.learn(job.node_id, reply)
+            else:
+                reply = error_reply(job.message, code, job.reason)
+            stamp_reply(reply, job.message, f"reply-{job.row}", self._unix_base + visible_at)
             delivered.append(reply)
             self._clients.delivered(job)
             self._jobs.end(job, self._clock.now)
-            self.runtime.reply(sent.message_id, reply, job.status)
+            self.runtime.reply(JobTable.message_id(job.row), reply, job.status)
         return delivered

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError, not_installed
-from fedstale.flower import own_copy, with_content
+from fedstale.flower import own_message
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
@@ -195,7 +195,7 @@ def _copied(call: ClientCall) -> ClientCall:
     own = copy(call.context)
     own.node_config, own.run_config = dict(own.node_config), dict(own.run_config)
     own.state = deepcopy(own.state) if len(own.state) else RecordDict()
-    return ClientCall(with_content(call.message, own_copy(call.message.content)), own, call.seed)
+    return ClientCall(own_message(call.message), own, call.seed)
 
 
 def _arrays(reply: Message) -> list[dict[str, bytes]]:

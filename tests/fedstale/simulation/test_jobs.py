@@ -138,7 +138,7 @@ def test_columns_that_somebody_holds_go_on_to_be_those_of_the_table():
 
 def test_a_job_that_is_over_can_still_be_read():
     job = ended(50)[3]
-    assert (job.delivered_at, job.is_waiting) == (1.0, False)
+    assert (job.delivered_at, job.row in job.jobs.open) == (1.0, False)
 
 
 def test_a_fresh_row_holds_the_defaults():

@@ -456,7 +456,7 @@ def buffered(batch=1, *, cut=None, constant=False):
 def take(grid, ids, n):
     """Pull until n of the messages are answered by now; return what the server saw."""
     seen = []
-    left = {i for i in ids if grid._jobs.of_message(i).is_waiting}
+    left = {i for i in ids if grid._jobs.of_message(i).row in grid._jobs.open}
     while len(ids) - len(left) < n:
         for reply in grid.pull_messages(left):
             left.discard(reply.metadata.reply_to_message_id)
@@ -498,7 +498,7 @@ def test_a_reply_that_is_pulled_after_it_expired_is_made_again_and_the_same(make
             grid.sleep(500.0)
             for _ in range(3):
                 grid.send_and_receive([message_to(1001)])
-            assert grid._clients._runs[0].reply is None
+            assert grid._jobs.open[0].run.reply is None
         (reply,) = grid.pull_messages([first])
         seen.append(dict(reply.content["m"]))
     assert seen[0] == seen[1]

@@ -160,7 +160,7 @@ def test_where_a_whole_job_is_asked_for_nothing_is_trained_to_learn_its_work(mak
 def test_a_state_that_is_empty_is_not_written_to_ahead(make_grid):
     executor = Together(4)
     grid = promising(make_grid, 2, executor, [1.0, 0.5])
-    grid._clients._contexts[1001] = grid._clients._context(1001)
+    grid._clients._contexts[1001] = grid._clients._new_context(1001)
     ids = list(grid.push_messages([message_to(1000), message_to(1001)]))
     grid.pull_messages(ids)
     assert grid.n_ahead == 1
