@@ -87,7 +87,8 @@ class Clients(Stateful):
         run_id: int,
         run_config: UserConfig,
     ) -> None:
-        self._executor, self._book, self._replay, self._seed = executor, book, replay, seed
+        self._executor, self._book, self._replay = executor, book, replay
+        self._hash = hashlib.blake2b(b"%d" % seed, digest_size=4, person=_JOB_SEED)
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
         self._ahead: dict[int, tuple[Context, ClientReply]] = {}
@@ -315,8 +316,9 @@ class Clients(Stateful):
         before = None if latest is None else JobRow(job.jobs, latest)
         device = ReplayedDevice(self._replay, job, before, ready_at)
         # NumPy's SeedSequence would take as long as all the rest.
-        key = f"{self._seed} {node_id} {job.row}".encode()
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=4, person=_JOB_SEED).digest())
+        hashed = self._hash.copy()
+        hashed.update(b" %d %d" % (node_id, job.row))
+        seed = int.from_bytes(hashed.digest())
         return ClientCall(own_message(job.message), NodeContext.of(context, device), seed)
 
     def _note(self, jobs: Sequence[OpenJob]) -> None:

@@ -15,7 +15,6 @@ from flwr.clientapp import ClientApp
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.flower import (
-    SECAGG_RECORD,
     entries,
     grows_with_model,
     n_value_bytes,
@@ -142,7 +141,7 @@ class CostBook(Stateful):
         whole, each = self._rules[kind]
         is_training = kind.startswith("train")
         content = message.content
-        if whole is None and is_training and SECAGG_RECORD in content and trains_nothing(content):
+        if whole is None and is_training and trains_nothing(content):
             return Charge(0.0, 0.0)
         if whole is None:
             whole = each * (self._expected_examples(kind, node_id) or 0.0)

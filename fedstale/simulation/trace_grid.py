@@ -487,17 +487,17 @@ class TraceGrid(Stateful, RuntimeGrid):
             return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
         rows = [job.row for job in jobs]
-        instants, codes = self._jobs.values(rows, "visible_at", "error_code")
+        nodes, instants, codes = self._jobs.values(rows, "node_id", "visible_at", "error_code")
         answered = [job for job, code in zip(jobs, codes, strict=True) if code == ANSWERED]
         if answered:
             self._time.outside(self._clients.have_replied, answered, coming)
         delivered = []
-        for job, visible_at, code in zip(jobs, instants, codes, strict=True):
+        for job, node_id, visible_at, code in zip(jobs, nodes, instants, codes, strict=True):
             if code == ANSWERED:
                 assert job.run is not None
                 assert job.run.reply is not None
                 reply = job.run.reply
-                self._jobs.learn(job.node_id, reply)
+                self._jobs.learn(node_id, reply)
             else:
                 reply = error_reply(job.message, code, job.reason)
             stamp_reply(reply, job.message, f"reply-{job.row}", self._unix_base + visible_at)

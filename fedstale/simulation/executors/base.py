@@ -103,7 +103,7 @@ class InlineExecutor(Executor):
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
         replies = []
-        with own_random_streams(), quick_arrays():
+        with ServerStreams(), quick_arrays():
             for call in calls:
                 self.watch.entered(call)
                 replies.append(run_client(self._client_app, call))
@@ -193,44 +193,52 @@ def seed_streams(seed: int) -> None:
             torch.cuda.manual_seed_all(seed)
 
 
-@contextmanager
-def own_random_streams() -> Iterator[None]:
-    """Give back the server's random streams after clients have run in its process."""
-    torch = imported_torch()
-    saved, saved_numpy = _PythonStream(), _NumpyStream()
-    saved_torch = torch.get_rng_state() if torch is not None else None
-    try:
-        with quick_manual_seed():
-            yield
-    finally:
-        saved.restore()
-        saved_numpy.restore()
-        if torch is not None:
-            torch.set_rng_state(saved_torch)
+class ServerStreams:
+    """The server's global random streams, given back after clients have run in its process.
 
-
-class _PythonStream:
-    """Python's global stream as it is now.
-
-    `getstate` makes a number of each of the 624 words of the Mersenne twister. Where CPython keeps
-    them as it is known to, they are copied at once, with their place.
+    Both Mersenne twisters keep 624 words, which Python turns into as many numbers and NumPy reads
+    one by one: that takes as long as all the rest of an empty client. Where they lie as is known,
+    they are copied at once, with their place.
     """
 
-    def __init__(self) -> None:
+    def __enter__(self) -> None:
+        self._torch, self._seed = imported_torch(), quick_manual_seed()
+        self._of_torch = None if self._torch is None else self._torch.get_rng_state()
         self._at = _place_of_words()
-        if self._at is None:
-            self._slow = random.getstate()
-            return
-        self._words = string_at(self._at, _N_BYTES)
-        self._second = _PYTHON_STREAM.gauss_next
+        at = self._at
+        self._python: Any = random.getstate() if at is None else string_at(at, _N_BYTES)
+        self._python_second = _PYTHON_STREAM.gauss_next
+        self._generator = mtrand.get_bit_generator()
+        self._numpy: Any = None
+        self._second: float | None = None
+        if type(self._generator) is np.random.MT19937:
+            self._numpy = string_at(self._generator.ctypes.state_address, _N_BYTES)
+            # Normal numbers are made in pairs: to draw the second one moves nothing.
+            second = np.random.standard_normal()  # noqa: NPY002
+            if string_at(self._generator.ctypes.state_address, _N_BYTES) == self._numpy:
+                self._second = second
+        else:
+            self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+        self._seed.__enter__()
 
-    def restore(self) -> None:
-        """Let the global stream go on from where it was."""
+    def __exit__(self, *problem: object) -> None:
+        self._seed.__exit__(None, None, None)
         if self._at is None:
-            random.setstate(self._slow)
-            return
-        memmove(self._at, self._words, _N_BYTES)
-        _PYTHON_STREAM.gauss_next = self._second
+            random.setstate(self._python)
+        else:
+            memmove(self._at, self._python, _N_BYTES)
+            _PYTHON_STREAM.gauss_next = self._python_second
+        mtrand.set_bit_generator(self._generator)  # which forgets a second normal number
+        if type(self._generator) is not np.random.MT19937:
+            np.random.set_state(self._numpy)  # noqa: NPY002
+        else:
+            memmove(self._generator.ctypes.state_address, self._numpy, _N_BYTES)
+            if self._second is not None:
+                words = np.frombuffer(self._numpy, np.uint32)
+                state = ("MT19937", words[:-1], int(words[-1]), 1, self._second)
+                np.random.set_state(state)  # noqa: NPY002
+        if self._torch is not None:
+            self._torch.set_rng_state(self._of_torch)
 
 
 @cache
@@ -243,38 +251,6 @@ def _place_of_words() -> int | None:
     at = id(_PYTHON_STREAM) + object.__basicsize__
     place, *words = np.frombuffer(string_at(at, _N_BYTES), np.uint32).tolist()
     return at if (*words, place) == random.getstate()[1] else None
-
-
-class _NumpyStream:
-    """NumPy's global stream as it is now.
-
-    NumPy reads and writes the 624 words of its Mersenne twister one by one, which takes as long as
-    all the rest of an empty client. Here they are copied at once, with their place.
-    """
-
-    def __init__(self) -> None:
-        self._generator = mtrand.get_bit_generator()
-        self._slow: dict[str, Any] = {}
-        if type(self._generator) is not np.random.MT19937:
-            self._slow = np.random.get_state(legacy=False)  # noqa: NPY002
-            return
-        self._at = self._generator.ctypes.state_address
-        self._words = string_at(self._at, _N_BYTES)
-        # Normal numbers are made in pairs: to draw the second one moves nothing.
-        second = np.random.standard_normal()  # noqa: NPY002
-        self._second = second if string_at(self._at, _N_BYTES) == self._words else None
-
-    def restore(self) -> None:
-        """Let the global stream go on from where it was."""
-        mtrand.set_bit_generator(self._generator)  # which forgets a second normal number
-        if self._slow:
-            np.random.set_state(self._slow)  # noqa: NPY002
-            return
-        memmove(self._at, self._words, _N_BYTES)
-        if self._second is not None:
-            words = np.frombuffer(self._words, np.uint32)
-            state = ("MT19937", words[:-1], int(words[-1]), 1, self._second)
-            np.random.set_state(state)  # noqa: NPY002
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,
     Executor,
+    ServerStreams,
     failed_reply,
-    own_random_streams,
     run_client,
     seed_streams,
     version_of,
@@ -94,7 +94,7 @@ class BatchedExecutor(Executor):
         messages: dict[int, Message] = {}
         # Models of one version are read once.
         models: dict[tuple[int, ...], RecordDict] = {}
-        with own_random_streams(), quick_arrays():
+        with ServerStreams(), quick_arrays():
             for i, call in enumerate(calls):
                 self.watch.entered(call)
                 if call.message.metadata.message_type not in _TRAIN:
