@@ -124,9 +124,9 @@ def stamp(message: Message, message_id: str, created_at: float, ttl: float | Non
 
 def stamp_reply(reply: Message, message: Message, message_id: str, created_at: float) -> None:
     """Give a reply its id and its time; it is kept for as long as the message would have been."""
-    about = message.__dict__["_metadata"].__dict__
-    expires = about["_created_at"] + about["_ttl"]
-    stamp(reply, message_id, created_at, expires - created_at)
+    sent, about = message.__dict__["_metadata"].__dict__, reply.__dict__["_metadata"].__dict__
+    about["_message_id"], about["_created_at"] = message_id, created_at
+    about["_ttl"] = sent["_created_at"] + sent["_ttl"] - created_at
 
 
 def sent_to(message: Message) -> tuple[int, str, str, float, RecordDict]:
@@ -139,9 +139,8 @@ def sent_to(message: Message) -> tuple[int, str, str, float, RecordDict]:
 
 def answers(reply: Message, message: Message) -> bool:
     """Return whether a reply is one to a message."""
-    about, asked = (one.__dict__["_metadata"].__dict__ for one in (reply, message))
-    same: bool = about["_reply_to_message_id"] == asked["_message_id"]
-    return same
+    answered: str = reply.__dict__["_metadata"].__dict__["_reply_to_message_id"]
+    return answered == message.__dict__["_metadata"].__dict__["_message_id"]
 
 
 def error_reply(message: Message, code: int, reason: str) -> Message:

@@ -172,9 +172,9 @@ class Clients(Stateful):
                 changed.append(job.row)
         return changed
 
-    def drop_lost(self, jobs: Iterable[OpenJob]) -> None:
-        """Forget the replies to jobs that a trace loses on their way."""
-        for job in jobs:
+    def drop_lost(self, job: OpenJob) -> None:
+        """Forget what a client has replied, if it has run, to a job that the trace then loses."""
+        if job.run is not None:
             job.run = None
             self._n_run -= 1
             self._n_lost += 1

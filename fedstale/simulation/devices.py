@@ -226,7 +226,7 @@ class Fleet(Stateful):
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
-        book, last_id = self._book, FIRST_NODE_ID + self.traces.n_devices - 1
+        book, last_id = self._book, FIRST_NODE_ID + self._free_at.size - 1
         asked: list[tuple[float, float, float, float]] = []
         others: list[tuple[float, ...]] = []
         forms: list[str] = []

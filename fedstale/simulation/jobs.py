@@ -249,6 +249,20 @@ _ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 
 
+class _Numbers(dict[str, int]):
+    """Counts texts as they are asked for; few of them occur many times."""
+
+    def __init__(self, words: list[str], on_word: Callable[[int, str], object]) -> None:
+        super().__init__()
+        self._words, self._on_word = words, on_word
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self._words)
+        self._words.append(word)
+        self._on_word(number, word)
+        return number
+
+
 class JobTable(Stateful, Callback):
     """The jobs of a run by number and by message; a callback that notes what becomes of replies."""
 
@@ -275,7 +289,8 @@ class JobTable(Stateful, Callback):
         self.reported: dict[str, dict[int, float]] = {name: {} for name in _REPORTED}
         """What each node has last reported of its next job, by column."""
         self._words: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.number: Callable[[str], int] = _Numbers(self._words, on_word).__getitem__
+        """Returns the number of a text, which gets one when it is first asked for."""
         self._map(np.zeros(0, _LAYOUT))
         try:
             if file is None:
@@ -347,7 +362,7 @@ class JobTable(Stateful, Callback):
 
     def values(self, rows: Sequence[int], *names: str) -> list[list[Any]]:
         """Return the values of some rows in each of some columns."""
-        places = places_of(rows)
+        places = slice(rows[0], rows[0] + 1) if len(rows) == 1 else places_of(rows)
         return [self.columns[name][places].tolist() for name in names]
 
     def form(self, row: int) -> str:
@@ -408,15 +423,6 @@ class JobTable(Stateful, Callback):
         """Return a text by its number."""
         return self._words[number]
 
-    def number(self, word: str) -> int:
-        """Return the number of a text; few texts occur many times."""
-        number = self._numbers.get(word)
-        if number is None:
-            number = self._numbers[word] = len(self._words)
-            self._words.append(word)
-            self._on_word(number, word)
-        return number
-
     def tables(
         self, as_of: Callable[[Columns], Columns], device_ids: pd.Index
     ) -> Iterator[pa.Table]:
@@ -467,16 +473,17 @@ class JobTable(Stateful, Callback):
             ResumeError: another release wrote it.
             FedstaleError: the disk is full, or the folder of temporary files is not writable.
         """
-        if state.get("columns") != list(_ALL):
+        if state.get("columns") != list(_ALL) or "runs" not in state:
             raise ResumeError(
-                "the checkpoint holds events with other columns: resume with the release of "
+                "the checkpoint holds jobs in another form: resume with the release of "
                 "fedstale that wrote it"
             )
         self.__init__(self._given, self._on_word)  # type: ignore[misc]
         super().load_state_dict(state)
-        self._numbers = {word: number for number, word in enumerate(self._words)}
-        for number, word in enumerate(self._words):
-            self._on_word(number, word)
+        words, self._words = self._words, []
+        self.number = _Numbers(self._words, self._on_word).__getitem__
+        for word in words:
+            self.number(word)
         rows = state["rows"].view(_LAYOUT)
         places = self.add(rows.size)
         self._rows[places] = rows

@@ -392,6 +392,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             names = "visible_at", "error_code"
             for row, at, code in zip(known, *self._jobs.values(known, *names), strict=True):
                 self._clock.schedule(at, _REPLY if code == ANSWERED else _FAILURE, row)
+                if code != ANSWERED:
+                    self._clients.drop_lost(self._jobs.open[row])
         for entry in open_:
             heapq.heappush(self._to_run, entry)
 
@@ -419,10 +421,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         jobs = [self._jobs.open[row] for row in rows]
         changed = self._time.outside(self._clients.run, jobs, self._clock.now)
         behind = self._fleet.finish(self._jobs, rows, changed)
-        (codes,) = self._jobs.values(rows, "error_code")
-        lost = [job for job, code in zip(jobs, codes, strict=True) if code != ANSWERED]
-        if lost:
-            self._clients.drop_lost(lost)
         self._schedule(rows)
         if any(behind):
             self._schedule(*behind)

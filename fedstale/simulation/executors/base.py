@@ -39,7 +39,7 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 _THREADS_PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientCall:
     """One message to one client."""
 
@@ -49,7 +49,7 @@ class ClientCall:
     """Seeds every global random stream that the client may use, in [0, 2^32)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientReply:
     """A client's reply to a call, and the context that it leaves."""
 
@@ -185,7 +185,7 @@ def seed_streams(seed: int) -> None:
     """Seed every global stream that exists; seed is in [0, 2^32)."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
-    torch = imported_torch()
+    torch = sys.modules.get("torch")
     if torch is not None:
         # What torch.manual_seed does, less its 150 microseconds of looking for every accelerator.
         torch.default_generator.manual_seed(seed)
@@ -202,7 +202,7 @@ class ServerStreams:
     """
 
     def __enter__(self) -> None:
-        self._torch, self._seed = imported_torch(), quick_manual_seed()
+        self._torch, self._seed = sys.modules.get("torch"), quick_manual_seed()
         self._of_torch = None if self._torch is None else self._torch.get_rng_state()
         self._at = _place_of_words()
         at = self._at
@@ -261,7 +261,7 @@ def quick_manual_seed() -> Iterator[None]:
     for when there is one: a millisecond a call, a fifth of what a small client takes, and
     memory that is never given back. The stream that is seeded is the same.
     """
-    torch = imported_torch()
+    torch: Any = sys.modules.get("torch")
     if torch is None or _has_accelerator():
         yield
         return

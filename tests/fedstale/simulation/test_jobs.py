@@ -197,5 +197,5 @@ def test_rows_of_another_release_are_refused():
     state = ended(30).state_dict()
     state["columns"] = ["job_id"]
     for other in (state, {}):
-        with pytest.raises(ResumeError, match="other columns"):
+        with pytest.raises(ResumeError, match="jobs in another form"):
             JobTable().load_state_dict(other)
