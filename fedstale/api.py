@@ -78,10 +78,8 @@ def simulate(
     """Run a Flower app on replayed devices.
 
     Clients run in this process unless `executor` or `workers` say otherwise. One that ends it, by
-    `os._exit`, a segmentation fault or all of the memory, ends the caller too: no process can watch
-    itself. A note in the folder then says which client it was, for `read_run` and the commands
-    `fedstale report` and `fedstale simulate --resume`. The command `fedstale simulate` watches its
-    run from another process, and keeps what was done.
+    `os._exit`, a segmentation fault or all of the memory, ends the caller too; `resume` goes on
+    from the last checkpoint. With executor "processes" the run goes on, and the job has an error.
 
     Clients of an app in a directory move to processes of their own where that pays. Each of them
     imports the script that it came from: a script calls this below `if __name__ == "__main__":`, as

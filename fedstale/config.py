@@ -184,9 +184,8 @@ class SimulationConfig:
     """Processes that run clients; 1 runs them in the main process; as the executor decides if not
     given."""
     client_limit_s: float | None = None
-    """Wall-clock s after which a client that has not answered ends the run, or gets an error reply
-    where it runs in a process of its own; no limit if not given, since no number suits every app
-    and machine."""
+    """Wall-clock s after which a client that has not answered gets an error reply; for the executor
+    processes. No limit if not given, since no number suits every app and machine."""
     gpus: float | None = None
     """GPUs of each Ray actor, such as 0.25 where four share one; for the executor ray alone."""
     checkpoint_every: int = 1

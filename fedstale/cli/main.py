@@ -1,5 +1,7 @@
 """The command line: the app that holds all commands, and its own options."""
 
+import faulthandler
+import sys
 from typing import Annotated
 
 import typer
@@ -18,7 +20,6 @@ from fedstale.cli import (
     traces,
     tune,
 )
-from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
     name="fedstale",
@@ -96,7 +97,9 @@ app.command(rich_help_panel=_RUN, epilog="Example: fedstale doctor")(doctor.doct
 
 def main() -> None:
     """Run the command line; each command turns what its user can mend into one sentence."""
-    app(obj=SUPERVISED)
+    # A client that ends the process by a fatal signal leaves on the terminal where it was.
+    faulthandler.enable(sys.__stderr__ or 2)
+    app()
 
 
 def _show_version(wanted: bool) -> None:

@@ -38,9 +38,7 @@ from fedstale.cli.output import (
     say_json,
     stdout_kept_free,
 )
-from fedstale.cli.supervision import SUPERVISED, supervised
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
-from fedstale.last_call import told
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
@@ -196,8 +194,6 @@ def simulate(
     }
     if resume is not None:
         _refuse(options, set(options) - _BESIDE_RESUME, f"--resume {resume}", "a run that goes on")
-    # Who calls the command in a process of its own, such as a test, has nobody to watch it.
-    kept = supervised(as_json=as_json) if context.obj == SUPERVISED else None
     costs = {f.name: settings.pop(f.name, None) for f in fields(Costs)}
     costs["epochs"] = int(epochs) if epochs is not None and epochs.isdecimal() else epochs
     if resume is None and not app.endswith(".toml"):
@@ -214,10 +210,7 @@ def simulate(
     )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
-    if resume is not None and (lost := told(resume)):
-        note(f"fedstale: {lost}")
     from fedstale.live.watching import Insistence
-    from fedstale.simulation.black_box import BlackBox
     from fedstale.simulation.run import simulate as simulate_config
     from fedstale.traces import TraceSet
 
@@ -247,7 +240,6 @@ def simulate(
             overwrite=overwrite,
             resume=resume is not None,
             callbacks=[*callbacks, Insistence(heard)],
-            box=BlackBox(kept),
             address=address,
         )
     _show_end(run, is_new=resume is None, as_json=as_json)

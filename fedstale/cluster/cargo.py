@@ -20,8 +20,7 @@ from typing import Any
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import exposure, make_private
-from fedstale.last_call import LOCK
-from fedstale.runs import CHECKPOINTS, CONFIG, SUMMARY
+from fedstale.runs import CHECKPOINTS, CONFIG, LOCK, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 
 if os.name == "posix":

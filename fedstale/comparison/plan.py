@@ -23,12 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstale.config import Change, SimulationConfig, Until, flat, nearest
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.last_call import LOCK, Kept, told
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.run import Run
-from fedstale.runs import CONFIG, SUMMARY
-from fedstale.simulation.black_box import BlackBox
+from fedstale.runs import CONFIG, LOCK, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server import Runtime
@@ -272,8 +270,7 @@ def run_all(
                 if news == "rejected":
                     raise _not_begun(run, what)
                 if news == "died" or (news == "done" and what):
-                    lost = told(folder) if news == "died" else ""
-                    failed[folder] = " ".join(f"{what}; {lost}".rstrip("; ").split())
+                    failed[folder] = " ".join(what.split())
                 shares[folder] = what if news == "progress" else 1.0
                 watch(shares)
     except KeyboardInterrupt:
@@ -416,8 +413,6 @@ def simulated(
         resume=begun == "half",
         pause_at=pause_at,
         callbacks=[_ShareDone(Until.parse(run.config.until), report)],
-        # What ends this process is told by the one that started it.
-        box=BlackBox(Kept()),
     )
 
 

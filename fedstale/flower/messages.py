@@ -101,12 +101,6 @@ def asked_ids(
     return message_ids if reply_to_message_ids is None else reply_to_message_ids
 
 
-def head_of(message: Message) -> tuple[str, int, str]:
-    """Return id, receiver and type of a message; its properties take ten times as long."""
-    about = message.__dict__["_metadata"].__dict__
-    return about["_message_id"], about["_dst_node_id"], about["_message_type"]
-
-
 def stamp(message: Message, message_id: str, created_at: float, ttl: float | None = None) -> None:
     """Give a message its id and its times.
 

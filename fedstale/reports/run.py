@@ -20,7 +20,6 @@ from safetensors.numpy import load_file
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.last_call import told
 from fedstale.reports import learning, page
 from fedstale.reports.figure import SOURCES, Array
 from fedstale.reports.timeline import PHASES, TRACE, perfetto
@@ -37,6 +36,7 @@ from fedstale.runs import (
     SUMMARY,
     WALL,
     WALL_SCHEMA,
+    lost,
     with_costs,
 )
 from fedstale.strategies.server import REPORTED
@@ -83,11 +83,11 @@ class Run:
             )
         missing = [name for name in _NEEDED if not (self.folder / name).is_file()]
         if missing:
-            lost = told(self.folder)
-            again = f"--resume {folder} goes on" if lost else "run fedstale simulate again"
+            why = lost(self.folder)
+            again = f"--resume {folder} goes on" if why else "run fedstale simulate again"
             raise ConfigError(
                 f"run = {str(folder)!r} has no {', '.join(missing)}: expected the folder of a run "
-                f"that came to its end; {again}{lost and f'; {lost}'}"
+                f"that came to its end; {again}{why and f'; {why}'}"
             )
         self.name = self.folder.resolve().name
         self.config_text, self.summary = _texts(self.folder)

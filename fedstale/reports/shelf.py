@@ -14,9 +14,8 @@ import pandas as pd
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import is_held
-from fedstale.last_call import LOCK
 from fedstale.reports.page import REPORT, Link, write_figures
-from fedstale.runs import CONFIG, SUMMARY
+from fedstale.runs import CONFIG, LOCK, SUMMARY
 
 RUNNING, LOST = "running", "lost"
 """Status of a run that goes on, and of one whose process ended without a summary."""

@@ -24,6 +24,7 @@ from fedstale.runs.folder import (
     IN_FLIGHT,
     INTERRUPTED,
     LATE,
+    LOCK,
     METRICS,
     METRICS_SCHEMA,
     MODEL,
@@ -38,6 +39,7 @@ from fedstale.runs.folder import (
     WALL_SCHEMA,
     RunFolder,
     has_earlier,
+    lost,
     make_folder,
 )
 
@@ -53,6 +55,7 @@ __all__ = [
     "INTERRUPTED",
     "IN_FLIGHT",
     "LATE",
+    "LOCK",
     "METRICS",
     "METRICS_SCHEMA",
     "MODEL",
@@ -74,6 +77,7 @@ __all__ = [
     "client_errors",
     "has_earlier",
     "ledger",
+    "lost",
     "make_folder",
     "rejected_devices",
     "rejections",

@@ -21,8 +21,7 @@ from safetensors.numpy import save
 
 from fedstale.config import Change, SimulationConfig, Until
 from fedstale.errors import ConfigError
-from fedstale.files import hold
-from fedstale.last_call import LOCK
+from fedstale.files import hold, is_held
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io.atomic import replacing
@@ -32,6 +31,8 @@ MODEL, SUMMARY = "model.safetensors", "summary.json"
 WALL = "wall.parquet"
 ONLINE = "online.parquet"
 CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+"""Name of the file that is locked while a run goes on."""
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
 
@@ -88,6 +89,16 @@ def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
         hint = "or pass --overwrite" if is_ours else "or another path"
         raise ConfigError(f"out = {str(path)!r} is not empty: expected a new folder, {hint}")
     return True
+
+
+def lost(folder: Path) -> str:
+    """Return in a sentence that the process of a run ended before the run did; else nothing."""
+    if is_held(folder / LOCK) or (folder / SUMMARY).is_file() or not (folder / CONFIG).is_file():
+        return ""
+    return (
+        "the process of the run ended before the run did; with --executor processes a client that "
+        "ends its process is named, and the run goes on"
+    )
 
 
 class RunFolder:
@@ -270,14 +281,13 @@ def _require_later_changes(path: Path, before: SimulationConfig, config: Simulat
 
 def _require_unfinished(path: Path, *, goes_further: bool) -> None:
     try:
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        status = summary["status"]
+        status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ConfigError(
             f"resume = {str(path)!r}: {SUMMARY} cannot be read ({type(problem).__name__}); remove "
             "it to go on with the run"
         ) from None
-    if status == "interrupted" or (status == "failed" and summary.get("crash")):
+    if status == "interrupted":
         return
     if status != "stopped":
         raise ConfigError(

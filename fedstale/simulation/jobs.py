@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -252,14 +252,13 @@ _SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 class _Numbers(dict[str, int]):
     """Counts texts as they are asked for; few of them occur many times."""
 
-    def __init__(self, words: list[str], on_word: Callable[[int, str], object]) -> None:
+    def __init__(self, words: list[str]) -> None:
         super().__init__()
-        self._words, self._on_word = words, on_word
+        self._words = words
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self._words)
         self._words.append(word)
-        self._on_word(number, word)
         return number
 
 
@@ -268,57 +267,28 @@ class JobTable(Stateful, Callback):
 
     saved = ("_words", "reported")
 
-    def __init__(
-        self,
-        file: BinaryIO | None = None,
-        on_word: Callable[[int, str], object] = lambda number, word: None,
-    ) -> None:
+    def __init__(self) -> None:
         """Start with no job.
-
-        Args:
-            file: for the rows, which somebody else reads if this process is lost; None makes one.
-            on_word: called with the number of each text and the text.
 
         Raises:
             FedstaleError: the folder of temporary files is not writable.
         """
-        self._given, self._on_word = file, on_word
         self._n = 0
         self.open: dict[int, OpenJob] = {}
         """The jobs whose end the server has not seen, by job id."""
         self.reported: dict[str, dict[int, float]] = {name: {} for name in _REPORTED}
         """What each node has last reported of its next job, by column."""
         self._words: list[str] = []
-        self.number: Callable[[str], int] = _Numbers(self._words, on_word).__getitem__
+        self.number: Callable[[str], int] = _Numbers(self._words).__getitem__
         """Returns the number of a text, which gets one when it is first asked for."""
         self._map(np.zeros(0, _LAYOUT))
         try:
-            if file is None:
-                # In the system's folder for them (TMPDIR).
-                file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
-                weakref.finalize(self, file.close)
-            file.truncate(0)
+            # In the system's folder for them (TMPDIR).
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
         except OSError as problem:
             raise _unwritable(problem) from None
+        weakref.finalize(self, file.close)
         self._file = file.fileno()
-
-    @classmethod
-    def left_in(cls, file: BinaryIO, words: Sequence[str]) -> "JobTable":
-        """Return the jobs that a lost process has left in a file.
-
-        Args:
-            file: that its table was given.
-            words: that its table has told, by number.
-        """
-        jobs = cls()
-        file.seek(0)
-        rows = np.frombuffer(file.read(), _LAYOUT)
-        for word in words:
-            jobs.number(word)
-        # A row is in use from its sending on.
-        places = jobs.add(int(np.isfinite(rows["sent_at"]).sum()))
-        jobs._rows[places] = rows[places]
-        return jobs
 
     def __len__(self) -> int:
         """Number of jobs sent so far."""
@@ -478,10 +448,10 @@ class JobTable(Stateful, Callback):
                 "the checkpoint holds jobs in another form: resume with the release of "
                 "fedstale that wrote it"
             )
-        self.__init__(self._given, self._on_word)  # type: ignore[misc]
+        self.__init__()  # type: ignore[misc]
         super().load_state_dict(state)
         words, self._words = self._words, []
-        self.number = _Numbers(self._words, self._on_word).__getitem__
+        self.number = _Numbers(self._words).__getitem__
         for word in words:
             self.number(word)
         rows = state["rows"].view(_LAYOUT)

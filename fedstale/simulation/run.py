@@ -23,7 +23,6 @@ from fedstale.flower import features
 from fedstale.reports.figure import thinned
 from fedstale.reports.run import Run
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
-from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams
 from fedstale.simulation.executors.choice import executor_for
@@ -77,7 +76,6 @@ def simulate(
     resume: bool = False,
     pause_at: float = np.inf,
     callbacks: Iterable[Callback] = (),
-    box: BlackBox | None = None,
     address: str | None = None,
 ) -> Run:
     """Run an app on traces and write the run's folder.
@@ -92,8 +90,6 @@ def simulate(
             limit or fewer changes, from its last checkpoint; without one it begins anew.
         pause_at: virtual instant in s at which to interrupt the run, to go on later.
         callbacks: told what happens in the run, besides what its folder needs.
-        box: what a supervisor of this process reads if it is lost; None leaves a note in the folder
-            alone, which the next command on it reads.
         address: of a running Ray cluster, for the executor ray.
 
     Returns:
@@ -106,12 +102,12 @@ def simulate(
     features.require("simulation")
     if resume or config.changes:
         features.require("simulations on disk")
-    app, box = app or FlowerApp.find(config.app), box or BlackBox()
+    app = app or FlowerApp.find(config.app)
     config, heard = app.resolved(config), (*callbacks,)
     traces = enrolled(traces, config)
     for _ in range(len(config.changes) + 1):
         run = _until_change(
-            *(config, out, traces, app, heard, box),
+            *(config, out, traces, app, heard),
             overwrite=overwrite,
             resume=resume,
             pause_at=pause_at,
@@ -126,13 +122,12 @@ def simulate(
     )
 
 
-def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
+def _until_change(
     config: SimulationConfig,
     out: Path,
     traces: TraceSet,
     app: FlowerApp,
     callbacks: Sequence[Callback],
-    box: BlackBox,
     *,
     overwrite: bool,
     resume: bool,
@@ -153,10 +148,10 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
             check_costs(client, costs)
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
         with executor_for(app, client, *where, limit_s=limit_s, address=address) as executor:
-            if limit_s is not None and not (executor.is_remote or box.is_supervised):
+            if limit_s is not None and not executor.is_remote:
                 raise ConfigError(
                     f"client_limit_s = {limit_s:g}: a client of this process can be ended only "
-                    "with it; use executor = 'processes', or the command fedstale simulate"
+                    "with it; use executor = 'processes'"
                 )
             grid = TraceGrid(
                 traces,
@@ -167,60 +162,55 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
                 on_interrupt=config.on_interrupt,
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
-                box=box,
             )
             messages = MessageRounds()
-            executor.watch = box
-            for callback in (box, metrics, messages, *callbacks):
+            for callback in (metrics, messages, *callbacks):
                 grid.runtime.add(callback)
             folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
-            about = {"app": app.name, "executor": executor.description}
-            with box.open(folder, limit_s, about):
-                folder.reopen()
-                folder.write_config(config)
-                grid.runtime.folder = folder.path
-                if state is None:
-                    (folder.path / RECORD).unlink(missing_ok=True)
-                grid.runtime.checkpointer = keeper = SimulationCheckpointer(
-                    folder.checkpoints,
-                    grid,
-                    metrics,
-                    every=config.checkpoint_every if features.has("simulations on disk") else 0,
-                    state=state,
-                    change_at=change_at,
-                    changes_settings=bool(config.changes),
-                    box=box,
-                )
-                del state
-                seed_server(config.seed)
-                started = time.perf_counter()
-                # Of what was measured before a checkpoint nobody knows the wall time.
-                metrics.began = None if resume else started
-                with (
-                    grid.running(*app.packages),
-                    stock_strategies_reporting(),
-                    server_fn_on(grid, *app.packages),
-                ):
-                    context = Context(1, 1, {}, RecordDict(), run_config)
-                    status, reason = _outcome(lambda: server(grid, context), app.directory)
-                if keeper.is_change_due:
-                    return None
-                if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
-                    status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
-                wall_s = time.perf_counter() - started
-                messages.finish(grid.runtime)
-                if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
-                    status, reason = "failed", _NO_CHANGE
-                facts = {
-                    "app": app.name,
-                    "devices": traces.n_devices,
-                    "seed": config.seed,
-                    "epoch": traces.epoch,
-                    "executor": executor.description,
-                    "trained_for_nothing": grid.n_ahead,
-                    "wall_s": round(wall_s, 3),
-                }
-                return _written(folder, grid, traces, metrics, (status, reason), facts)
+            folder.reopen()
+            folder.write_config(config)
+            grid.runtime.folder = folder.path
+            if state is None:
+                (folder.path / RECORD).unlink(missing_ok=True)
+            grid.runtime.checkpointer = keeper = SimulationCheckpointer(
+                folder.checkpoints,
+                grid,
+                metrics,
+                every=config.checkpoint_every if features.has("simulations on disk") else 0,
+                state=state,
+                change_at=change_at,
+                changes_settings=bool(config.changes),
+            )
+            del state
+            seed_server(config.seed)
+            started = time.perf_counter()
+            # Of what was measured before a checkpoint nobody knows the wall time.
+            metrics.began = None if resume else started
+            with (
+                grid.running(*app.packages),
+                stock_strategies_reporting(),
+                server_fn_on(grid, *app.packages),
+            ):
+                context = Context(1, 1, {}, RecordDict(), run_config)
+                status, reason = _outcome(lambda: server(grid, context), app.directory)
+            if keeper.is_change_due:
+                return None
+            if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
+                status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
+            wall_s = time.perf_counter() - started
+            messages.finish(grid.runtime)
+            if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
+                status, reason = "failed", _NO_CHANGE
+            facts = {
+                "app": app.name,
+                "devices": traces.n_devices,
+                "seed": config.seed,
+                "epoch": traces.epoch,
+                "executor": executor.description,
+                "trained_for_nothing": grid.n_ahead,
+                "wall_s": round(wall_s, 3),
+            }
+            return _written(folder, grid, traces, metrics, (status, reason), facts)
 
 
 def _written(  # noqa: PLR0917 - what a run has come to
@@ -269,7 +259,6 @@ class SimulationCheckpointer(Checkpointer):
         state: State | None,
         change_at: float,
         changes_settings: bool,
-        box: BlackBox,
     ) -> None:
         """Keep a run.
 
@@ -282,9 +271,8 @@ class SimulationCheckpointer(Checkpointer):
             change_at: virtual instant in s; the first version at or after it is kept, and ends the
                 run, whose settings change.
             changes_settings: whether the checkpoint to go on from may be of other settings.
-            box: is told what was measured before.
         """
-        self._grid, self._metrics, self._box = grid, metrics, box
+        self._grid, self._metrics = grid, metrics
         # The folder of the run is held, and only while it goes on.
         self._checkpoints = Checkpoints(folder, is_held=True) if every else Checkpointer()
         self._every, self._change_at = every, change_at
@@ -303,7 +291,6 @@ class SimulationCheckpointer(Checkpointer):
         # What was measured before the strategy started was measured before the crash too.
         self._metrics.load_state_dict(state["metrics"])
         self._grid.runtime.trained = self._metrics.rounds
-        self._box.measured_before(self._metrics.rows)
         self._metrics.arrays = current_model(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy

@@ -32,7 +32,6 @@ from fedstale.flower import (
     stamp,
     stamp_reply,
 )
-from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.costs import CostBook, WorkHook
@@ -78,7 +77,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         until_s: float = np.inf,
         run_id: int = 1,
         work: WorkHook | None = None,
-        box: BlackBox | None = None,
     ) -> None:
         """Enrol every device of the traces.
 
@@ -93,7 +91,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             run_id: Flower's id of the run.
             work: returns the work units of a message, before what `costs` says; None leaves a
                 message to that.
-            box: keeps what must survive this process; None keeps nothing.
 
         Raises:
             TraceError: the traces lack a channel.
@@ -125,9 +122,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         """A heap of the jobs that wait for their client, by the instant at which it must run."""
         self._awaited: tuple[range, float] = range(0), -np.inf
         """Jobs that are waited for in any case, and until when."""
-        self._jobs = JobTable() if box is None else JobTable(box.jobs, box.word)
-        if box is not None:
-            box.clock = self._clock
+        self._jobs = JobTable()
         self._arrived: dict[str, OpenJob] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(

@@ -43,11 +43,10 @@ from fedstale.cluster.pool import ClusterPool
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
-from fedstale.last_call import told
 from fedstale.reports.page import write_text
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
 from fedstale.tuning.space import Plain, Space
-from fedstale.tuning.trials import Report, Trial, reach, trial_folder
+from fedstale.tuning.trials import Report, Trial, reach
 
 Watch = Callable[[Trial], None]
 """Called whenever a configuration has begun, has reported, or is over."""
@@ -202,7 +201,7 @@ class _Searcher(Searcher):
         if self.refusal:
             return
         if error:
-            self._proposals.ended(trial, self._lost(trial))
+            self._proposals.ended(trial, "its process ended")
         else:
             assert result is not None
             report = Report.from_table(json.loads(result[_REPORT]))
@@ -218,12 +217,6 @@ class _Searcher(Searcher):
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""
-
-    def _lost(self, trial: Trial) -> str:
-        """Return why a process is gone that ran a configuration, as far as its runs tell."""
-        own = trial_folder(self._folder, trial.number)
-        found = (told(own / f"seed-{seed}") for seed in self._proposals.space.seeds)
-        return next(filter(None, found), "its process ended")
 
 
 class _Refused(Stopper):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fedstale.comparison.plan import PlannedRun, state_of
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import is_held
-from fedstale.last_call import LOCK
 from fedstale.reports.page import write_text
 from fedstale.reports.run import Run
+from fedstale.runs import LOCK
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.space import Parameters, Space

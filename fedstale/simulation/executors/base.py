@@ -58,16 +58,6 @@ class ClientReply:
     """The context that was given, or its changed copy where the client ran in another process."""
 
 
-class CallWatch:
-    """Is told which client runs in this process; this class forgets it."""
-
-    def entered(self, call: ClientCall, together: int = 1) -> None:
-        """Note that a client begins; with others, if they run as one program."""
-
-    def left(self) -> None:
-        """Note that no client runs any more."""
-
-
 class Executor(ABC):
     """Runs calls; a context manager that owns its workers."""
 
@@ -77,8 +67,6 @@ class Executor(ABC):
     """Whether clients run in other processes, which calls are pickled to."""
     description: str = ""
     """What runs the clients, in words."""
-    watch: CallWatch = CallWatch()
-    """Is told of each client that runs in this process, which may not survive it."""
 
     @abstractmethod
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -102,13 +90,8 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        replies = []
         with ServerStreams(), quick_arrays():
-            for call in calls:
-                self.watch.entered(call)
-                replies.append(run_client(self._client_app, call))
-        self.watch.left()
-        return replies
+            return [run_client(self._client_app, call) for call in calls]
 
 
 def version_of(record: ArrayRecord) -> tuple[int, ...]:

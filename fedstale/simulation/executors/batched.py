@@ -96,7 +96,6 @@ class BatchedExecutor(Executor):
         models: dict[tuple[int, ...], RecordDict] = {}
         with ServerStreams(), quick_arrays():
             for i, call in enumerate(calls):
-                self.watch.entered(call)
                 if call.message.metadata.message_type not in _TRAIN:
                     replies[i] = run_client(self._client_app, call)
                     continue
@@ -121,7 +120,6 @@ class BatchedExecutor(Executor):
                     todo = now + todo
                     continue
                 replies.update(zip(now, trained, strict=True))
-        self.watch.left()
         return [replies[i] for i in range(len(calls))]
 
     def _limit(self, batch: int) -> None:
@@ -154,7 +152,6 @@ class BatchedExecutor(Executor):
             messages: that they are called with, in full arrays.
             tasks: what they do.
         """
-        self.watch.entered(calls[0], len(calls))
         try:
             received = [_model_of(message) for message in messages]
             models, losses = self._fit(_stacked([record for _, record in received]), tasks)

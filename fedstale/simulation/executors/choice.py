@@ -66,7 +66,6 @@ class AutoExecutor(Executor):
         Raises:
             ConfigError: the app does not reply to the same message twice in the same way.
         """
-        self._now.watch = self.watch
         if self._is_chosen and self._is_checked:
             return self._now.run(calls)
         first = _copied(calls[0]) if calls and not self._is_checked else None

@@ -105,7 +105,6 @@ def test_a_quick_reply_is_flowers_reply_but_for_its_times(message):
     times = dict.fromkeys(("_created_at", "_ttl"))
     assert vars(ours.metadata) | times == vars(theirs.metadata) | times
     assert ours.content is CONTENT
-    assert flower.head_of(message) == ("message-5", 1000, "train.first")
 
 
 def test_ids_to_pull_may_go_by_the_name_of_any_flower():

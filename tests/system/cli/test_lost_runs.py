@@ -1,9 +1,8 @@
-"""A client that ends the process of its run: what the command says, keeps and can go on with."""
+"""A run whose process ends before it does: what is said, what is kept, and that it goes on."""
 
-import faulthandler
 import fcntl
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,27 +11,18 @@ import time
 
 import pandas as pd
 import pytest
-from small_app import CLIENT, SERVER, write_small_app
+from small_app import CLIENT, write_small_app
 
+from fedstale import read_run
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.last_call import LAST_CALL, LastCall, LastCallFile, told
-from fedstale.runs import RunFolder
+from fedstale.runs import RunFolder, lost
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
 FEDSTALE = [sys.executable, "-m", "fedstale"]
 TRACES = ["--traces", "synthetic:12"]
 SAME = ("events.parquet", "metrics.parquet")
-
-WAYS = {
-    "os._exit(3)": "ended the process with exit code 3",
-    "os._exit(0)": "ended the process with exit code 0",
-    "ctypes.string_at(0)": "ended the process by SIGSEGV (Segmentation fault)",
-    "os.kill(os.getpid(), 9)": "was killed (SIGKILL), as the system does when memory runs out; the "
-    "process had used at most 0.",
-    "spin()": "did not end within 1 s (client-limit-s)",
-}
 
 
 def fedstale(*words, **options):
@@ -42,29 +32,19 @@ def fedstale(*words, **options):
     )
 
 
-def app_that(path, way, *, at=5, server=SERVER, sleep_s=0.0):
-    """Write the small app, whose client does something at its call number `at` of all time."""
+def app_that(path, way):
+    """Write the small app, whose client does something at its fifth call of all time."""
     calls = path.parent / f"{path.name}-calls"
     begin = "    x, y = data(context"
-    dies = f"""    import ctypes, os, sys, time
-    time.sleep({sleep_s})
+    dies = f"""    import ctypes, os
     with open({str(calls)!r}, "ab") as file:
         file.write(b".")
         number = file.tell()
-    def spin():
-        while True:
-            pass
-    if number == {at}:
-        print("about to go", number)
-        print("a word of warning", file=sys.stderr)
+    if number == 5:
         {way}
 """
     # Training alone: what evaluates is the second of the two functions.
-    return write_small_app(path, client=CLIENT.replace(begin, dies + begin, 1), server=server)
-
-
-def events_of(run):
-    return pd.read_parquet(run / "events.parquet").drop(columns="reason")
+    return write_small_app(path, client=CLIENT.replace(begin, dies + begin, 1))
 
 
 @pytest.fixture(scope="module")
@@ -76,84 +56,18 @@ def whole(tmp_path_factory):
     return simulate(config, folder / "run", traces=TraceSet.load("synthetic:12", seed=0)).folder
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_ends_the_process_fails_the_run_and_is_named(tmp_path, whole, way):
-    app, run = app_that(tmp_path / "app", way), tmp_path / "run"
-    limit = ["--client-limit-s", "1"] if way == "spin()" else []
-    # The first client answers twice, so the fifth call is the fourth job of training.
-    result = fedstale("simulate", app, *TRACES, "--out", run, "-c", "rounds=4", *limit)
-    assert result.returncode == 2
-    summary = json.loads((run / "summary.json").read_text())
-    crash = summary["crash"]
-    events = events_of(run)
-    job = events[events.job_id == crash["job"]].iloc[0]
-    assert (summary["status"], crash["kind"]) == ("failed", "train")
-    assert (job["status"], job["device_id"]) == ("client-error", crash["device"])
-    sentence = f"the client of job {crash['job']} (train) on {crash['device']} {WAYS[way]}"
-    assert summary["reason"].startswith(sentence)
-    assert f"fedstale: the run failed: {sentence}" in result.stderr
-    assert crash["lines"][:2] == ["about to go 5", "a word of warning"]
-    assert all(f"    {line}\n" in result.stderr for line in crash["lines"])
-    in_the_app = any("client.py" in line and line.endswith("in train") for line in crash["lines"])
-    assert in_the_app == (way in {"ctypes.string_at(0)", "spin()"})
-    # All that was over by then is as in the run in which nothing happens.
-    over = events[events.delivered_at <= events.sent_at.max()]
-    assert len(over) >= 4
-    pd.testing.assert_frame_equal(over, events_of(whole).loc[over.index])
-    metrics = pd.read_parquet(run / "metrics.parquet")
-    assert len(metrics) >= 4
-    theirs = pd.read_parquet(whole / "metrics.parquet").loc[metrics.index]
-    pd.testing.assert_frame_equal(metrics, theirs)
-    assert (run / "report.html").is_file()
-    assert not (run / LAST_CALL).exists()
-
-
-def test_a_lost_run_is_one_json_object_and_goes_on_to_the_same_end(tmp_path, whole):
-    app, run = app_that(tmp_path / "app", "os._exit(3)"), tmp_path / "run"
-    words = [*TRACES, "-c", "rounds=4", "--out", run]
-    lost = fedstale("simulate", app, *words, "--json")
-    assert lost.returncode == 2
-    last = json.loads(lost.stdout.splitlines()[-1])
-    assert (last["status"], last["crash"]["how"]) == (
-        "failed",
-        "ended the process with exit code 3",
-    )
-    shown = fedstale("report", run)
-    assert shown.returncode == 0
+def test_a_lost_run_says_where_its_client_was_and_goes_on_to_the_same_end(tmp_path, whole):
+    app, run = app_that(tmp_path / "app", "ctypes.string_at(0)"), tmp_path / "run"
+    result = fedstale("simulate", app, *TRACES, "-c", "rounds=4", "--out", run)
+    assert result.returncode == -signal.SIGSEGV
+    assert re.search(r"client\.py\", line \d+ in train", result.stderr)
+    with pytest.raises(ConfigError, match=r"--resume .*/run goes on; the process of the run ended"):
+        read_run(run)
     again = fedstale("simulate", "--resume", run)
     assert again.returncode == 0, again.stderr
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     for name in SAME:
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-def test_a_lost_run_of_a_stale_strategy_goes_on_from_its_checkpoint(tmp_path):
-    server = SERVER.replace(
-        "from flwr.serverapp import strategy as strategies", "from fedstale import strategies"
-    ).replace(
-        """        fraction_evaluate=config["fraction-evaluate"],
-        min_available_nodes=config["min-available"],
-        **options,
-""",
-        "        4, 2, seed=1, **options\n",
-    )
-    words = ["simulate", *TRACES, "-c", "rounds=30 strategy='FedBuff'", "--out"]
-    # Checkpoints take a twentieth of the wall time at most, so there must be some.
-    options = {"server": server, "sleep_s": 0.05}
-    calm = app_that(tmp_path / "calm", "pass", **options)
-    assert fedstale(*words, tmp_path / "calm-run", calm).returncode == 0
-    app, run = app_that(tmp_path / "app", "os._exit(3)", at=40, **options), tmp_path / "run"
-    assert fedstale(*words, run, app).returncode == 2
-    lost = json.loads((run / "summary.json").read_text())
-    assert lost["rounds"] > 10
-    assert (run / "model.safetensors").is_file(), "that of the last checkpoint"
-    calls = (tmp_path / "app-calls").stat().st_size
-    again = fedstale("simulate", "--resume", run)
-    assert again.returncode == 0, again.stderr
-    for name in (*SAME, "model.safetensors"):
-        assert (run / name).read_bytes() == (tmp_path / "calm-run" / name).read_bytes(), name
-    both, alone = (tmp_path / f"{name}-calls" for name in ("app", "calm"))
-    assert both.stat().st_size - calls < alone.stat().st_size - 10, "it did not begin anew"
+    assert lost(run) == ""
 
 
 def test_with_worker_processes_the_run_goes_on_with_an_error_reply(tmp_path):
@@ -169,34 +83,6 @@ def test_with_worker_processes_the_run_goes_on_with_an_error_reply(tmp_path):
     assert set(failed["device_id"]) == {"device-11"}
     assert set(failed["reason"]) == {"the worker process died twice: exit code 3"}
     assert "reported" in set(events["status"])
-
-
-def test_a_process_lost_before_the_run_begins_is_one_sentence(tmp_path):
-    client = f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})\n{CLIENT}"
-    app = write_small_app(tmp_path / "app", client=client)
-    result = fedstale("simulate", app, *TRACES, "--out", tmp_path / "run")
-    assert result.returncode == 2
-    assert "was ended by SIGSEGV before the run began" in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_in_python_leaves_a_note_that_the_next_command_reads(tmp_path, whole):
-    app, run = app_that(tmp_path / "app", "os._exit(3)"), tmp_path / "run"
-    script = (
-        "import fedstale\n"
-        f"fedstale.simulate({str(app)!r}, traces='synthetic:12', out={str(run)!r}, "
-        "run_config={'rounds': 4})\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 3
-    note = r"the process of the run ended while the client of job \d+ \(train\) on node 10\d\d ran"
-    with pytest.raises(ConfigError, match=rf"--resume .*/run goes on; {note}"):
-        __import__("fedstale").read_run(run)
-    assert LastCall.read(run).kind == "train"
-    again = fedstale("simulate", "--resume", run)
-    assert again.returncode == 0
-    assert again.stderr.startswith("fedstale: the process of the run ended while the client of job")
-    assert (run / "events.parquet").read_bytes() == (whole / "events.parquet").read_bytes()
-    assert told(run) == ""
 
 
 def in_a_long_run(tmp_path, **options):
@@ -219,8 +105,7 @@ def in_a_long_run(tmp_path, **options):
 def test_a_run_that_goes_on_is_not_taken_for_a_lost_one(tmp_path):
     process = in_a_long_run(tmp_path)
     try:
-        assert (tmp_path / "run" / LAST_CALL).exists()
-        assert told(tmp_path / "run") == ""
+        assert lost(tmp_path / "run") == ""
     finally:
         process.kill()
         process.communicate()
@@ -273,7 +158,7 @@ def test_killing_the_command_kills_its_run_and_leaves_the_folder_to_the_next(tmp
             time.sleep(0.05)
     else:
         pytest.fail("the run goes on")
-    assert "the process of the run ended" in told(tmp_path / "run")
+    assert "the process of the run ended" in lost(tmp_path / "run")
 
 
 def test_a_limit_where_nothing_could_end_the_process_is_refused(tmp_path):
@@ -282,24 +167,3 @@ def test_a_limit_where_nothing_could_end_the_process_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="client_limit_s = 1: a client of this process can be"):
         simulate(config, tmp_path / "run", traces=TraceSet.load("synthetic:12", seed=0))
     assert not (tmp_path / "run").exists()
-
-
-def test_the_last_lines_are_the_last_and_streams_come_back(tmp_path, capsys):
-    before = sys.stdout, sys.stderr, faulthandler.is_enabled()
-    file = LastCallFile(tmp_path)
-    with file.listening():
-        print("before any client")
-        file.entered("message-7", 1003, "train.fit", 12.5, 1)
-        for i in range(10_000):
-            print(f"line {i} \x1b[31mred\x1b[0m")
-    assert (sys.stdout, sys.stderr, faulthandler.is_enabled()) == before
-    call = LastCall.read(tmp_path)
-    assert (call.job_id, call.node_id, call.kind, call.now) == (7, 1003, "train.fit", 12.5)
-    assert call.lines == tuple(f"line {i} red" for i in range(9_980, 10_000))
-    assert "before any client" in capsys.readouterr().out
-    file.left()
-    assert LastCall.read(tmp_path).job_id is None
-    file.close()
-    assert LastCall.read(tmp_path) is None
-    (tmp_path / LAST_CALL).write_bytes(b"half of it")
-    assert LastCall.read(tmp_path) is None
