@@ -53,7 +53,6 @@ FEATURES: tuple[Feature, ...] = (
             "flwr.app:Message._error": "its error, in its __dict__",
             "flwr.app:Metadata._message_id": "in the __dict__ of metadata, like the next ones",
             "flwr.app:Metadata._reply_to_message_id": "id of the message that a reply answers",
-            "flwr.app:Metadata._message_type": "type and action",
             "flwr.app:Metadata._src_node_id": "sender",
             "flwr.app:Metadata._dst_node_id": "receiver",
             "flwr.app:Metadata._src_task_id": "task of the sender",
