@@ -51,7 +51,7 @@ PARTS += ("network", *CLOCKS, *DISKS)
 MOMENTS = ("training", "upload")
 CLOCK = Path(__file__).with_name("clock.c")
 NODES, TRAIN_S = 2, 1.0
-STUCK_S, CUT_S, JUMP_S = 600.0, 90.0, 600
+STUCK_S, CUT_S, JUMP_S, PAUSE_S = 600.0, 90.0, 600, 5.0
 """Longest time without a new version; that of a cut, a wrong clock or a full disk; the jump."""
 VERSIONS = {"node-clock": 30, "node-disk": 30, "database-disk": 100}
 """How many versions there are between two kills, where it is not 3: the other node goes on, or
@@ -214,6 +214,7 @@ class Watched:
     folder: Path
     rounds: int
     process: "subprocess.Popen[str]" = field(init=False)
+    _command: list[str] = field(init=False)
     _moved: tuple[int, float] = (-1, 0.0)
     """The newest version, and when it was seen first."""
     lines: list[str] = field(default_factory=list)
@@ -227,15 +228,28 @@ class Watched:
         environment = self.deployment.operator_environment()
         command = ["fedstale", "deploy", "run", str(app), LINK]
         command += ["--checkpoints", str(self.folder / "checkpoints"), "--run-config", config]
+        self._command = commands.found(command, environment)
+        self._moved = -1, time.monotonic()
+        self._launch()
+
+    def _launch(self) -> None:
         self.process = subprocess.Popen(
-            commands.found(command, environment),
-            env=environment,
+            self._command,
+            env=self.deployment.operator_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._moved = -1, time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
+
+    def status(self) -> int | None:
+        """Return how the command has ended; one that failed is started again, as by a unit."""
+        status = self.process.poll()
+        if status:
+            time.sleep(PAUSE_S)
+            self._launch()
+            return None
+        return status
 
     def __enter__(self) -> Self:
         """Start the command."""
@@ -287,7 +301,7 @@ class Watched:
             now, version = time.monotonic(), self.version
             if version != self._moved[0]:
                 self._moved = version, now
-            if now > self._moved[1] + STUCK_S or self.process.poll() is not None:
+            if now > self._moved[1] + STUCK_S or self.status() is not None:
                 at = f"waited in vain at version {version} of {self.rounds}"
                 raise TimeoutError("\n".join([at, *self.lines[-20:]]))
             time.sleep(0.05)
@@ -391,7 +405,8 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
                 done += 1
                 print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
             run.wait(lambda: run.version >= rounds)
-            status = run.process.wait(STUCK_S)
+            run.process.wait(STUCK_S)
+            status = run.status()
         seen, trained = run.notes("server"), run.notes("devices")
         runs = deployment.control.runs()
     versions = [note["version"] for note in seen]

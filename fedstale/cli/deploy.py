@@ -4,20 +4,22 @@ import json
 import os
 import ssl
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstale.cli.output import UNITS_S, AsJson, amount, one_sentence, say
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
 
 # Whatever these commands do not know is Flower's.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+_ASKS_AGAIN_S = 10.0
 
 app = typer.Typer(help="Set up a server for real devices, and start its parts.")
 
@@ -94,19 +96,49 @@ def run(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run an app until it completes: a run that dies is taken up by a new one.
+    """Run an app, or follow the run of it that goes on; both go on from its checkpoints.
 
-    The app reads `checkpoints` and `resume` from its run config. A run that an operator stops is
-    not taken up. If this command is killed the run goes on, and the same command follows it.
+    The app reads `checkpoints` and `resume` from its run config. Exit code 0 if the run has
+    completed or an operator has stopped it, else 2: a unit with Restart=on-failure starts this
+    again, and the next run goes on.
     """
-    from fedstale.deployment.supervisor import Supervisor
+    import httpx
+
+    from fedstale.deployment import commands
+    from fedstale.deployment.control import Control, operators_side, run_streamed
+    from fedstale.flower import command_line
+
+    if "'" in checkpoints or not Path(checkpoints).is_absolute():
+        raise ConfigError(
+            f"checkpoints = {checkpoints!r}: expected an absolute path without quotes"
+        )
+    config = f"{run_config} checkpoints='{checkpoints}' resume='{checkpoints}'".strip()
 
     def show(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    run_id, status = Supervisor(app_folder, link, run_config, checkpoints, say=show).run()
+    control = Control(*operators_side(link))
+    while True:
+        try:
+            run_id = control.unfinished(app_folder, config)
+            break
+        except httpx.HTTPError as problem:
+            show(f"the SuperLink {link} does not answer, and is asked again: {problem}")
+            time.sleep(_ASKS_AGAIN_S)
+    if run_id is not None:
+        show(f"following run {run_id}, which goes on")
+    else:
+        environment = commands.environment(command_line.flower_home())
+        run_id, _ = run_streamed(app_folder, link, config, environment=environment, show=show)
+    if run_id is None:
+        raise FedstaleError("flwr run started nothing: see above")
+    status, details = control.ended(run_id)
+    how = status.removeprefix("finished:")
+    if how not in {"completed", "stopped"}:
+        raise FedstaleError(f"run {run_id} {how}: {details}: the same command goes on from it")
+    show(f"run {run_id} {how}")
     if as_json:
-        print(json.dumps({"run_id": run_id, "status": status}))
+        print(json.dumps({"run_id": run_id, "status": how}))
 
 
 @app.command(
@@ -203,35 +235,6 @@ def node(context: typer.Context) -> None:
     from fedstale.deployment.node import run
 
     raise typer.Exit(run(context.args))
-
-
-@app.command(epilog="Example: fedstale deploy purge --database /var/lib/flower/superlink.db")
-@one_sentence()
-def purge(
-    database: Annotated[Path, typer.Option(help="File of a SuperLink that is not running.")],
-    unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also if a run has not ended: its jobs are lost.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Delete what passed through a SuperLink: models, messages, app bundles and logs.
-
-    Nodes stay registered, and the list of runs stays.
-    """
-    from fedstale.deployment.purge import purge as purged
-
-    found = purged(database, unfinished=unfinished)
-    deleted, kept = (
-        ", ".join(f"{n:,} {what}" for what, n in rows.items())
-        for rows in (found.deleted, found.kept)
-    )
-    say(
-        f"{database}: deleted {deleted}; kept {kept}; "
-        f"{found.before_bytes / 1e6:.1f} MB before, {found.after_bytes / 1e6:.1f} MB now",
-        database,
-        as_json=as_json,
-        **asdict(found),
-    )
 
 
 @one_sentence()

@@ -1,6 +1,10 @@
 """An operator's side of a SuperLink: where config.toml of Flower says it is, and its Control."""
 
+import re
 import ssl
+import time
+from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +12,16 @@ import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedstale.config import read_toml
+from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import show_certificate
+from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.flower import command_line
+
+_POLL_S = 2.0
+_STARTED = re.compile(r"started run (\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def superlinks() -> dict[str, dict[str, Any]]:
@@ -114,16 +124,83 @@ class Control:
 
     def runs(self) -> dict[int, tuple[str, str]]:
         """Return status and details of each run: running, or finished:completed and the like."""
-        statuses = {run_id: run.status for run_id, run in self.details().items()}
+        statuses = {run_id: run.status for run_id, run in self._client.runs().items()}
         return {
             run_id: (":".join(filter(None, (one.status, one.sub_status))), one.details)
             for run_id, one in statuses.items()
         }
 
-    def details(self) -> dict[int, Any]:
-        """Return all that the SuperLink tells of each run, as Flower's `Run`."""
-        return self._client.runs()
+    def unfinished(self, app: Path, run_config: str) -> int | None:
+        """Return the run of an app with the same overrides that has not ended, if there is one.
+
+        Args:
+            app: its folder.
+            run_config: overrides, as flwr run takes them.
+        """
+        about = read_toml(app / "pyproject.toml")
+        fab_id = f"{about['tool']['flwr']['app']['publisher']}/{about['project']['name']}"
+        asked = fab_id, command_line.parsed_config([run_config])
+        for run_id, run in self._client.runs().items():
+            if (run.fab_id, run.override_config) == asked and run.status.status != "finished":
+                return run_id
+        return None
+
+    def ended(self, run_id: int, *, limit_s: float = inf) -> tuple[str, str]:
+        """Wait until a run has ended; the SuperLink may be away meanwhile.
+
+        Args:
+            run_id: of the run.
+            limit_s: longest wait in s.
+
+        Returns:
+            Its status and details then.
+        """
+        deadline = time.monotonic() + limit_s
+        found = "unknown", "the SuperLink does not answer"
+        while time.monotonic() < deadline:
+            try:
+                found = self.runs()[run_id]
+            except httpx.HTTPError:
+                self.close()
+            if found[0].startswith("finished"):
+                break
+            time.sleep(_POLL_S)
+        return found
 
     def close(self) -> None:
         """Disconnect."""
         self._client.close()
+
+
+def run_streamed(
+    app: Path,
+    link: str,
+    run_config: str,
+    *,
+    environment: Mapping[str, str],
+    show: Callable[[str], None],
+) -> tuple[int | None, list[str]]:
+    """Start a run by `flwr run --stream`, and show its log to the end.
+
+    Args:
+        app: folder of the app.
+        link: name of the SuperLink in Flower's config.toml.
+        run_config: overrides, as flwr run takes them.
+        environment: in which flwr finds config.toml.
+        show: is told each line of the log.
+
+    Returns:
+        The run's id, None if it has not started; and the lines.
+    """
+    command = commands.found(commands.run(app, link, run_config), environment)
+    run_id, lines = None, []
+    with (
+        ProcessGroup() as processes,
+        processes.output_of("flwr run", command, environment=environment) as output,
+    ):
+        for line in output:
+            lines.append(_COLOUR.sub("", line))
+            show(lines[-1])
+            found = _STARTED.search(lines[-1])
+            run_id = int(found[1]) if found and run_id is None else run_id
+    return run_id, lines

@@ -5,7 +5,6 @@ All are Flower's own processes, with TLS and registered keys. They live for the 
 """
 
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -20,7 +19,7 @@ from typing import Self
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
-from fedstale.deployment.control import Control
+from fedstale.deployment.control import Control, run_streamed
 from fedstale.deployment.diagnosis import explain, is_healthy
 from fedstale.deployment.doors import Doors, nginx
 from fedstale.deployment.probe import probe
@@ -37,9 +36,7 @@ _LONGEST = 100
 """Bytes of a Unix socket's path: macOS takes 103, Linux 107."""
 _TRIES = 3
 _SETTLE_S = 20.0
-_RUN = "flwr run"
 _OPERATOR = "operator"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _GIVEN: set[int] = set()
 """Ports that `free_port` has returned in this process."""
 
@@ -342,24 +339,18 @@ def run_app(
     Raises:
         FedstaleError: the run did not complete; the text says why, if the log does.
     """
-    before = set(deployment.control.runs())
     environment = deployment.operator_environment()
-    command = commands.found(commands.run(app, LINK, run_config), environment)
-    lines: list[str] = []
-    with deployment.processes.output_of(_RUN, command, environment=environment) as output:
-        for line in output:
-            lines.append(_COLOUR.sub("", line))
-            show(lines[-1])
-    started = sorted(set(deployment.control.runs()) - before)
-    if not started:
+    run_id, lines = run_streamed(app, LINK, run_config, environment=environment, show=show)
+    if run_id is None:
         raise FedstaleError(f"flwr run started nothing: {_plain(lines)}")
-    status, details = _ended(deployment.control, started[-1])
+    # The SuperLink knows a little after the last line of the log.
+    status, details = deployment.control.ended(run_id, limit_s=_SETTLE_S)
     if status != "finished:completed":
         raise FedstaleError(
             f"the run {status.removeprefix('finished:')}: {details or _plain(lines[-5:])}; logs "
             f"are in {deployment.folder}"
         )
-    return started[-1]
+    return run_id
 
 
 def free_port() -> int:
@@ -371,16 +362,6 @@ def free_port() -> int:
         if port not in _GIVEN:
             _GIVEN.add(port)
             return port
-
-
-def _ended(control: Control, run_id: int) -> tuple[str, str]:
-    """Return how a run ended; the SuperLink knows a little after the last line of the log."""
-    deadline = time.monotonic() + _SETTLE_S
-    while True:
-        status, details = control.runs()[run_id]
-        if status.startswith("finished") or time.monotonic() > deadline:
-            return status, details
-        time.sleep(_POLL_S)
 
 
 def _plain(lines: list[str]) -> str:

@@ -23,31 +23,6 @@ from fedstale.flower.features import require
 TIMESTAMP, SIGNATURE, PUBLIC_KEY = "flwr-timestamp", "flwr-signature", "flwr-public-key"
 """Headers of a SuperNode's request. What it signs is the time stamp, and nothing else."""
 
-PASSING_TABLES = {
-    "objects (models among them)": ("objects",),
-    # 1.43 writes `message` alone, and copies the first two into it when it opens an older database.
-    "messages": ("message_ins", "message_res", "message", "task_message"),
-    "apps' contexts": ("series_context", "compacted_contexts"),
-    "app bundles": ("fab",),
-    "lines of logs and events": ("task_logs", "task_event"),
-    "entries of what is being sent": (
-        *("object_children", "run_objects", "object_push_sessions"),
-        *("object_push_session_roots", "object_push_session_pending", "nonce_store"),
-    ),
-}
-"""Tables of a SuperLink's database whose rows pass through it, by what the rows are."""
-LASTING_TABLES = {
-    *("node", "run", "task", "task_usage", "run_series", "series_runs"),
-    *("automation", "federation_app", "connector", "connector_oauth_session", "run_connector"),
-    *("alembic_version", "objectstore_locks", "sqlite_sequence"),
-}
-"""All others: nodes, what was run and how it ended, and what operators have set up."""
-UNFINISHED_RUNS = """
-SELECT run.run_id FROM run JOIN task ON task.task_id = run.primary_task_id
-WHERE task.finished_at IS NULL
-"""
-"""Statement for the ids of runs that have not ended, as SQLite holds them: with a sign."""
-
 _HEARTBEAT_S = 30.0
 """Of a node that has not been there yet; each says its own when it comes."""
 

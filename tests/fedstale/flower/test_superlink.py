@@ -1,18 +1,15 @@
 """What the room knows of a SuperLink's process, against the Flower that is installed."""
 
 import logging
-import sqlite3
-from contextlib import closing
 
 import pytest
-from databases import on_disk, write_fresh
+from databases import on_disk
 from flwr.common import constant
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import constant as supercore
 from flwr.supercore.logger import console_handler
 from hostile import Device
 from joining_link import JoinableLink, write_state
-from purging import purge
 from starlette.middleware import Middleware
 from superlink_app import SuperLink
 
@@ -21,7 +18,7 @@ from fedstale.deployment.held_pulls import Arrivals
 from fedstale.deployment.superlink import guarded, run
 from fedstale.errors import ConfigError
 from fedstale.flower import SUPERLINK_NODE_ID, superlink
-from fedstale.flower.superlink import LASTING_TABLES, PASSING_TABLES, NodeRegister
+from fedstale.flower.superlink import NodeRegister
 
 GATE = {"FleetGate"}
 SHARED = {"Unary", "WaitsForDatabase"}
@@ -75,59 +72,6 @@ def test_objects_of_a_message_are_found_without_recursion():
 def test_uvicorn_logs_as_much_as_flowers_console(monkeypatch):
     monkeypatch.setattr(console_handler, "level", logging.DEBUG)
     assert superlink.log_config()["loggers"]["uvicorn"]["level"] == logging.DEBUG
-
-
-# A database's tables.
-
-NUMBERS = "INTEGER", "BIGINT", "FLOAT", "BOOLEAN", "DATETIME"
-
-
-def of_content(database):
-    """Return the tables that may hold what somebody wrote: those with a column of text or bytes."""
-    with closing(sqlite3.connect(database)) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        names = [name for (name,) in tables]
-        return {
-            name
-            for name in names
-            for _, _, kind, *_ in connection.execute(f"PRAGMA table_info({name})")
-            if not kind.startswith(NUMBERS)
-        }
-
-
-def test_every_table_that_flower_makes_and_that_may_hold_content_is_known(tmp_path):
-    database = write_fresh(tmp_path / "fresh.db")
-    passing = {table for tables in PASSING_TABLES.values() for table in tables}
-    assert {"objects", "message", "fab"} <= of_content(database)
-    assert of_content(database) - passing - LASTING_TABLES == set()
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("CREATE TABLE message_bodies (id INTEGER, body BLOB)")
-    assert of_content(database) - passing - LASTING_TABLES == {"message_bodies"}
-
-
-def test_a_purge_empties_each_table_of_messages_and_names_one_that_it_does_not_know(
-    tmp_path, caplog
-):
-    tmp_path.chmod(0o700)
-    database = write_fresh(tmp_path / "superlink.db")
-    tables = [table for names in PASSING_TABLES.values() for table in names]
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        for table in tables:
-            columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
-            values = ", ".join("'x'" if "CHAR" in kind else "1" for _, _, kind, *_ in columns)
-            connection.execute(f"INSERT INTO {table} VALUES ({values})")
-        connection.execute("CREATE TABLE message_bodies (body BLOB)")
-    with caplog.at_level(logging.WARNING, "fedstale"):
-        status, said = purge(database)
-    assert status == 0, said
-    with closing(sqlite3.connect(database)) as connection:
-        left = {
-            table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-            for table in tables
-        }
-    assert set(left.values()) == {(0,)}
-    assert "table message_bodies is left as it is" in caplog.text
 
 
 # Nodes.

@@ -114,33 +114,46 @@ def begin(deployment, app, run_config, notes):
     return psutil.Process(pid)
 
 
-class Supervised:
-    """The command that an operator, or a unit, starts for a run."""
+class Unit:
+    """The command of a run, which is started again when it fails, as a unit does."""
 
-    def __init__(self, deployment, app, checkpoints, run_config, *options):
-        environment = deployment.operator_environment()
+    def __init__(self, deployment, app, checkpoints, run_config, *options, starts=10):
+        self.environment = deployment.operator_environment()
         command = ["fedstale", "deploy", "run", str(app), LINK, "--checkpoints", str(checkpoints)]
-        command = commands.found([*command, "--run-config", run_config, *options], environment)
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        self.command = commands.found(
+            [*command, "--run-config", run_config, *options], self.environment
         )
-        self.lines = []
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
+        self.lines, self.starts = [], starts
+        self.process = self.started()
+        self.keeper = threading.Thread(target=self.keep)
+        self.keeper.start()
 
-    def _read(self):
-        with self.process.stdout as output:
-            self.lines.extend(line.rstrip() for line in output)
+    def started(self):
+        self.starts -= 1
+        return subprocess.Popen(
+            self.command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def keep(self):
+        while True:
+            with self.process.stdout as output:
+                self.lines.extend(line.rstrip() for line in output)
+            if self.process.wait() == 0 or not self.starts:
+                return
+            self.process = self.started()
 
     def kill(self):
+        self.starts = 0
         self.process.kill()
-        self.process.wait()
-        self.reader.join()
+        self.keeper.join()
 
     def status(self, limit_s):
-        status = self.process.wait(limit_s)
-        self.reader.join()
-        return status
+        self.keeper.join(limit_s)
+        return self.process.poll()
 
 
 def read(notes):
@@ -218,7 +231,7 @@ def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
 
 
 @pytest.mark.timeout(1500)
-def test_a_supervised_run_ends_with_its_versions_whatever_of_the_server_is_killed(tmp_path):
+def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed(tmp_path):
     folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
@@ -230,57 +243,57 @@ def test_a_supervised_run_ends_with_its_versions_whatever_of_the_server_is_kille
     def server_app():
         return psutil.Process(read(server_notes)[-1]["pid"])
 
-    def supervised():
-        return Supervised(deployment, app, folder, config)
+    def unit_of_run():
+        return Unit(deployment, app, folder, config)
 
     with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
-        supervisor = supervised()
+        unit = unit_of_run()
         wait_for(lambda: [*folder.glob("*.checkpoint")], 200.0)
         # The ServerApp.
         server_app().kill()
         wait_for(lambda: max(versions()) >= 2 and not has_ended(server_app()), 300.0)
-        # The supervisor; the run goes on, and the next one follows it.
-        supervisor.kill()
-        first = supervisor.lines
-        supervisor = supervised()
+        # The command; the run goes on, and the next one follows it.
+        unit.kill()
+        first = unit.lines
+        unit = unit_of_run()
         wait_for(lambda: max(versions()) >= 3, 200.0)
         # What starts ServerApps, with all that it has started, as a unit does.
         app_process = server_app()
         deployment.processes.kill("superexec")
         wait_for(lambda: has_ended(app_process))
         deployment.start("superexec")
-        assert supervisor.status(600.0) == 0, supervisor.lines
+        assert unit.status(600.0) == 0, unit.lines
         statuses = [status for status, _ in deployment.control.runs().values()]
-        again = Supervised(deployment, app, folder, config, "--json")
+        again = Unit(deployment, app, folder, config, "--json")
         assert again.status(200.0) == 0, again.lines
         ended = json.loads(again.lines[-1])
         assert ended["status"] == "completed"
         assert ended["run_id"] in deployment.control.runs()
         assert max(versions()) == 6
     assert sorted(statuses) == ["finished:completed", "finished:failed", "finished:failed"]
-    assert sum("a new run goes on from its checkpoints" in line for line in first) == 1, first
-    said = "\n".join(supervisor.lines)
+    assert sum("the same command goes on from it" in line for line in first) == 1, first
+    said = "\n".join(unit.lines)
     assert re.match(r"following run \d+, which goes on", said), said
-    assert said.count("a new run goes on from its checkpoints") == 1
+    assert said.count("the same command goes on from it") == 1
     seen = [note for note in read(server_notes) if "version" in note]
     assert all(note["updates"] == 2 * note["version"] for note in seen), seen
     assert all(after - before in {0, 1} for before, after in pairwise(versions())), versions()
 
 
-def test_an_app_that_fails_at_once_is_given_up_and_a_stopped_run_is_not_taken_up(tmp_path):
+def test_a_run_that_fails_is_an_error_and_a_stopped_one_is_none(tmp_path):
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     broken = write_app(tmp_path / "broken", pyproject, "raise ValueError('no such thing')", CLIENT)
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
     config = f"server-notes='{tmp_path / 'server'}' device-notes='{tmp_path / 'devices'}'"
     with LocalDeployment(tmp_path / "deployment", nodes=1, limit_s=300.0) as deployment:
-        supervisor = Supervised(deployment, app, tmp_path / "kept", config)
+        unit = Unit(deployment, app, tmp_path / "kept", config)
         wait_for(lambda: [note for note in read(tmp_path / "server") if "version" in note])
         (run_id,) = deployment.control.runs()
         environment = deployment.operator_environment()
         command = commands.found(["fedstale", "flwr", "stop", str(run_id), LINK], environment)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-        assert supervisor.status(200.0) == 0, supervisor.lines
-        assert supervisor.lines[-1] == f"run {run_id} stopped"
-        supervisor = Supervised(deployment, broken, tmp_path / "other", config)
-        assert supervisor.status(400.0) == 2, supervisor.lines
-        assert "4 runs in a row ended at once" in " ".join(supervisor.lines[-3:])
+        assert unit.status(200.0) == 0, unit.lines
+        assert unit.lines[-1] == f"run {run_id} stopped"
+        unit = Unit(deployment, broken, tmp_path / "other", config, starts=2)
+        assert unit.status(400.0) == 2, unit.lines
+        assert re.search(r"run \d+ failed: .*no such thing", " ".join(unit.lines[-3:]))

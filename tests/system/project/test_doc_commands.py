@@ -44,7 +44,6 @@ ELSEWHERE = {
     "--user": "tests/system/deployment/test_stranger.py",  # deploy superexec
     "flwr": "tests/system/deployment/test_stranger.py",
     "node": "tests/system/deployment/test_stranger.py",
-    "purge": "tests/fixtures/purging.py",
     "--checkpoints": "tests/system/deployment/test_killed_server_app.py",  # deploy run
     "enrol": "tests/system/deployment/test_enrolment.py",
     "revoke": "tests/system/deployment/test_enrolment.py",
