@@ -12,7 +12,6 @@ from fedstale.cli import (
     apps,
     deploy,
     doctor,
-    enrolment,
     forecast_audit,
     forecaster,
     runs,
@@ -66,20 +65,6 @@ app.command(
     "fedstale check --server fl.example.org:8000 --ca ca.crt",
 )(apps.check)
 app.command(rich_help_panel=_DEPLOY, epilog="Example: fedstale up digits --nodes 3")(apps.up)
-deploy.app.command(epilog="Example: fedstale deploy enrol nodes.csv --out node-list.csv")(
-    enrolment.enrol
-)
-deploy.app.command(
-    epilog="Example: fedstale deploy tokens --count 20 --database /var/lib/flower/superlink.db"
-)(enrolment.tokens)
-deploy.app.command(
-    epilog="Example: fedstale deploy join --server fl.example.org:8000 --ca ca.crt "
-    "--token-file token"
-)(enrolment.join)
-deploy.app.command(
-    epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db"
-)(enrolment.rotate)
-deploy.app.command(epilog="Example: fedstale deploy revoke kitchen")(enrolment.revoke)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=_DEPLOY)
 app.command(
     rich_help_panel=_DEPLOY,

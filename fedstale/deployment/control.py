@@ -63,23 +63,6 @@ def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
     return at, Path(ca).expanduser(), Path(own).expanduser() if own else None
 
 
-def control_client(at: Address, ca: Path, certificate: Path | None) -> command_line.ControlClient:
-    """Return what calls Control at an address; the first call connects.
-
-    Args:
-        at: where the SuperLink, or the operators' door in front of it, is.
-        ca: certificate of the authority that signed the SuperLink's.
-        certificate: the operator's, with its key, for the door.
-
-    Raises:
-        ConfigError: the operator's certificate cannot be used, or others may read it.
-    """
-    context = ssl.create_default_context(cafile=str(ca))
-    if certificate is not None:
-        show_certificate(context, certificate)
-    return command_line.ControlClient(f"https://{at}", context)
-
-
 class Control:
     """What an operator does at a SuperLink: register nodes, list nodes, list runs.
 
@@ -94,8 +77,14 @@ class Control:
             at: where the SuperLink, or the operators' door in front of it, is.
             ca: certificate of the authority that signed the SuperLink's.
             certificate: the operator's, with its key, for the door.
+
+        Raises:
+            ConfigError: the operator's certificate cannot be used, or others may read it.
         """
-        self._at, self._client = at, control_client(at, ca, certificate)
+        context = ssl.create_default_context(cafile=str(ca))
+        if certificate is not None:
+            show_certificate(context, certificate)
+        self._at, self._client = at, command_line.ControlClient(f"https://{at}", context)
 
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join.

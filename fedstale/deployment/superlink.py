@@ -26,8 +26,8 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedstale.deployment.enrolment import joinable
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
-from fedstale.deployment.tokens import joinable
 from fedstale.deployment.unary import unary
 from fedstale.deployment.waiting import NodeClocks, ServerClock, SteadyClock, WaitsForDatabase
 from fedstale.errors import ConfigError

@@ -146,18 +146,12 @@ class ControlClient:
 
         return self._client.ListNodes(ListNodesRequest()).nodes_info
 
-    def register_node(self, public_key: bytes, name: str = "") -> int:
+    def register_node(self, public_key: bytes) -> int:
         """Register the owner of a key, in PEM; return the node's id."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
-        request = RegisterNodeRequest(public_key=public_key, name=name)
+        request = RegisterNodeRequest(public_key=public_key)
         return int(self._client.RegisterNode(request).node_id)
-
-    def unregister_node(self, node_id: int) -> None:
-        """Take a node back; its key is rejected from then on."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
-
-        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
 
     def runs(self) -> dict[int, Any]:
         """Return Flower's `Run` of each run: `fab_id`, `override_config`, `status` and more."""

@@ -217,7 +217,6 @@ FEATURES: tuple[Feature, ...] = (
             "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "says Flower's version",
             "flwr.proto.control_pb2:ListNodesRequest": "what it asks",
             "flwr.proto.control_pb2:RegisterNodeRequest": "the same",
-            "flwr.proto.control_pb2:UnregisterNodeRequest": "the same",
             "flwr.proto.control_pb2:ListRunsRequest": "the same",
             "flwr.common.serde:run_from_proto": "reads the answer to the last",
         },
@@ -350,12 +349,11 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="joining by tokens",
-        without="operators register the keys of devices: fedstale deploy enrol",
+        without="operators register the keys of devices: flwr supernode register",
         names={
             "flwr.common.constant:NOOP_FLWR_AID": "account of every operator of the open release",
             "flwr.common.constant:NOOP_ACCOUNT_NAME": "its name",
             "flwr.server.superlink.linkstate:LinkState.create_node": "registers a key",
-            "flwr.server.superlink.linkstate:LinkState.delete_node": "rejects one from now on",
             "flwr.server.superlink.linkstate:LinkState.get_node_info": "lists those registered",
         },
     ),

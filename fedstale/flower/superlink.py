@@ -224,7 +224,7 @@ def take_turns() -> None:
 
 
 class NodeRegister:
-    """The nodes of the SuperLink that this process is, as an operator sees and changes them."""
+    """The nodes of the SuperLink that this process is, as an operator sees and registers them."""
 
     def __init__(self, app: FastAPI) -> None:
         """Act as the one operator whom Flower's open release knows.
@@ -251,10 +251,3 @@ class NodeRegister:
             self._account, self._called, public_key, _HEARTBEAT_S, name=name
         )
         return int(made)
-
-    def unregister_node(self, node_id: int) -> None:
-        """Reject the key of a node from now on."""
-        state_of(self._app).delete_node(self._account, node_id)
-
-    def close(self) -> None:
-        """Leave things as they are: there is no connection."""

@@ -4,7 +4,7 @@ Devices report their chance to finish and how long a job will take, and the serv
 audit scores both for each device and tests them with bets (`traces.forecast.evaluation.e_process`),
 so that it may be looked at after any job. It reports, and excludes nobody: what looks like a lie
 may be a poor forecaster. Losses and examples are in no column of the log, so nothing is said of
-them here. The log of what operators did to nodes is another thing: `fedstale.deployment.audit`.
+them here.
 """
 
 import html

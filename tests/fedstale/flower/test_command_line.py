@@ -4,6 +4,7 @@ import logging
 import ssl
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -26,9 +27,10 @@ from typer.testing import CliRunner
 
 from fedstale.cli import deploy, main
 from fedstale.cli.output import app_log
-from fedstale.deployment import probe, supervisor
+from fedstale.deployment import probe
 from fedstale.deployment.commands import Address
-from fedstale.deployment.enrolment import GONE, NIST
+from fedstale.deployment.control import Control
+from fedstale.deployment.enrolment import NIST
 from fedstale.errors import ConfigError
 from fedstale.flower import command_line, supernode
 from fedstale.simulation.flower_app import FlowerApp
@@ -46,17 +48,12 @@ def served(link):
         yield f"http://127.0.0.1:{port}"
 
 
-def test_control_registers_lists_and_unregisters_nodes_and_lists_runs(link, served):
+def test_control_registers_and_lists_nodes_and_lists_runs(link, served):
     device = Device()
     with closing(command_line.ControlClient(served, ssl.create_default_context())) as client:
-        node_id = client.register_node(device.public, "kitchen")
-        (node,) = [one for one in client.list_nodes() if one.name == "kitchen"]
-        assert (node.node_id, node.public_key, node.status) == (
-            *(node_id, device.public, "registered"),
-        )
-        client.unregister_node(node_id)
-        (node,) = [one for one in client.list_nodes() if one.name == "kitchen"]
-        assert node.status == GONE
+        node_id = client.register_node(device.public)
+        (node,) = [one for one in client.list_nodes() if one.public_key == device.public]
+        assert (node.node_id, node.status) == (node_id, "registered")
         runs = client.runs()
     assert list(runs) == [link.run_id]
     assert (runs[link.run_id].fab_id, runs[link.run_id].status.status) == ("", "running")
@@ -77,7 +74,7 @@ def test_a_key_of_nobody_is_refused_and_that_of_a_node_is_not(served, monkeypatc
     with pytest.raises(httpx.HTTPStatusError, match="412 Precondition"):
         command_line.activate(at, ca, device.key)
     with closing(command_line.ControlClient(served, ssl.create_default_context())) as client:
-        node_id = client.register_node(device.public, "cellar")
+        node_id = client.register_node(device.public)
         command_line.activate(at, ca, device.key)
         assert {one.node_id: one.status for one in client.list_nodes()}[node_id] == "online"
 
@@ -98,8 +95,8 @@ def test_constants_are_flowers(monkeypatch, tmp_path):
     assert command_line.HEARTBEAT_S == HEARTBEAT_DEFAULT_INTERVAL
     assert command_line.PROTOBUF == PROTOBUF_MEDIA_TYPE
     assert supernode.CLIENT_APP == TaskType.CLIENT_APP
-    ends = supervisor._ENDED, supervisor._COMPLETED, supervisor._STOPPED
-    assert ends == (Status.FINISHED, SubStatus.COMPLETED, SubStatus.STOPPED)
+    ends = Status.FINISHED, SubStatus.COMPLETED, SubStatus.STOPPED
+    assert ends == ("finished", "completed", "stopped")
     for home in ("", str(tmp_path)):
         monkeypatch.setenv("FLWR_HOME", home)
         assert command_line.flower_home() == get_flwr_home()
@@ -112,12 +109,24 @@ def test_keys_are_taken_and_written_as_flower_does(curve):
     assert isinstance(key.curve, NIST) == uses_nist_ec_curve(key)
 
 
-def test_the_id_of_an_app_is_as_flower_makes_it(monkeypatch):
+def test_a_run_that_goes_on_is_found_by_its_app_and_its_settings():
     directory = FlowerApp.find("digits").directory
-    monkeypatch.setattr(supervisor, "operators_side", lambda name: ())
-    monkeypatch.setattr(supervisor, "Control", lambda: None)
-    found = supervisor.Supervisor(directory, "link", "", "/checkpoints")._fab_id
-    assert found == get_metadata_from_config(command_line.project_config(directory))[0]
+    fab_id = get_metadata_from_config(command_line.project_config(directory))[0]
+
+    def run(status, **changes):
+        about = {"fab_id": fab_id, "override_config": {"a": 1}, **changes}
+        return SimpleNamespace(status=SimpleNamespace(status=status), **about)
+
+    runs = {
+        1: run("finished"),
+        2: run("running", fab_id="other/app"),
+        3: run("running", override_config={"a": 2}),
+    }
+    control = object.__new__(Control)
+    control._client = SimpleNamespace(runs=lambda: runs)
+    assert control.unfinished(directory, "a=1") is None
+    runs[4] = run("running")
+    assert control.unfinished(directory, "a=1") == 4
 
 
 def test_flower_superexec_is_another_user_before_it_runs(monkeypatch):

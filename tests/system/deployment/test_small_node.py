@@ -11,9 +11,8 @@ from places import ROOT
 from small_deployment import PYPROJECT, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.audit import AuditLog
+from fedstale.deployment.enrolment import Tokens
 from fedstale.deployment.local import LocalDeployment, run_app
-from fedstale.deployment.tokens import Tokens
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
@@ -126,7 +125,7 @@ def test_the_extra_brings_none_of_what_servers_need(environment):
 def test_a_device_joins_with_a_token_where_only_the_extra_client_is(
     environment, deployment, tmp_path
 ):
-    (token,) = Tokens.of(deployment.database).make(1, 600.0, AuditLog(tmp_path / "audit"))
+    (token,) = Tokens.of(deployment.database).make(1, 600.0)
     command = [environment / "bin" / "fedstale", "deploy", "join", "--name", "small"]
     command += ["--server", str(deployment.at), "--ca", deployment.tls.ca, "--token-file", "-"]
     ran = subprocess.run(

@@ -23,16 +23,15 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app as fedstale
 from fedstale.deployment import commands
-from fedstale.deployment.audit import LOG, AuditLog
 from fedstale.deployment.commands import write_certificates
+from fedstale.deployment.enrolment import JoinError, Tokens
 from fedstale.deployment.joining import (
     JOIN_PATH,
     digest_of,
     join,
     token_id,
 )
-from fedstale.deployment.local import free_port, has_nginx
-from fedstale.deployment.tokens import RefusalError, Tokens
+from fedstale.deployment.local import LINK, free_port, has_nginx
 
 HOUR_S = 3600.0
 
@@ -44,12 +43,12 @@ def folder(tmp_path):
 
 def test_of_threads_and_processes_that_claim_one_token_exactly_one_has_it(folder):
     database = folder / "superlink.db"
-    made = Tokens(database).make(20, HOUR_S, AuditLog(folder / LOG))
+    made = Tokens(database).make(20, HOUR_S)
 
     def claimed(digest, key):
         try:
             Tokens(database).claim(digest, key)
-        except RefusalError as refused:
+        except JoinError as refused:
             return refused.status
         return 200
 
@@ -58,12 +57,12 @@ def test_of_threads_and_processes_that_claim_one_token_exactly_one_has_it(folder
             found = threads.map(lambda i, t=token: claimed(digest_of(t), f"key-{i}"), range(8))
             assert sorted(found) == [200] + [409] * 7
     code = (
-        "import sys; from pathlib import Path; from fedstale.deployment.tokens import *\n"
+        "import sys; from pathlib import Path; from fedstale.deployment.enrolment import *\n"
         "tokens = Tokens(Path(sys.argv[1]))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for digest in sys.argv[3:]:\n"
         "    try: tokens.claim(digest, sys.argv[2]); print('won')\n"
-        "    except RefusalError as refused: print(refused.status)\n"
+        "    except JoinError as refused: print(refused.status)\n"
     )
     digests = [digest_of(token) for token in made[10:]]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -86,11 +85,11 @@ import json, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from joining_link import JoinableLink
-from fedstale.deployment.enrolment import Registry
-from fedstale.deployment.tokens import Tokens
+from fedstale.deployment.enrolment import Tokens
+from fedstale.flower.superlink import NodeRegister
 
 name, when = sys.argv[3], sys.argv[4]
-owner = {"enrol": Registry, "finish": Tokens}[name]
+owner = {"register_node": NodeRegister, "finish": Tokens}[name]
 call = getattr(owner, name)
 
 
@@ -107,13 +106,13 @@ JoinableLink(Path(sys.argv[2])).post(json.loads(sys.stdin.read()))
 
 @pytest.mark.parametrize(
     ("call", "when", "n_nodes"),
-    [("enrol", "before", 0), ("enrol", "after", 1), ("finish", "after", 1)],
+    [("register_node", "before", 0), ("register_node", "after", 1), ("finish", "after", 1)],
 )
 def test_a_join_that_is_killed_is_finished_by_the_same_key_and_by_no_other(
     folder, call, when, n_nodes
 ):
     database = folder / "superlink.db"
-    (token,) = Tokens(database).make(1, HOUR_S, AuditLog(folder / LOG))
+    (token,) = Tokens(database).make(1, HOUR_S)
     device = Device()
     here = str(ROOT / "tests" / "fixtures")
     run = subprocess.run(
@@ -142,9 +141,7 @@ def called(*words, code=0, **more):
 
 @pytest.mark.deployment
 @pytest.mark.skipif(not has_nginx(), reason="nginx is not installed: apt-get install nginx")
-def test_a_device_joins_through_the_proxy_and_is_a_node_like_others(
-    deployment, tmp_path, monkeypatch
-):
+def test_a_device_joins_through_the_proxy_and_is_a_node_like_others(deployment, tmp_path):
     """From a token to a SuperNode that is online, with nothing secret left where it should not."""
     printed = called("tokens", "--count", 2, "--database", deployment.database).stdout.split()
     files = [tmp_path / f"token-{i}" for i in range(2)]
@@ -176,27 +173,24 @@ def test_a_device_joins_through_the_proxy_and_is_a_node_like_others(
         wait_for(lambda: deployment.control.nodes()[node_id] == "online")
         deployment.processes.kill("porch")
     finally:
-        monkeypatch.setenv("FLWR_HOME", deployment.operator_environment()["FLWR_HOME"])
-        called("revoke", "porch", "--audit", tmp_path / "operator.jsonl")
+        environment = deployment.operator_environment()
+        unregister = ["fedstale", "flwr", "supernode", "unregister", str(node_id), LINK]
+        subprocess.run(
+            commands.found(unregister, environment), env=environment, check=True, timeout=60
+        )
     gone = called("join", *door, *own, *name, "--token-file", files[0], code=2)
     assert "no node's any more" in gone.stderr
-    text = (deployment.database.parent / LOG).read_text()
-    (done,) = [
-        line
-        for line in map(json.loads, text.splitlines())
-        if (line["what"], line["outcome"], line.get("name")) == ("enrol", "done", "porch")
-    ]
-    assert (done["node_id"], done["token"]) == (str(node_id), token_id(printed[0]))
-    assert done["address"] == "127.0.0.1"
     logs = [path.read_text(errors="replace") for path in deployment.folder.rglob("*.log")]
+    joined = rf"node {node_id} has joined from 127.0.0.1: porch, .*, token {token_id(printed[0])}"
+    assert re.search(joined, "".join(logs))
     assert "/fedstale/enrol" in "".join(logs)
-    assert not [token for token in printed if token in "".join([text, *logs])]
+    assert not [token for token in printed if token in "".join(logs)]
 
 
 @pytest.mark.deployment
 @pytest.mark.skipif(not has_nginx(), reason="nginx is not installed: apt-get install nginx")
 def test_a_device_waits_while_others_flood_the_door(deployment, tmp_path):
-    (token,) = Tokens.of(deployment.database).make(1, HOUR_S, AuditLog(tmp_path / "audit"))
+    (token,) = Tokens.of(deployment.database).make(1, HOUR_S)
     is_full, is_over, said = threading.Event(), threading.Event(), []
 
     def flood():
