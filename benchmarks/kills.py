@@ -1,12 +1,11 @@
 """What is lost when a part of a deployment is killed, during training and during upload.
 
-A SuperLink behind nginx with TLS, a SuperExec, two SuperNodes, and `fedstale deploy run`, which
-takes the run up when its server dies. One part is killed by `kill -9` again and again, each time
+A SuperLink behind nginx with TLS, a SuperExec, two SuperNodes, and `fedstale deploy run`, which is
+started again when its run fails. One part is killed by `kill -9` again and again, each time
 when a device has begun to train, or when its update is about to be uploaded, and started again as a
-unit would. The network is cut by stopping nginx for a minute and a half, clocks are wrong for as
-long by ten minutes, ahead and behind in turn (which takes a C compiler), and disks are
-full for as long (which takes root). Each update adds 1 to an entry of its own, so the model says
-which updates are in it.
+unit would. The network is cut by stopping nginx for a minute and a half, and disks are full for as
+long (which takes root). Each update adds 1 to an entry of its own, so the model says which updates
+are in it.
 
 With --keep each part and moment is kept in a file once it is measured, and not measured again.
 
@@ -17,8 +16,6 @@ import argparse
 import json
 import os
 import random
-import shutil
-import struct
 import subprocess
 import tempfile
 import threading
@@ -43,17 +40,14 @@ DISKS = {
     "node-disk": {"home-node-0": 64, "home-node-1": 64},
 }
 """Which folders are small disks, and their MB."""
-CLOCKS = {"server-clock": ("superlink", "superexec"), "node-clock": ("node-0", "node-1")}
-"""Of what the clock can be set; a ServerApp has that of its SuperExec."""
 PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "node-superexec", "clientapp")
-PARTS += ("network", *CLOCKS, *DISKS)
-"""What is killed. The network is cut for everyone, the clock or the disk is that of one node."""
+PARTS += ("network", *DISKS)
+"""What is killed. The network is cut for everyone, the disk is that of one node."""
 MOMENTS = ("training", "upload")
-CLOCK = Path(__file__).with_name("clock.c")
 NODES, TRAIN_S = 2, 1.0
-STUCK_S, CUT_S, JUMP_S, PAUSE_S = 600.0, 90.0, 600, 5.0
-"""Longest time without a new version; that of a cut, a wrong clock or a full disk; the jump."""
-VERSIONS = {"node-clock": 30, "node-disk": 30, "database-disk": 100}
+STUCK_S, CUT_S, PAUSE_S = 600.0, 90.0, 5.0
+"""Longest time without a new version; that of a cut or a full disk; that before a new start."""
+VERSIONS = {"node-disk": 30, "database-disk": 100}
 """How many versions there are between two kills, where it is not 3: the other node goes on, or
 the database does, in the pages that it has."""
 Note = dict[str, Any]
@@ -138,15 +132,11 @@ def train(message, context):
 
 
 class Breakable(LocalDeployment):
-    """A deployment with clocks that can be set, and small disks."""
+    """A deployment with small disks."""
 
     def __init__(self, folder: Path, part: str) -> None:
         """Mount the disks that a part needs."""
         super().__init__(folder / "deployment", nodes=NODES, limit_s=300.0)
-        self._clocks = CLOCKS.get(part, ())
-        if self._clocks:
-            built = self.folder / "clock.so"
-            subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", built, CLOCK], check=True)
         self.disks = {name: folder / name for name in DISKS.get(part, {})}
         for name, n_mb in DISKS.get(part, {}).items():
             if name.startswith("home"):
@@ -160,21 +150,6 @@ class Breakable(LocalDeployment):
         super().__exit__(*problem)
         for disk in self.disks.values():
             subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-    def set_clock(self, name: str, ahead_s: int) -> None:
-        """Set the clock of a part, and of all that it starts."""
-        # The library has mapped the file, so it is not replaced.
-        path = self.folder / f"clock-{name}"
-        with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
-            file.write(struct.pack("=q", ahead_s))
-
-    def _start(self, name: str, command: list[str]) -> None:
-        if name in self._clocks:
-            file, library = self.folder / f"clock-{name}", self.folder / "clock.so"
-            if not file.exists():
-                self.set_clock(name, 0)
-            command = ["env", f"LD_PRELOAD={library}", f"CLOCK_FILE={file}", *command]
-        super()._start(name, command)
 
 
 def mounted(folder: Path, n_mb: int) -> None:
@@ -201,8 +176,6 @@ def fill(folder: Path) -> Path:
 
 def obstacle(part: str) -> str:
     """Return why a part cannot be measured on this machine; empty if it can."""
-    if part in CLOCKS and shutil.which("cc") is None:
-        return "its clock takes a C compiler: apt-get install gcc"
     return "mounting a small disk takes root" if part in DISKS and os.geteuid() else ""
 
 
@@ -308,7 +281,7 @@ class Watched:
         return result
 
 
-def kill(deployment: Breakable, run: Watched, part: str, at: Note, *, is_odd: bool) -> None:
+def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
     """Kill a part, which `kept_alive` starts again, or break it for a while.
 
     Args:
@@ -316,15 +289,8 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note, *, is_odd: bo
         run: which goes on there.
         part: one of `PARTS`.
         at: what the device has noted.
-        is_odd: whether a clock jumps back first, and not forth.
     """
-    if part in CLOCKS:
-        names = [f"node-{at['node']}"] if part == "node-clock" else CLOCKS[part]
-        for ahead_s in (-JUMP_S if is_odd else JUMP_S, 0):
-            for name in names:
-                deployment.set_clock(name, ahead_s)
-            time.sleep(CUT_S if ahead_s else 0.0)
-    elif part in DISKS:
+    if part in DISKS:
         disks = deployment.disks
         own = f"home-node-{at['node']}"
         filler = fill(disks[own] if own in disks else next(iter(disks.values())))
@@ -401,7 +367,7 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
                 run.wait(lambda least=least: run.version >= least)
                 at = run.next_moment(moment)
                 time.sleep(rng.uniform(0.0, 0.5))
-                kill(deployment, run, part, at, is_odd=done % 2 == 1)
+                kill(deployment, run, part, at)
                 done += 1
                 print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
             run.wait(lambda: run.version >= rounds)

@@ -22,8 +22,6 @@ NAMES = {
     "node-superexec": "a node's SuperExec",
     "clientapp": "ClientApp",
     "network": "network, cut",
-    "server-clock": "server's clock, 10 min wrong",
-    "node-clock": "node's clock, 10 min wrong",
     "database-disk": "disk of the database, full",
     "checkpoint-disk": "disk of the checkpoints, full",
     "node-disk": "disk of a node, full",

@@ -69,10 +69,6 @@ _MEANINGS = (
         "the app needs the package {what}, which is not installed where this ran",
     ),
     (
-        r"(?P<what>node \d+: its clock is .*?); it is refused",
-        "{what}: set the node's clock",
-    ),
-    (
         r'/v1/fleet/\S+ HTTP/1\.1" 401',
         "the SuperLink rejected the signature of a node, whose clock is more than 5 s ahead of the "
         "SuperLink's or 5 min behind it: set the node's clock",

@@ -24,7 +24,6 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstale.deployment.unary import answer_of
 from fedstale.flower import superlink as flower
 
 _PULL = "/v1/fleet/pull-messages"
@@ -259,6 +258,17 @@ class HeldPulls:
         if answer[0].get("status") != HTTPStatus.OK or response is None:
             return answer, None
         return answer, [one.metadata.message_id for one in response.messages_list]
+
+
+async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> list[Message]:
+    """Return what an app sends: the start of a response and its body."""
+    answer: list[Message] = []
+
+    async def keep(part: Message) -> None:
+        answer.append(part)
+
+    await app(scope, receive, keep)
+    return answer
 
 
 async def nothing() -> Message:

@@ -7,10 +7,13 @@ where everyone on the machine is an operator.
 
 import argparse
 import datetime
+import errno
 import logging
 import os
 import resource
+import shutil
 import socket
+import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Sequence
@@ -21,15 +24,14 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedstale.deployment.enrolment import joinable
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
-from fedstale.deployment.unary import unary
-from fedstale.deployment.waiting import NodeClocks, ServerClock, SteadyClock, WaitsForDatabase
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 from fedstale.flower import SUPERLINK_NODE_ID, features
@@ -41,6 +43,8 @@ _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
 _PIECE = b"ArrayChunk "
 _FILES = 8192
+_FOR_NOW = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_AGAIN_S = 60.0
 _LONGEST_HOLD_S = 25.0
 """A SuperNode waits 30 s for an answer."""
 
@@ -228,16 +232,84 @@ def fault_of_push(request: Any) -> str | None:  # noqa: ANN401 - Flower's
     return None
 
 
+class WaitsForDatabase:
+    """Answers 503 in place of 500 while the database is full, or too many write to it at once.
+
+    A SuperNode or ServerApp that reads 500 ends; with 503 it tries again.
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path) -> None:
+        """Stand in front of an ASGI app, behind what makes a 500 of an error.
+
+        Args:
+            app: which raises what SQLite does.
+            folder: of the database, for the log.
+        """
+        self._app, self._folder = app, folder
+        self._failed: set[str] = set()
+        """Paths that have failed, and have not succeeded since."""
+        self._told_at = -_AGAIN_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; the log tells of the first that fails, and once a minute from then."""
+        has_begun = False
+
+        async def sent(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except (OperationalError, OSError) as problem:
+            if has_begun or not is_for_now(problem):
+                raise
+            self._tell(scope["path"], problem)
+            await JSONResponse({"detail": "the database cannot be written"}, 503)(
+                scope, receive, send
+            )
+        else:
+            if self._failed and scope.get("path") in self._failed:
+                self._failed.clear()
+                self._told_at = -_AGAIN_S
+                logger.warning("the database in %s is written again", self._folder)
+
+    def _tell(self, path: str, problem: Exception) -> None:
+        self._failed.add(path)
+        if time.monotonic() < self._told_at + _AGAIN_S:
+            return
+        self._told_at = time.monotonic()
+        why = problem.orig if isinstance(problem, OperationalError) else problem
+        logger.error(
+            "the database in %s cannot be written: %s; %.1f MB are free there. Nodes and "
+            "ServerApps try again until it can",
+            *(self._folder, why, shutil.disk_usage(self._folder).free / 1e6),
+        )
+
+
+def is_for_now(problem: Exception) -> bool:
+    """Return whether an error says that the disk is full or fails, or that others write now.
+
+    Example:
+        >>> is_for_now(OSError(errno.ENOSPC, "no space")), is_for_now(OSError("other"))
+        (True, False)
+    """
+    if isinstance(problem, OSError):
+        return problem.errno in {errno.ENOSPC, errno.EDQUOT}
+    # Its lowest byte is the kind.
+    code = getattr(getattr(problem, "orig", None), "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _FOR_NOW
+
+
 def guarded(
     app: FastAPI,
     quotas: Quotas | None = None,
     *,
     folder: Path = Path(),
-    clock: SteadyClock | None = None,
     since: float | None = None,
     arrivals: Arrivals | None = None,
 ) -> FastAPI:
-    """Put the gate into a SuperLink's app, and what waits for clocks, disk and work; return it.
+    """Put the gate into a SuperLink's app, and what waits for disk and work; return it.
 
     Without the names of Flower that one of these needs, that one is left out; never the gate.
 
@@ -245,7 +317,6 @@ def guarded(
         app: a SuperLink's.
         quotas: of each node.
         folder: of its database.
-        clock: that Flower reckons by.
         since: as for `FleetGate`.
         arrivals: how questions for work are held, behind the gate; they are not if None.
 
@@ -253,15 +324,10 @@ def guarded(
         ConfigError: the gate needs a name that this Flower does not have.
     """
     features.require("gate of a SuperLink")
-    outside = [Middleware(WaitsForDatabase, folder=folder)]
-    if features.has("clock of a SuperLink"):
-        outside.append(Middleware(ServerClock, clock=clock or SteadyClock()))
-    before_check = [Middleware(NodeClocks)] if features.has("clocks of nodes") else []
     inside = [Middleware(FleetGate, quotas=quotas or Quotas(), since=since)]
     if arrivals is not None and features.has("held questions for work"):
         inside.append(Middleware(HeldPulls, arrivals=arrivals))
-    flower.place(app, outside=outside, before_check=before_check, inside=inside)
-    app.user_middleware[:] = unary(app.user_middleware)
+    flower.place(app, outside=[Middleware(WaitsForDatabase, folder=folder)], inside=inside)
     return app
 
 
@@ -318,9 +384,7 @@ def run(
         was_used = path.exists() and path.stat().st_size > 0
         hold_database(path)
         since = time.monotonic() if was_used else None
-    clock, arrivals = SteadyClock(), Arrivals(hold_s=hold_s)
-    if features.has("clock of a SuperLink"):
-        flower.reckon_by(clock.now)
+    arrivals = Arrivals(hold_s=hold_s)
     if features.has("turns at the database"):
         flower.take_turns()
     app, config = flower.app_of(arguments)
@@ -328,7 +392,6 @@ def run(
         app,
         quotas,
         folder=path.parent if path else Path(),
-        clock=clock,
         since=since,
         arrivals=arrivals,
     )

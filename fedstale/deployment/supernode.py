@@ -26,7 +26,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedstale.deployment.held_pulls import disconnection, first_of, nothing
 from fedstale.deployment.processes import name_process
-from fedstale.deployment.unary import unary
 from fedstale.flower import command_line, features
 from fedstale.flower import supernode as flowers
 
@@ -125,8 +124,7 @@ class HeldTasks:
 
 def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> FastAPI:
     """Let a SuperNode's Runtime API hold questions for tasks; return it."""
-    ours = Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s)
-    app.user_middleware[:] = unary([*app.user_middleware, ours])
+    app.user_middleware.append(Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s))
     return app
 
 

@@ -248,9 +248,6 @@ FEATURES: tuple[Feature, ...] = (
             ),
             "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": "what begins with its app",
             "flwr.superlink.main:create_app": "makes its app",
-            "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware": (
-                "checks a node's signature, before the gate"
-            ),
             "flwr.supercore.http_logging:get_uvicorn_log_config": "requests that no log has",
             "flwr.supercore.date:now": "the time that a signature is held against",
             "flwr.common.constant:SYSTEM_TIME_TOLERANCE": "how early a signature may be, in s",
@@ -267,37 +264,6 @@ FEATURES: tuple[Feature, ...] = (
             "flwr.proto.message_pb2:PushObjectRequest.NODE_FIELD_NUMBER": "who sends an object",
             "flwr.proto.message_pb2:PushObjectRequest.SESSION_ID_FIELD_NUMBER": "of which reply",
             "flwr.proto.message_pb2:PushObjectRequest.OBJECT_CONTENT_FIELD_NUMBER": "its bytes",
-        },
-    ),
-    Feature(
-        name="clocks of nodes",
-        without="a node whose clock is wrong by more than 5 s ends",
-        names={
-            "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware": (
-                "answers 401 to a stamp that is early or late"
-            ),
-            "flwr.supercore.date:now": "the time that a stamp is held against",
-            "flwr.server.superlink.linkstate:LinkState.get_node_id_by_public_key": (
-                "whether a key is registered"
-            ),
-        },
-    ),
-    Feature(
-        name="clock of a SuperLink",
-        without="runs end and nodes go offline when the server's clock is set forward",
-        names={
-            "flwr.supercore.date:datetime": "what Flower's `now` reads; replaced in a SuperLink",
-            "flwr.supercore.date:now": "through which that is reached",
-            "flwr.supercore.state.schema.corestate_models:Task.active_until": (
-                "until when a ServerApp counts as alive"
-            ),
-            "flwr.supercore.state.schema.corestate_models:ObjectPushSession.expires_at": (
-                "until when an upload does"
-            ),
-            "flwr.supercore.state.schema.linkstate_models:Node.online_until": "and a node",
-            "flwr.supercore.state.schema.corestate_models:Task": "row of a task",
-            "flwr.supercore.state.schema.corestate_models:ObjectPushSession": "row of an upload",
-            "flwr.supercore.state.schema.linkstate_models:Node": "row of a node",
         },
     ),
     Feature(

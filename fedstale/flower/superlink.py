@@ -8,10 +8,9 @@ import datetime
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -57,7 +56,6 @@ def place(
     app: FastAPI,
     *,
     outside: Sequence[Middleware] = (),
-    before_check: Sequence[Middleware] = (),
     inside: Sequence[Middleware] = (),
 ) -> None:
     """Put middleware into a SuperLink's app.
@@ -65,15 +63,11 @@ def place(
     Args:
         app: whose own two outermost ones hide answers, and make answers of errors.
         outside: directly behind those two.
-        before_check: behind the translation of requests, before the check of their signature.
         inside: behind everything of Flower's.
     """
-    from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-
     ours = app.user_middleware
     kinds: list[object] = [one.cls for one in ours]
-    check, errors = kinds.index(NodeAuthMiddleware), kinds.index(BaseHTTPMiddleware)
-    ours[check:check] = before_check
+    errors = kinds.index(BaseHTTPMiddleware)
     ours[errors + 1 : errors + 1] = outside
     ours += inside
 
@@ -112,6 +106,7 @@ def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree
     """Return the ids of the objects that a message consists of, without recursion.
 
     Example:
+        >>> from types import SimpleNamespace
         >>> leaf = SimpleNamespace(object_id="b", children=[])
         >>> object_ids(SimpleNamespace(object_id="a", children=[leaf, leaf]))
         ['a', 'b', 'b']
@@ -143,41 +138,6 @@ def now() -> datetime.datetime:
     from flwr.supercore.date import now as flowers
 
     return flowers()
-
-
-def reckon_by(clock: Callable[[datetime.tzinfo | None], datetime.datetime]) -> None:
-    """Let all of Flower in this process reckon by a clock.
-
-    Args:
-        clock: stands in for `datetime.datetime.now`.
-    """
-    from flwr.supercore.date import now as flowers
-
-    read = SimpleNamespace(now=lambda tz=None: clock(tz))
-    flowers.__globals__["datetime"] = SimpleNamespace(datetime=read, UTC=datetime.UTC)
-
-
-def shift(state: Any, by_s: float) -> None:  # noqa: ANN401 - a LinkState
-    """Move the instants until which tasks, nodes and uploads count as alive.
-
-    Args:
-        state: a SuperLink's; one that is in memory alone is left as it is.
-        by_s: seconds, also negative.
-    """
-    if not hasattr(state, "session"):
-        return
-    from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
-    from flwr.supercore.state.schema.linkstate_models import Node
-    from sqlalchemy import select, update
-
-    by = datetime.timedelta(seconds=by_s)
-    with state.session() as session:
-        for task in session.scalars(select(Task).where(Task.active_until.is_not(None))):
-            task.active_until += by
-        for upload in session.scalars(select(ObjectPushSession)):
-            upload.expires_at += by
-        online = update(Node).where(Node.status == "online")
-        session.execute(online.values(online_until=Node.online_until + by_s))
 
 
 def take_turns() -> None:

@@ -144,7 +144,6 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
         monkeypatch.setattr(superlink, name, stand_in)
     for name, stand_in in {
         "app_of": lambda arguments: (None, settings),
-        "reckon_by": lambda clock: None,
         "take_turns": lambda: turns.append(True),
     }.items():
         monkeypatch.setattr(superlink.flower, name, stand_in)

@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-from databases import on_disk
 from flwr.common import constant
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import constant as supercore
@@ -21,8 +20,7 @@ from fedstale.flower import SUPERLINK_NODE_ID, superlink
 from fedstale.flower.superlink import NodeRegister
 
 GATE = {"FleetGate"}
-SHARED = {"Unary", "WaitsForDatabase"}
-ALL = GATE | SHARED | {"ServerClock", "NodeClocks", "HeldPulls"}
+ALL = GATE | {"WaitsForDatabase", "HeldPulls"}
 
 
 def test_what_stands_on_the_wire_is_spelt_as_flower_spells_it():
@@ -105,21 +103,12 @@ def made():
     return SuperLink(lambda app: guarded(app, arrivals=Arrivals(hold_s=0.0)))
 
 
-OFF = {
-    "flwr.server.superlink.linkstate:LinkState.get_node_id_by_public_key": "NodeClocks",
-    "flwr.supercore.state.schema.linkstate_models:Node.online_until": "ServerClock",
-    "flwr.proto.fleet_pb2:PullMessagesResponse.MESSAGES_LIST_FIELD_NUMBER": "HeldPulls",
-    "flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES": "Unary",
-}
-
-
-@pytest.mark.parametrize("name", OFF)
-def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, name, caplog):
+def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, caplog):
     assert placed(made()) == ALL
-    without(name)
+    without(name := "flwr.proto.fleet_pb2:PullMessagesResponse.MESSAGES_LIST_FIELD_NUMBER")
     caplog.clear()
     links = [made() for _ in range(2)]
-    assert [placed(link) for link in links] == [ALL - {OFF[name]}] * 2
+    assert [placed(link) for link in links] == [ALL - {"HeldPulls"}] * 2
     (line,) = [one.getMessage() for one in caplog.records if one.name == "fedstale.flower.features"]
     assert f"which has no {name}: " in line
     # The gate stands all the same, and a node is served.
@@ -129,7 +118,6 @@ def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, name, c
 @pytest.mark.parametrize(
     "name",
     [
-        "flwr.superlink.routers.fleet.node_auth:NodeAuthMiddleware",
         "flwr.proto.message_pb2:Metadata.REPLY_TO_MESSAGE_ID_FIELD_NUMBER",
         "flwr.common.constant:TIMESTAMP_TOLERANCE",
     ],
@@ -156,13 +144,9 @@ def test_without_a_register_of_nodes_no_token_is_taken(without, tmp_path, caplog
     assert "operators register the keys of devices" in caplog.text
 
 
-def test_without_turns_and_clock_flower_uses_its_own(without, tmp_path, monkeypatch):
-    without(
-        "flwr.supercore.corestate.sql_corestate:SqlCoreState.store_object",
-        "flwr.supercore.state.schema.corestate_models:Task.active_until",
-    )
-    for name in ("take_turns", "reckon_by"):
-        monkeypatch.setattr(superlink, name, lambda *_: pytest.fail("it was installed"))
+def test_without_turns_flower_uses_its_own(without, tmp_path, monkeypatch):
+    without("flwr.supercore.corestate.sql_corestate:SqlCoreState.store_object")
+    monkeypatch.setattr(superlink, "take_turns", lambda: pytest.fail("it was installed"))
     monkeypatch.setattr("fedstale.deployment.superlink.os.umask", lambda mode: 0)
 
     class ReachedError(Exception):
@@ -174,8 +158,3 @@ def test_without_turns_and_clock_flower_uses_its_own(without, tmp_path, monkeypa
     monkeypatch.setattr(superlink, "app_of", app_of)
     with pytest.raises(ReachedError):
         run([])
-
-
-def test_a_state_in_memory_alone_is_left_as_it_is(tmp_path):
-    superlink.shift(SuperLink(guarded).state, 60.0)
-    assert hasattr(on_disk(guarded, tmp_path / "link.db").state, "session")
