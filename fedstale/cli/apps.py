@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.deploy import account_of
 from fedstale.cli.output import App, AsJson, end_on_signals, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 
@@ -134,7 +133,6 @@ def up(
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,
-    app_user: Annotated[str, typer.Option(help="As whom ServerApps run; needs root.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
@@ -151,12 +149,6 @@ def up(
         raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
     if speed_up != 1.0 and traces is None:
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
-    if app_user:
-        account_of(app_user)
-        if traces is not None:
-            raise ConfigError(
-                f"app-user = {app_user!r}: expected no --traces, whose run is in a private folder"
-            )
     config = None
     if traces is not None:
         from fedstale.deployment.replay import replay_config, write_replayed
@@ -171,9 +163,7 @@ def up(
 
     with (
         end_on_signals(),
-        LocalDeployment(
-            folder, nodes=nodes, overwrite=overwrite, say=tell, app_user=app_user
-        ) as deployment,
+        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
     ):
         show = (lambda line: None) if quiet or as_json else typer.echo
         directory, run = found.directory, deployment.folder / "run"

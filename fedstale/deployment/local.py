@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -61,7 +60,6 @@ class LocalDeployment:
         limit_s: float = 120.0,
         say: Callable[[str], None] = lambda line: None,
         has_proxy: bool | None = None,
-        app_user: str = "",
     ) -> None:
         """Write certificates; start nothing.
 
@@ -72,12 +70,9 @@ class LocalDeployment:
             limit_s: to wait for the SuperLink, or for nodes, to answer.
             say: is told each step.
             has_proxy: whether nginx is in front of the SuperLink; None: where it is installed.
-            app_user: as whom ServerApps run, which needs root; empty: as this user, who can read
-                the keys, the secret and the database.
 
         Raises:
-            ConfigError: the folder holds something else, there is no node, or the user cannot
-                reach what its apps need.
+            ConfigError: the folder holds something else, or there is no node.
         """
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
@@ -85,17 +80,11 @@ class LocalDeployment:
             shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
-        self._app_user = app_user
-        if app_user:
-            check_reachable(app_user, self.folder.parent, Path(sys.prefix), Path(sys.base_prefix))
         make_private(self.folder)
-        # Another user needs ca.crt and a home of its own in here; all else is private itself.
-        self.folder.chmod(0o711 if app_user else PRIVATE_FOLDER)
+        self.folder.chmod(PRIVATE_FOLDER)
         self.tls = commands.write_certificates(
             self.folder, ["localhost", "127.0.0.1"], operators={_OPERATOR: commands.ROLES}
         )
-        if app_user:
-            self.tls.ca.chmod(0o644)
         self.secret = self.folder / "superexec.secret"
         commands.write_private(self.secret, secrets.token_bytes(32))
         self.database = self.folder / "superlink.db"
@@ -196,7 +185,7 @@ class LocalDeployment:
         match name, self.doors:
             case "superexec", doors:
                 runtime = doors.runtime if doors else self.at
-                return commands.superexec(runtime, self.tls.ca, self.secret, self._app_user)
+                return commands.superexec(runtime, self.tls.ca, self.secret)
             case "proxy", Doors() as doors:
                 configuration = self.folder / "nginx.conf"
                 # Its own user is the one who may enter the socket's folder.
@@ -223,11 +212,7 @@ class LocalDeployment:
         if faults := [finding.text for finding in found if finding.is_fault]:
             raise FedstaleError(f"strangers are not kept out: {'; '.join(faults)}")
         self._say("a stranger at the devices' door finds Control and Runtime closed")
-        if not self._app_user:
-            self._say(
-                "ServerApps run as this user and can read keys, secret and database"
-                + ("; --app-user NAME separates them" if os.geteuid() == 0 else "")
-            )
+        self._say("ServerApps run as this user and can read keys, secret and database")
 
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
@@ -257,10 +242,7 @@ class LocalDeployment:
         return self.control.nodes().get(self.node_ids[number]) == "online"
 
     def _home(self, name: str) -> Path:
-        home = self._private(f"home-{name}")
-        if name == "superexec" and self._app_user:
-            shutil.chown(home, self._app_user)
-        return home
+        return self._private(f"home-{name}")
 
     def _private(self, name: str) -> Path:
         made = self.folder / name
@@ -301,21 +283,6 @@ def has_nginx() -> bool:
     except ConfigError:
         return False
     return True
-
-
-def check_reachable(user: str, *folders: Path) -> None:
-    """Check that a user who is no owner may enter folders.
-
-    Raises:
-        ConfigError: it may not.
-    """
-    for folder in folders:
-        for one in (folder, *folder.parents):
-            if one.exists() and not one.stat().st_mode & 0o001:
-                raise ConfigError(
-                    f"app-user = {user!r}: it may not enter {one}; choose another --out, and a "
-                    "Python environment that all may read"
-                )
 
 
 def run_app(

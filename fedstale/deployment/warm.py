@@ -3,7 +3,9 @@
 Flower's SuperExec starts a new interpreter for each message. That one imports Flower and then
 whatever the app imports, which takes seconds of processor time, mostly the same each time. Here the
 SuperExec of a SuperNode has imported Flower, and each message has a fork of it, in which Flower's
-own `run_clientapp` does what it always does: one process a message, of which nothing is left.
+own `run_clientapp` does what it always does: one process a message, of which nothing is left. Each
+notes in one byte how far it has come, because Flower's SuperNode waits for ever for a ClientApp
+that was killed before its pull or in its push.
 
 What an app imports besides its own files is learnt from the first message. A fork tries to import
 the same, and only if nothing came of it that a fork cannot inherit (threads of Python, an opened
@@ -17,30 +19,30 @@ ClientApp runs, and `fedstale.deployment.node` starts a new one.
 """
 
 import argparse
+import atexit
 import gc
 import importlib
 import json
 import logging
 import math
 import os
+import random
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
 
-from fedstale.deployment.client_process import (
-    answer,
-    become,
-    forget,
-    has_answered,
-    leaves_waiting,
-)
 from fedstale.deployment.node import FLOWERS_WAY, STUCK
+from fedstale.deployment.processes import name_process
 from fedstale.flower import command_line, features, supernode
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,10 @@ _ENDS_S = 1.0
 _NOTICED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Whether a child has ended, which is waited for later."""
 _GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
+_MODULE = "fedstale.deployment.warm"
+_BEGUN, _PULLED, _PUSHING, _ENDED = b"0", b"1", b"2", b"3"
+"""How far a ClientApp has come."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 @dataclass(slots=True)
@@ -192,6 +198,100 @@ class WarmExecutor:
         return is_old or self._is_outdated or self._others >= _OTHERS
 
 
+def leaves_waiting(stage: int) -> bool:
+    """Return whether the SuperNode waits for ever for a ClientApp that ended at a stage.
+
+    It does for one that ended before its pull, or in its push. In between it notices that
+    heartbeats have ended.
+    """
+    return os.pread(stage, 1, 0) in {b"", _BEGUN, _PUSHING}
+
+
+def has_answered(stage: int) -> bool:
+    """Return whether a ClientApp's reply has been taken, or never will be."""
+    return os.pread(stage, 1, 0) == _ENDED
+
+
+def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:  # noqa: ANN401 - Flower's
+    """Be the process of a ClientApp, as flwr-clientapp is, and end.
+
+    Args:
+        spec: what flwr-clientapp is told, with the fields of Flower's `ExecutionSpec`.
+        stage: descriptor of a file, empty at first, for how far this has come.
+        at_end: called when the message is answered, or never will be.
+    """
+    status = 1
+    forget()
+    name_process(supernode.CLIENT_APP)
+    sys.argv = [supernode.CLIENT_APP]
+    logging.getLogger("flwr").info("Start `%s` process", supernode.CLIENT_APP)
+    try:
+        supernode.run_client_app(
+            spec,
+            pulling=partial(_noted, stage, _BEGUN, _PULLED),
+            pushing=partial(_noted, stage, _PUSHING, _ENDED),
+        )
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os.pwrite(stage, _ENDED, 0)
+        at_end()
+        _leave(status)
+
+
+def become(spec: Any, stage: int) -> NoReturn:  # noqa: ANN401 - Flower's
+    """Let a new interpreter take the place of this process, which is a fork, and answer."""
+    # Not as arguments, which everybody may read.
+    told = os.memfd_create("spec")
+    os.write(told, json.dumps(asdict(spec)).encode())
+    os.lseek(told, 0, os.SEEK_SET)
+    os.dup2(told, 0)
+    os.set_inheritable(stage, True)
+    try:
+        os.execv(sys.executable, [sys.executable, "-P", "-m", _MODULE, "--answer", str(stage)])
+    finally:
+        os._exit(1)
+
+
+def forget() -> None:
+    """Be like a new interpreter: with the system's handlers of signals, and chance of its own."""
+    for number in _SIGNALS:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+    supernode.forget_exit_handlers()
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def _noted(
+    stage: int, during: bytes, after: bytes, part: Callable[..., object], *given: object
+) -> object:
+    """Do a part of what a ClientApp's process does, and note it."""
+    os.pwrite(stage, during, 0)
+    found = part(*given)
+    os.pwrite(stage, after, 0)
+    return found
+
+
+def _leave(status: int) -> NoReturn:
+    """End as an interpreter does, but for taking apart what a fork shares with its parent.
+
+    With torch, that takes longer than all else that a message takes.
+    """
+    try:
+        # What multiprocessing calls at the end of its forks, too.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(status)
+
+
 def installed() -> dict[Path, int]:
     """Return what is installed for this interpreter, and when each was, in ns."""
     found = (info for path in sys.path if path for info in Path(path).glob("*.dist-info"))
@@ -276,13 +376,18 @@ def _wait_for(address: str) -> None:
 def main() -> None:
     """Run Flower's SuperExec with warm ClientApps until a new one is to take its place.
 
+    With --answer this is a ClientApp that answers the message which standard input describes.
+
     Raises:
         SystemExit: this Flower lacks what they stand on.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("address", help="of the SuperNode's Runtime API")
+    parser.add_argument("address", nargs="?", help="of the SuperNode's Runtime API")
     parser.add_argument("--root-certificates", help="if it is not plain")
+    parser.add_argument("--answer", type=int, help="descriptor of a ClientApp's note")
     options = parser.parse_args()
+    if options.answer is not None:
+        answer(SimpleNamespace(**json.load(sys.stdin)), options.answer, lambda: None)
     # That imports all that they need, which all forks then share.
     if not features.has("warm ClientApps"):
         raise SystemExit(FLOWERS_WAY)

@@ -272,15 +272,6 @@ def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
-def test_up_starts_nothing_for_an_app_user_who_cannot_be(app, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for user, said in (("no-such-user", "no such user"), ("root", "another one than root")):
-        run = command("up", str(app), "--app-user", user)
-        assert run.exit_code == 2
-        assert said in run.stderr
-    assert not (tmp_path / "runs").exists()
-
-
 def test_check_wants_an_app_or_a_server(tmp_path):
     run = command("check")
     assert run.exit_code == 2

@@ -46,13 +46,9 @@ def _unheard(monkeypatch):
 
 
 @pytest.mark.usefixtures("_umask", "_unheard")
-def test_a_deployment_s_folder_is_private_but_for_what_another_user_needs(tmp_path, monkeypatch):
+def test_a_deployment_s_folder_is_private(tmp_path):
     made = LocalDeployment(tmp_path / "up", nodes=1, has_proxy=True)
     assert open_to_others(made.folder) == set()
-    if os.geteuid() == 0:
-        monkeypatch.setattr("fedstale.deployment.local.check_reachable", lambda *_: None)
-        made = LocalDeployment(tmp_path / "user", nodes=1, has_proxy=True, app_user="daemon")
-        assert open_to_others(made.folder) == {f"{made.folder} 711", f"{made.tls.ca} 644"}
 
 
 @pytest.mark.usefixtures("_umask")

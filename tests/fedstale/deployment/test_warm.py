@@ -14,7 +14,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supercore.superexec.run_superexec import run_superexec
 
-from fedstale.deployment import client_process, warm
+from fedstale.deployment import warm
 from fedstale.deployment.node import FLOWERS_WAY, STUCK
 from fedstale.flower import features
 
@@ -78,7 +78,7 @@ def launched(executor, app="a", kind=TaskType.CLIENT_APP):
     )
 
 
-def end(executor, children, stage=client_process._ENDED):
+def end(executor, children, stage=warm._ENDED):
     """Let a ClientApp end, as far as it has come."""
     ((pid, app),) = executor._apps.items()
     os.pwrite(app.stage.fileno(), stage, 0)
@@ -166,7 +166,7 @@ def test_it_makes_way_for_a_new_process_when_no_client_app_runs(executor, childr
     launched(executor)
     launched(executor)
     (_, app), (pid, other) = executor._apps.items()
-    os.pwrite(other.stage.fileno(), client_process._ENDED, 0)
+    os.pwrite(other.stage.fileno(), warm._ENDED, 0)
     children.ended.append(pid)
     executor.reconcile()
     assert list(executor._apps.values()) == [app]
@@ -190,9 +190,9 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(executor, chi
 @pytest.mark.parametrize(
     ("stage", "code"),
     [
-        (client_process._BEGUN, STUCK),
-        (client_process._PULLED, None),
-        (client_process._PUSHING, STUCK),
+        (warm._BEGUN, STUCK),
+        (warm._PULLED, None),
+        (warm._PUSHING, STUCK),
     ],
 )
 def test_a_kill_that_leaves_the_supernode_waiting_is_told(executor, children, stage, code):
@@ -226,7 +226,7 @@ def test_a_client_app_that_has_answered_and_does_not_end_keeps_no_other_message_
 ):
     launched(executor)
     ((pid, app),) = executor._apps.items()
-    os.pwrite(app.stage.fileno(), client_process._ENDED, 0)
+    os.pwrite(app.stage.fileno(), warm._ENDED, 0)
     clock = itertools.count(0.0, 0.25)
     monkeypatch.setattr(warm, "time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda s: 0))
     executor._since = 0.0

@@ -9,8 +9,6 @@ import time
 import psutil
 import pytest
 
-from fedstale.deployment import node
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a SuperNode alone elsewhere")
 
 RUN = """
@@ -86,48 +84,12 @@ def test_what_a_node_and_its_clients_write_is_their_users_alone(started, tmp_pat
     assert modes == {0o600}
 
 
-def test_a_superexec_that_ends_is_started_again(started, monkeypatch):
-    start, pids = started
-    found = start()
-    (first,) = pids("superexec")
-    os.kill(first, signal.SIGKILL)
-    _, second = pids("superexec", 2)
-    (supernode,) = pids("supernode")
-    found.send_signal(signal.SIGTERM)
-    assert found.wait(30) == 0
-    assert is_gone(second)
-    assert is_gone(supernode)
-
-
-def test_a_supernode_that_waits_for_ever_is_started_again_too(started):
-    start, pids = started
-    once = "is_new = not os.path.exists('once'); open('once', 'w').close(); time.sleep(2); "
-    found = start(superexec=f"{once} sys.exit({node.STUCK}) if is_new else {STAY}")
-    first, second = pids("supernode", 2)
-    assert is_gone(first)
-    pids("superexec", 2)
-    found.terminate()
-    assert found.wait(30) == 0
-    assert is_gone(second)
-
-
 def test_a_node_that_is_killed_leaves_nothing(started):
     start, pids = started
     found = start()
     both = [*pids("supernode"), *pids("superexec")]
     found.kill()
     assert all(map(is_gone, both))
-
-
-def test_a_superexec_that_fails_at_once_is_started_again_with_pauses(started):
-    start, pids = started
-    found = start(superexec="sys.exit(1)")
-    pids("supernode")
-    time.sleep(4.0)
-    assert len(pids("superexec")) == 1
-    pids("superexec", 2)
-    found.terminate()
-    assert found.wait(30) == 0
 
 
 def test_the_first_process_of_a_container_waits_for_what_others_leave(started):

@@ -22,7 +22,7 @@ from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.supercore.telemetry import EventType
 from flwr.supernode.runtime import run_clientapp as module
-from fedstale.deployment import client_process, warm
+from fedstale.deployment import warm
 
 def pull_task_input(client): pass
 def push_message(client, message, context): pass
@@ -48,7 +48,7 @@ def launched(executor, token, app="a", *, own_runtime=False):
 
 def instead(spec, stage):
     tell(new=spec.fab_hash)
-    os.pwrite(stage, client_process._ENDED, 0)
+    os.pwrite(stage, warm._ENDED, 0)
     os._exit(0)
 
 def settle(executor):
@@ -273,43 +273,6 @@ def test_what_an_app_leaks_or_forks_is_neither_the_next_messages_nor_the_nodes(s
     assert found == [{"total": 3, "kept": 1}] * 4 + [{"grown": False, "children": 0}]
 
 
-def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of_its_own(said):
-    found = said("""
-        def app(): pass
-        warm.become = instead
-        executor = warm.WarmExecutor(flowers=None)
-        # Two that take turns.
-        for _ in range(5):
-            answered(executor, "app")
-            answered(executor, "app", app="b")
-        tell(forks=executor.n_forks)
-        try:
-            answered(executor, "app", "app", app="b")
-        except SystemExit as end:
-            tell(end=end.code)
-        """)
-    assert found == [{"new": "b"}] * 5 + [{"forks": 5}] + [{"new": "b"}] * 2 + [{"end": 0}]
-
-
-def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
-    found = said("""
-        def wait(spec, stage):
-            time.sleep(0.5 * len(executor._apps) + 0.5)
-            instead(spec, stage)
-        def app(): pass
-        warm.become = wait
-        executor = warm.WarmExecutor(flowers=None)
-        answered(executor, "app")
-        for _ in range(3):
-            launched(executor, "app", "b")
-        try:
-            settle(executor)
-        except SystemExit as end:
-            tell(end=end.code)
-        """)
-    assert found == [{"new": "b"}] * 3 + [{"end": 0}]
-
-
 def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
     found = said("""
         warm.become = instead
@@ -323,7 +286,7 @@ def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
 NEW_INTERPRETER = """
 import json, os, sys
 
-if "fedstale.deployment.client_process" in sys.orig_argv:
+if "--answer" in sys.orig_argv:
     from flwr.supernode.runtime import run_clientapp as module
 
     def die(*_):
@@ -370,79 +333,3 @@ def test_a_new_interpreter_is_told_what_a_fork_is_and_watched_as_one(said, tmp_p
     assert [end["end"]] == codes
     if where in {"push_message", "nowhere"}:
         assert said_there == [{"told": True, "name": "flwr-clientapp"}]
-
-
-@pytest.mark.parametrize(
-    "worn",
-    [
-        "executor.most_forks = 1",
-        "executor.longest_s = 0.0",
-    ],
-)
-def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
-    found = said(f"""
-        def app(): time.sleep(1.0)
-        executor = warm.WarmExecutor(flowers=None)
-        executor.reconcile()
-        launched(executor, "app")
-        {worn}
-        try:
-            settle(executor)
-        except SystemExit as end:
-            tell(end=end.code, runs=len(executor._apps))
-        """)
-    assert found == [{"end": 0, "runs": 0}]
-
-
-def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
-    found = said("""
-        def app(): pass
-        warm.become = instead
-        executor = warm.WarmExecutor(flowers=None)
-        answered(executor, "app")
-        (Path(os.environ["PYTHONPATH"]) / "new-1.0.dist-info").mkdir()
-        try:
-            answered(executor, "app")
-        except SystemExit as end:
-            tell(end=end.code)
-        """)
-    assert found == [{"new": "a"}, {"end": 0}]
-
-
-def test_it_asks_for_no_other_message_before_one_is_answered(said):
-    (found,) = said("""
-        def app(): time.sleep(2.0)
-        executor, began = warm.WarmExecutor(flowers=None), time.monotonic()
-        launched(executor, "app")
-        executor.reconcile()
-        tell(waited=time.monotonic() - began, at_work=len(executor._apps))
-        """)
-    assert 2.0 <= found["waited"] < 20.0
-    assert found["at_work"] == 0
-
-
-def test_a_client_app_that_has_answered_and_does_not_end_keeps_no_other_message_back(said):
-    (found,) = said("""
-        import threading
-        def app(): threading.Thread(target=time.sleep, args=(60.0,)).start()
-        executor, began = warm.WarmExecutor(flowers=None), time.monotonic()
-        launched(executor, "app")
-        executor.reconcile()
-        tell(waited=time.monotonic() - began, at_work=len(executor._apps))
-        for pid in executor._apps:
-            os.kill(pid, signal.SIGKILL)
-        """)
-    assert found["waited"] < 30.0
-    assert found["at_work"] == 1
-
-
-def test_no_process_to_be_had_is_said_and_not_an_end(said):
-    found = said("""
-        executor = warm.WarmExecutor(flowers=None)
-        with patch.object(os, "fork", side_effect=BlockingIOError(11, "Resource unavailable")):
-            result = launched(executor, "app")
-        tell(status=result.status, message=result.message)
-        executor.reconcile()
-        """)
-    text = "no process could be forked: Resource unavailable"
-    assert found == [{"status": "failed", "message": text}]
