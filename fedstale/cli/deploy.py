@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import ssl
 import sys
 import time
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstale.cli.output import UNITS_S, AsJson, amount, note, one_sentence, say, say_json
+from fedstale.cli.output import UNITS_S, AsJson, amount, one_sentence, say
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.files import exposure
 
 if TYPE_CHECKING:
     from pwd import struct_passwd
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 _ASKS_AGAIN_S = 10.0
-_LONGEST, _LONGEST_S = 256, 365 * 86_400.0
-"""Characters of a token, and the time for which one may be valid."""
 
 app = typer.Typer(help="Set up a server for real devices, and start its parts.")
 
@@ -241,95 +237,6 @@ def node(context: typer.Context) -> None:
     raise typer.Exit(run(context.args))
 
 
-@app.command(
-    epilog="Example: fedstale deploy tokens --count 20 --database /var/lib/flower/superlink.db"
-)
-@one_sentence()
-def tokens(
-    database: Annotated[Path, typer.Option(help="Of the SuperLink, on this machine.")],
-    count: Annotated[int, typer.Option(help="How many.", min=1, max=10_000)] = 1,
-    valid: Annotated[str, typer.Option(help="Until they expire, such as 30m, 24h or 7d.")] = "24h",
-    revoke: Annotated[
-        bool, typer.Option("--revoke", help="Make none: let all expire that nobody has used.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Make one-time tokens, each of which lets one device join, and print them this once.
-
-    Run it on the server, as the user whose database it is. The server keeps only their hashes.
-    """
-    from fedstale.deployment.enrolment import Tokens
-    from fedstale.deployment.joining import token_id
-
-    valid_s = amount("valid", valid, UNITS_S)
-    if not 0 < valid_s <= _LONGEST_S:
-        raise ConfigError(f"valid = {valid!r}: expected a time above 0 and up to 365d")
-    kept = Tokens.of(database)
-    if revoke:
-        gone = kept.revoke()
-        say(f"{len(gone)} tokens have expired", database, as_json=as_json, revoked=gone)
-        return
-    made = kept.make(count, valid_s)
-    if as_json:
-        say_json(database, tokens={token_id(token): token for token in made})
-        return
-    note(f"valid for {valid}, each for one device; they are not shown again")
-    for token in made:
-        typer.echo(token)
-
-
-@app.command(
-    epilog="Example: fedstale deploy join --server fl.example.org:8000 --ca ca.crt "
-    "--token-file token"
-)
-@one_sentence()
-def join(
-    server: Annotated[str, typer.Option(help="The devices' door, HOST:PORT.")],
-    ca: Annotated[Path, typer.Option(help="Certificate of the server's authority, ca.crt.")],
-    token_file: Annotated[str, typer.Option(help="File that holds the token; - reads stdin.")],
-    key: Annotated[
-        Path, typer.Option(help="Private key of this node; made, in a private folder, if new.")
-    ] = Path("node/key"),
-    name: Annotated[
-        str | None, typer.Option(help="Of this node; default the name of this machine.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Register this device as a node, with a one-time token.
-
-    Its private key stays here. If it is cut short, the same command goes on.
-    """
-    from fedstale.deployment.commands import Address
-    from fedstale.deployment.joining import join as joined
-
-    at, wanted = Address.parse(server), name or socket.gethostname()
-    node_id = joined(at, ca, _token(token_file), key, wanted, say=note)
-    say(
-        f"joined as node {node_id}, {wanted}: fedstale node shows "
-        f"--auth-supernode-private-key {key}",
-        key,
-        as_json=as_json,
-        node_id=str(node_id),
-        name=wanted,
-    )
-
-
-def _token(file: str) -> str:
-    """Return the token that a file holds, which others must not read."""
-    path = Path(file)
-    try:
-        if file != "-" and (found := exposure(path)):
-            raise ConfigError(f"token-file: {found}")
-        token = (sys.stdin.read() if file == "-" else path.read_text(encoding="ascii")).strip()
-    except (OSError, UnicodeDecodeError) as problem:
-        # What it holds is in no message.
-        cause = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        raise ConfigError(f"token-file = {file!r} cannot be read: {cause}") from None
-    if not token or not token.isascii() or not token.isprintable() or len(token) > _LONGEST:
-        raise ConfigError(f"token-file = {file!r}: expected one token of fedstale deploy tokens")
-    return token
-
-
 @app.command(epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db")
 @one_sentence()
 def rotate(
@@ -343,14 +250,9 @@ def rotate(
     Run it on the server, as the user whose database it is, after the device's SuperNode has ended
     and before it starts with the new key. The old key is rejected from then on.
     """
-    from fedstale.deployment.enrolment import NodeKey
-    from fedstale.deployment.enrolment import rotate as changed
+    from fedstale.deployment import control
 
-    try:
-        line = key.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"key = {str(key)!r} cannot be read: {problem}") from None
-    node_id = changed(database, node, NodeKey.parse(node, line))
+    node_id = control.rotate(database, node, control.pem_of(key))
     say(f"node {node_id} has another key", key, as_json=as_json)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstale.deployment.commands import Address, connection, write_certificates, write_private
-from fedstale.deployment.joining import JOIN_PATH
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_FOLDER, make_private
 from fedstale.flower import superlink as flower
@@ -45,7 +44,6 @@ _BODIES = {
     "/v1/fleet/push-object": "8m",
     "/v1/fleet/push-messages": "4m",
     "/v1/control/start-run": "16m",
-    JOIN_PATH: "4k",
 }
 
 
@@ -139,7 +137,6 @@ http {{
   client_max_body_size {_BODY};
   reset_timedout_connection on;
   limit_req_zone $binary_remote_addr zone=requests:10m rate={doors.requests_per_s}r/s;
-  limit_req_zone $binary_remote_addr zone=joins:10m rate=1r/s;
   limit_conn_zone $binary_remote_addr zone=connections:10m;
   limit_req_status 503;
   limit_conn_status 503;
@@ -166,7 +163,7 @@ http {{
     # Who speaks no TLS gets no answer, as from Flower itself.
     error_page 497 @silence;
     location @silence {{ return 444; }}
-{_only((*FLEET_PATHS, JOIN_PATH))}
+{_only(FLEET_PATHS)}
   }}
 
   # Operators
@@ -207,10 +204,6 @@ def _only(paths: Sequence[str]) -> str:
         role = role_of(path) if path in CONTROL_PATHS else None
         held = f"if ($may_{role} = 0) {{ return 403; }} " if role else ""
         limit = f"client_max_body_size {body}; " if body else ""
-        if path == JOIN_PATH:
-            # The log says who came, in place of what a device may have written there.
-            limit += "limit_req zone=joins burst=20 nodelay; "
-            limit += "proxy_set_header X-Real-IP $remote_addr; "
         lines.append(f"location = {path} {{ {held}{limit}proxy_pass http://superlink; }}")
     return "\n".join(f"    {line}" for line in lines)
 

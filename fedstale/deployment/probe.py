@@ -5,7 +5,6 @@ nobody has registered, and what is open shows in how it refuses them.
 """
 
 import datetime
-import secrets
 import ssl
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,9 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstale.deployment.check import SOON_DAYS, Finding, expiries
 from fedstale.deployment.commands import Address
-from fedstale.deployment.diagnosis import check_health, trusting
+from fedstale.deployment.diagnosis import check_health
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
-from fedstale.deployment.joining import JOIN_PATH, asking
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.flower import command_line, features
 
@@ -66,7 +64,6 @@ def probe(at: Address, ca: Path) -> list[Finding]:
                 door.tricks(),
                 door.oversize(),
                 _unknown_key(at, ca),
-                _unknown_token(at, ca),
             ]
     except (OSError, HTTPException, httpx.HTTPError) as problem:
         return [Finding(f"{at} breaks off: {str(problem) or type(problem).__name__}")]
@@ -201,23 +198,8 @@ def _unknown_key(at: Address, ca: Path) -> Finding:
     if not features.has("a stranger's key"):
         return Finding("a key that nobody registered is not tried", is_fault=False)
     try:
-        command_line.activate(str(at), ca, _new_key())
+        command_line.activate(str(at), ca, ec.generate_private_key(ec.SECP384R1()))
     except httpx.HTTPStatusError as problem:
         status = problem.response.status_code
         return Finding(f"a key that nobody registered is refused ({status})", is_fault=False)
     return Finding("a key that nobody registered is let in")
-
-
-def _unknown_token(at: Address, ca: Path) -> Finding:
-    """Return whether a node joins with a token that nobody has made."""
-    asked = asking(secrets.token_urlsafe(32), _new_key(), "stranger")
-    with httpx.Client(verify=trusting(ca), trust_env=False, timeout=_LIMIT_S) as client:
-        answer = client.post(f"https://{at}{JOIN_PATH}", json=asked)
-    if answer.is_success:
-        return Finding("a token that nobody made lets one in")
-    text = f"a token that nobody made is refused ({answer.status_code})"
-    return Finding(text, is_fault=False)
-
-
-def _new_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP384R1())

@@ -30,7 +30,6 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstale.deployment.enrolment import joinable
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
@@ -395,8 +394,6 @@ def run(
         since=since,
         arrivals=arrivals,
     )
-    if path is not None and config.enable_supernode_auth:
-        app = joinable(app, path)
     _make_room()
     server = _Server(
         uvicorn.Config(

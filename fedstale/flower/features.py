@@ -313,16 +313,6 @@ FEATURES: tuple[Feature, ...] = (
             "flwr.proto.message_pb2:ObjectTree.CHILDREN_FIELD_NUMBER": "parts of an object",
         },
     ),
-    Feature(
-        name="joining by tokens",
-        without="operators register the keys of devices: flwr supernode register",
-        names={
-            "flwr.common.constant:NOOP_FLWR_AID": "account of every operator of the open release",
-            "flwr.common.constant:NOOP_ACCOUNT_NAME": "its name",
-            "flwr.server.superlink.linkstate:LinkState.create_node": "registers a key",
-            "flwr.server.superlink.linkstate:LinkState.get_node_info": "lists those registered",
-        },
-    ),
 )
 
 

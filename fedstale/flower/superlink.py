@@ -1,4 +1,4 @@
-"""A SuperLink's process: its app, what it has read of a request, its clock, nodes and database.
+"""A SuperLink's process: its app, what it has read of a request, its clock and database.
 
 Flower's middleware parses a request once and leaves it in the scope, so whatever stands behind it
 reads the same message as Flower's handlers do. All of this was read in Flower 1.41 to 1.43.
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -21,9 +21,6 @@ from fedstale.flower.features import require
 
 TIMESTAMP, SIGNATURE, PUBLIC_KEY = "flwr-timestamp", "flwr-signature", "flwr-public-key"
 """Headers of a SuperNode's request. What it signs is the time stamp, and nothing else."""
-
-_HEARTBEAT_S = 30.0
-"""Of a node that has not been there yet; each says its own when it comes."""
 
 
 def app_of(arguments: Sequence[str]) -> tuple[FastAPI, Any]:
@@ -118,11 +115,6 @@ def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree
     return [each.object_id for each in found]
 
 
-def state_of(app: FastAPI) -> Any:  # noqa: ANN401 - a LinkState
-    """Return what a SuperLink knows: in its database, or in memory alone."""
-    return app.state.linkstate_factory.state()
-
-
 def stamp_window_s() -> tuple[float, float]:
     """Return how early a time stamp may be that Flower takes, and how late in any case, in s.
 
@@ -181,33 +173,3 @@ def take_turns() -> None:
         (SqlCoreState, "store_object", stored),
     ):
         setattr(owner, name, new)
-
-
-class NodeRegister:
-    """The nodes of the SuperLink that this process is, as an operator sees and registers them."""
-
-    def __init__(self, app: FastAPI) -> None:
-        """Act as the one operator whom Flower's open release knows.
-
-        Args:
-            app: the SuperLink's.
-        """
-        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-
-        self._app, self._account, self._called = app, NOOP_FLWR_AID, NOOP_ACCOUNT_NAME
-
-    def list_nodes(self) -> Sequence[Any]:
-        """Return all nodes that were ever registered: `node_id`, `public_key`, `name`, `status`."""
-        return cast("Sequence[Any]", state_of(self._app).get_node_info(owner_aids=[self._account]))
-
-    def register_node(self, public_key: bytes, name: str) -> int:
-        """Register a node; return its id.
-
-        Args:
-            public_key: PEM of a key of a NIST curve, which no node has had.
-            name: of the node.
-        """
-        made = state_of(self._app).create_node(
-            self._account, self._called, public_key, _HEARTBEAT_S, name=name
-        )
-        return int(made)

@@ -87,7 +87,6 @@ LIGHT = [
     [
         ("import fedstale", {"numpy", "pandas", "torch", "flwr", "ray", "plotly"}),
         ("import fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray"}),
-        ("import fedstale.deployment.joining", {"flwr", "pandas", "ray", "torch"}),
         ("import fedstale.traces", {"flwr", "ray", "numba"}),
         ("import fedstale.traces.sources", {"flwr", "ray", "torch"}),
         ("import fedstale.traces.forecast", {"flwr", "ray", "sklearn", "torch"}),

@@ -29,8 +29,7 @@ from fedstale.cli import deploy, main
 from fedstale.cli.output import app_log
 from fedstale.deployment import probe
 from fedstale.deployment.commands import Address
-from fedstale.deployment.control import Control
-from fedstale.deployment.enrolment import NIST
+from fedstale.deployment.control import NIST, Control
 from fedstale.errors import ConfigError
 from fedstale.flower import command_line, supernode
 from fedstale.simulation.flower_app import FlowerApp

@@ -7,8 +7,6 @@ from flwr.common import constant
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore import constant as supercore
 from flwr.supercore.logger import console_handler
-from hostile import Device
-from joining_link import JoinableLink, write_state
 from starlette.middleware import Middleware
 from superlink_app import SuperLink
 
@@ -17,7 +15,6 @@ from fedstale.deployment.held_pulls import Arrivals
 from fedstale.deployment.superlink import guarded, run
 from fedstale.errors import ConfigError
 from fedstale.flower import SUPERLINK_NODE_ID, superlink
-from fedstale.flower.superlink import NodeRegister
 
 GATE = {"FleetGate"}
 ALL = GATE | {"WaitsForDatabase", "HeldPulls"}
@@ -30,7 +27,6 @@ def test_what_stands_on_the_wire_is_spelt_as_flower_spells_it():
     assert supercore.NodeStatus.ONLINE == "online"
     assert constant.SUPERLINK_NODE_ID == SUPERLINK_NODE_ID
     assert supercore.OBJECT_PUSH_SESSION_TTL_SECONDS == held_pulls._UPLOAD_S
-    assert constant.HEARTBEAT_DEFAULT_INTERVAL == superlink._HEARTBEAT_S
 
 
 def test_a_request_is_named_as_flower_has_parsed_it():
@@ -70,21 +66,6 @@ def test_objects_of_a_message_are_found_without_recursion():
 def test_uvicorn_logs_as_much_as_flowers_console(monkeypatch):
     monkeypatch.setattr(console_handler, "level", logging.DEBUG)
     assert superlink.log_config()["loggers"]["uvicorn"]["level"] == logging.DEBUG
-
-
-# Nodes.
-
-
-def test_nodes_are_registered_and_listed_as_an_operator_does(tmp_path):
-    link = JoinableLink(write_state(tmp_path))
-    register = NodeRegister(link.app)
-    device = Device()
-    node_id = register.register_node(device.public, "kitchen")
-    (node,) = register.list_nodes()
-    assert (node.node_id, node.public_key, node.name) == (node_id, device.public, "kitchen")
-    assert (node.owner_aid, node.status) == (constant.NOOP_FLWR_AID, "registered")
-    assert node.owner_name == constant.NOOP_ACCOUNT_NAME
-    assert link.activates(device)
 
 
 # What is done where a Flower lacks a name.
@@ -135,13 +116,6 @@ def test_without_flowers_table_of_calls_there_is_no_proxy(without):
     without("flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES")
     with pytest.raises(ConfigError, match=r"table of calls: .* no proxy can be set up"):
         superlink.calls()
-
-
-def test_without_a_register_of_nodes_no_token_is_taken(without, tmp_path, caplog):
-    without("flwr.server.superlink.linkstate:LinkState.create_node")
-    link = JoinableLink(write_state(tmp_path))
-    assert link.post(b"{}").status_code == 404
-    assert "operators register the keys of devices" in caplog.text
 
 
 def test_without_turns_flower_uses_its_own(without, tmp_path, monkeypatch):

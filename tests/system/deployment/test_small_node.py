@@ -11,7 +11,6 @@ from places import ROOT
 from small_deployment import PYPROJECT, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.enrolment import Tokens
 from fedstale.deployment.local import LocalDeployment, run_app
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
@@ -120,20 +119,6 @@ def test_the_extra_brings_none_of_what_servers_need(environment):
     code = f"from importlib.util import find_spec as f; print([n for n in {ABSENT!r} if f(n)])"
     ran = [environment / "bin" / "python", "-c", code]
     assert subprocess.check_output(ran, text=True, cwd="/").strip() == "[]"
-
-
-def test_a_device_joins_with_a_token_where_only_the_extra_client_is(
-    environment, deployment, tmp_path
-):
-    (token,) = Tokens.of(deployment.database).make(1, 600.0)
-    command = [environment / "bin" / "fedstale", "deploy", "join", "--name", "small"]
-    command += ["--server", str(deployment.at), "--ca", deployment.tls.ca, "--token-file", "-"]
-    ran = subprocess.run(
-        command, input=token, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    (node_id,) = re.findall(r"joined as node (\d+)", ran.stdout)
-    assert deployment.control.nodes()[int(node_id)] == "registered"
 
 
 def test_a_command_of_servers_says_which_extra_it_needs(environment, tmp_path):

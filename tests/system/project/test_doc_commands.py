@@ -45,8 +45,6 @@ ELSEWHERE = {
     "flwr": "tests/system/deployment/test_stranger.py",
     "node": "tests/system/deployment/test_stranger.py",
     "--checkpoints": "tests/system/deployment/test_killed_server_app.py",  # deploy run
-    "tokens": "tests/system/deployment/test_tokens_at_work.py",
-    "join": "tests/system/deployment/test_tokens_at_work.py",
 }
 """Commands and options that another test runs."""
 
