@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import stat
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,15 +105,6 @@ def test_a_socket_that_nginx_cannot_name(name):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     return initialised(tmp_path_factory.mktemp("deploy") / "server")
-
-
-def test_what_init_writes_is_private(server):
-    assert stat.S_IMODE(server.stat().st_mode) == 0o700
-    for name in ("ca.key", "server.key", "superexec.secret", "alice.pem", "bob.pem"):
-        assert stat.S_IMODE((server / name).stat().st_mode) == 0o600, name
-    assert len((server / "superexec.secret").read_bytes()) == 32
-    link = tomllib.loads((server / "config.toml").read_text())["superlink"]["mine"]
-    assert link["address"] == "fl.example.org:8001"
 
 
 def test_certificates_say_who_may_do_what(server):

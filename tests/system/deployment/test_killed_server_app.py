@@ -1,12 +1,9 @@
 """A ServerApp that is killed at any moment, and new runs that go on from its checkpoints."""
 
 import json
-import random
 import re
-import signal
 import subprocess
 import threading
-import time
 from itertools import pairwise
 
 import psutil
@@ -25,7 +22,6 @@ rounds = 1000
 checkpoints = ""
 resume = ""
 server-notes = ""
-device-notes = ""
 """
 
 # Each update adds 1 to an entry of its own, and a merge of two adds both.
@@ -86,8 +82,6 @@ app = ClientApp()
 @app.train()
 def train(message, context):
     w = message.content["arrays"]["w"].numpy().copy()
-    with open(context.run_config["device-notes"], "a") as notes:
-        notes.write(f"{message.metadata.run_id} {int(w.sum())}" + chr(10))
     # A message takes much longer than a tenth of a second.
     w[int(time.time() * 10) % 50_000 * 2 + context.node_config["partition-id"]] += 1
     content = {"arrays": ArrayRecord({"w": Array(w)}), "metrics": MetricRecord({"num-examples": 1})}
@@ -98,20 +92,6 @@ def train(message, context):
 def has_ended(process):
     # The SuperExec does not look after a child that has died.
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
-def begin(deployment, app, run_config, notes):
-    """Start a run as an operator does, without following it; return its ServerApp's process."""
-    before = {note["pid"] for note in read(notes)}
-    environment = deployment.operator_environment()
-    command = [word for word in commands.run(app, LINK, run_config) if word != "--stream"]
-    subprocess.run(
-        commands.found(command, environment), env=environment, check=True, stdout=subprocess.DEVNULL
-    )
-    # One that is killed before it has fetched its task is started again by Flower.
-    wait_for(lambda: {note["pid"] for note in read(notes)} - before)
-    (pid,) = {note["pid"] for note in read(notes)} - before
-    return psutil.Process(pid)
 
 
 class Unit:
@@ -164,50 +144,6 @@ def lines(path):
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.timeout(3000)
-def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(tmp_path):
-    folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
-    device_notes = tmp_path / "devices"
-    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
-    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
-    paths = f"checkpoints='{folder}' server-notes='{server_notes}' device-notes='{device_notes}'"
-    rng = random.Random(7)
-    kept = [0]  # newest version on the disk after each kill
-
-    def config():
-        return paths + (f" resume='{folder}'" if kept[-1] else "")
-
-    with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
-        for _ in range(10):
-            server = begin(deployment, app, config(), server_notes)
-            time.sleep(rng.uniform(0.0, 40.0))
-            server.send_signal(signal.SIGKILL)
-            wait_for(lambda server=server: has_ended(server))
-            kept.append(max([int(f.stem) for f in folder.glob("*.checkpoint")], default=0))
-        run_app(
-            deployment, app, run_config=f"{config()} rounds={kept[-1] + 2}", show=lambda line: None
-        )
-        statuses = [status for status, _ in deployment.control.runs().values()]
-    assert statuses.count("finished:completed") == 1, statuses
-    assert kept == sorted(kept)
-    assert len(set(kept)) > 3, f"too little happened between the kills: {kept}"
-
-    seen = [note for note in read(server_notes) if "version" in note]
-    assert all(note["updates"] == 2 * note["version"] for note in seen), seen
-    assert all(note["most"] == 1.0 for note in seen if note["version"]), seen
-    versions = [note["version"] for note in seen]
-    # A version is measured and then kept: only the one in the making can be made once more.
-    assert all(after - before in {0, 1} for before, after in pairwise(versions))
-    assert versions[-1] == kept[-1] + 2
-    # No device was ever sent a version that a later run did not go on from.
-    sent = [tuple(map(int, line.split())) for line in lines(device_notes)]
-    first = {note["run"]: note["version"] for note in reversed(seen)}
-    order = list(dict.fromkeys(note["run"] for note in seen))
-    for earlier, later in pairwise(order):
-        base = max((updates // 2 for run, updates in sent if run == earlier), default=0)
-        assert base < max(first[later], 1)
-
-
 @pytest.mark.timeout(900)
 def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     folder = tmp_path / "checkpoints"
@@ -235,7 +171,7 @@ def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed
     folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
-    config = f"rounds=6 server-notes='{server_notes}' device-notes='{tmp_path / 'devices'}'"
+    config = f"rounds=6 server-notes='{server_notes}'"
 
     def versions():
         return [note["version"] for note in read(server_notes) if "version" in note]
@@ -284,7 +220,7 @@ def test_a_run_that_fails_is_an_error_and_a_stopped_one_is_none(tmp_path):
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     broken = write_app(tmp_path / "broken", pyproject, "raise ValueError('no such thing')", CLIENT)
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
-    config = f"server-notes='{tmp_path / 'server'}' device-notes='{tmp_path / 'devices'}'"
+    config = f"server-notes='{tmp_path / 'server'}'"
     with LocalDeployment(tmp_path / "deployment", nodes=1, limit_s=300.0) as deployment:
         unit = Unit(deployment, app, tmp_path / "kept", config)
         wait_for(lambda: [note for note in read(tmp_path / "server") if "version" in note])

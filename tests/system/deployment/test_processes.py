@@ -112,19 +112,6 @@ def test_the_end_of_a_group_ends_even_children_in_sessions_of_their_own(stubborn
     assert all_end(started)
 
 
-def test_a_failure_ends_the_group_too(stubborn, tmp_path):
-    started = []
-
-    def fail():
-        with ProcessGroup() as group:
-            started.extend(started_by(start(group, stubborn, tmp_path)))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert all_end(started)
-
-
 def test_kill_9_of_the_owner_ends_everything(stubborn, tmp_path):
     with owned(stubborn, tmp_path) as (owner, supervisor, started):
         owner.kill()
