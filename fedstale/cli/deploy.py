@@ -167,7 +167,7 @@ def superlink(
         int, typer.Option(help="Most bytes that a node may send in an hour.")
     ] = 40_000_000_000,
     hold: Annotated[
-        str, typer.Option(help="Longest that a node's question for work is held, 0s to 25s.")
+        str, typer.Option(help="Longest that a node's request for a message is held, 0s to 25s.")
     ] = "20s",
 ) -> None:
     """Run flower-superlink, with its options, behind a gate for what devices send."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from fedstale.cluster.cargo import Cargo, NodeStore, packed_run, put_back, unpack
+from fedstale.cluster.bundles import Bundles, NodeStore, packed_run, put_back, unpack
 from fedstale.cluster.connection import require_same, versions
 from fedstale.comparison.plan import PlannedRun, RunJob, State, simulated
 from fedstale.config import SimulationConfig
@@ -48,8 +48,8 @@ class RunLost(Exception):  # noqa: N818 - as Ray's own, no fault of the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What a worker is to do."""
+class _Request:
+    """A run for a worker to carry out."""
 
     run: PlannedRun
     begun: State
@@ -59,8 +59,8 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What has become of it since the last answer."""
+class _Response:
+    """News of a run since the last response."""
 
     news: tuple[News, ...]
     folder: bytes = b""
@@ -75,16 +75,16 @@ class ClusterPool:
     A busy one writes down what it has then, and sends it.
     """
 
-    def __init__(self, cargo: Cargo, log: Path | None = None) -> None:
+    def __init__(self, bundles: Bundles, log: Path | None = None) -> None:
         """Start no worker yet.
 
         Args:
-            cargo: apps and traces that runs need, by their names in the settings.
+            bundles: apps and traces that runs need, by their names in the settings.
             log: file that gets what runs print, if any.
         """
-        self._cargo, self._log, self._ours = ray.put(cargo), log, versions()
-        self._idle: list[_Worker] = []
-        self._busy: dict[Any, tuple[_Worker, RunJob, RunFolder]] = {}
+        self._bundles, self._log, self._ours = ray.put(bundles), log, versions()
+        self._idle: list[_WorkerHandle] = []
+        self._busy: dict[Any, tuple[_WorkerHandle, RunJob, RunFolder]] = {}
         self._ending: list[Any] = []
         self._lock, self._timer = threading.Lock(), threading.Timer(_IDLE_S, self._release)
 
@@ -176,7 +176,7 @@ class ClusterPool:
             folder = RunFolder(job.run.folder)
         else:
             folder = RunFolder.create(job.run.folder, overwrite=job.begun == "failed")
-        order = _Order(
+        request = _Request(
             run=job.run,
             begun="half" if is_begun else "new",
             pause_at=job.pause_at,
@@ -184,11 +184,11 @@ class ClusterPool:
         )
         with self._lock:
             worker = self._idle.pop() if self._idle else None
-        worker = worker or _Worker(self._cargo, self._ours)
-        self._busy[worker.actor.begin.remote(order)] = worker, job, folder
+        worker = worker or _WorkerHandle(self._bundles, self._ours)
+        self._busy[worker.actor.begin.remote(request)] = worker, job, folder
 
-    def _take(self, answer: _Answer, job: RunJob) -> None:
-        """Put what has come back where it belongs."""
+    def _take(self, answer: _Response, job: RunJob) -> None:
+        """Write a response's folder and log to their places here."""
         if answer.folder:
             put_back(answer.folder, job.run.folder)
         if answer.printed and self._log is not None:
@@ -203,7 +203,7 @@ class ClusterPool:
             worker.actor.__ray_terminate__.remote()
 
     def _is_begun_again(
-        self, worker: "_Worker", job: RunJob, problem: Exception, losses: dict[Path, int]
+        self, worker: "_WorkerHandle", job: RunJob, problem: Exception, losses: dict[Path, int]
     ) -> bool:
         """Return whether a run whose worker is gone is to be begun on another."""
         with suppress(ray.exceptions.RayError):
@@ -218,13 +218,13 @@ class ClusterPool:
         return losses.get(job.run.folder, 0) < _LOSSES
 
 
-class _Worker:
-    """What the caller knows of a worker."""
+class _WorkerHandle:
+    """A worker, on the caller's side."""
 
-    def __init__(self, cargo: object, ours: Mapping[str, str]) -> None:
-        actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Bench)
+    def __init__(self, bundles: object, ours: Mapping[str, str]) -> None:
+        actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Worker)
         # A search's own actors are in a group of another machine, which would take it in.
-        self.actor = actor.options(scheduling_strategy="SPREAD").remote(cargo, ours)
+        self.actor = actor.options(scheduling_strategy="SPREAD").remote(bundles, ours)
         self._node = self.actor.node.remote()
 
     def is_on_a_living_node(self) -> bool:
@@ -239,7 +239,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What the process of a worker is to do, in places of its machine."""
+    """A run for the process of a worker, with paths of its machine."""
 
     run: PlannedRun
     begun: State
@@ -249,13 +249,13 @@ class _Task:
     traces: str
 
 
-class _Bench:
-    """The worker on its node: it lets a process simulate, and packs what comes of it."""
+class _Worker:
+    """An actor that simulates in a process of its own, and packs the run's folder."""
 
-    def __init__(self, cargo: Cargo, ours: Mapping[str, str]) -> None:
+    def __init__(self, bundles: Bundles, ours: Mapping[str, str]) -> None:
         where = f"node {ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
         require_same(ours, versions(), where)
-        self._where, self._cargo, self._store = where, cargo, NodeStore()
+        self._where, self._bundles, self._store = where, bundles, NodeStore()
         self._own = self._store.own_folder()
         self._folder, self._log = self._own / "run", self._own / "log.txt"
         self._ends = ExitStack()
@@ -267,17 +267,17 @@ class _Bench:
         """Return which node this is."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def begin(self, order: _Order) -> _Answer:
+    def begin(self, request: _Request) -> _Response:
         """Begin a run, and return the first news."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        if order.folder:
-            unpack(order.folder, self._folder)
-        config = order.run.config
-        app, traces = self._cargo.get(config.app), self._cargo.get(config.traces)
+        if request.folder:
+            unpack(request.folder, self._folder)
+        config = request.run.config
+        app, traces = self._bundles.get(config.app), self._bundles.get(config.traces)
         task = _Task(
-            run=PlannedRun(variant=order.run.variant, config=config, folder=self._folder),
-            begun=order.begun,
-            pause_at=order.pause_at,
+            run=PlannedRun(variant=request.run.variant, config=config, folder=self._folder),
+            begun=request.begun,
+            pause_at=request.pause_at,
             app=self._store.place(app) if app else None,
             traces=str(self._store.place(traces)) if traces else config.traces,
         )
@@ -286,8 +286,8 @@ class _Bench:
         threading.Thread(target=self._listen, args=(task, self._news), daemon=True).start()
         return self.news()
 
-    def news(self) -> _Answer:
-        """Return what has happened, after a moment at most."""
+    def news(self) -> _Response:
+        """Return the news, after half a second at most."""
         found: list[News] = []
         with suppress(queue.Empty):
             found.append(self._news.get(timeout=_WAIT_S))
@@ -297,14 +297,14 @@ class _Bench:
         if ends:
             is_whole = all(event != "rejected" for event, _ in ends)
             folder = packed_run(self._folder) if is_whole and self._folder.is_dir() else b""
-            return _Answer(news=tuple(ends), folder=folder, printed=self._printed(), is_over=True)
-        return _Answer(news=tuple(found[-1:]), folder=self._on_the_way())
+            return _Response(news=tuple(ends), folder=folder, printed=self._printed(), is_over=True)
+        return _Response(news=tuple(found[-1:]), folder=self._on_the_way())
 
-    def stop(self) -> _Answer:
+    def stop(self) -> _Response:
         """End the process, which writes down what it has; and return that."""
         self._ends.close()
         folder = packed_run(self._folder) if self._folder.is_dir() else b""
-        answer = _Answer(news=(), folder=folder, printed=self._printed(), is_over=True)
+        answer = _Response(news=(), folder=folder, printed=self._printed(), is_over=True)
         self._store.close()
         return answer
 
@@ -319,7 +319,7 @@ class _Bench:
             return
 
     def _on_the_way(self) -> bytes:
-        """Return what a run that is not over can go on from, if that is due and is new."""
+        """Return an archive with the newest checkpoint, if one is due and was not sent."""
         if time.monotonic() - self._sent_at < _KEEP_S:
             return b""
         self._sent_at, last = time.monotonic(), self._last_checkpoint()

@@ -352,7 +352,7 @@ def _cluster(
     With it comes how many runs at a time.
     """
     # Ray is an extra, and takes seconds to import.
-    from fedstale.cluster.cargo import cargo_of  # noqa: PLC0415
+    from fedstale.cluster.bundles import bundles_of  # noqa: PLC0415
     from fedstale.cluster.connection import check_address, joined  # noqa: PLC0415
 
     check_address(address)
@@ -363,7 +363,7 @@ def _cluster(
     cores = stack.enter_context(joined(address))
     if not (cores or workers):
         raise ConfigError(f"address = {address!r}: it has no cores yet; pass a number of workers")
-    return stack.enter_context(ClusterPool(cargo_of(configs), log)), workers or cores
+    return stack.enter_context(ClusterPool(bundles_of(configs), log)), workers or cores
 
 
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:

@@ -1,6 +1,6 @@
 """Flower's SuperLink with what it lacks on a server that strangers reach.
 
-A gate refuses what registered devices may not send, questions for work are held until there is
+A gate refuses what registered devices may not send, requests for messages are held until there is
 some, and the SuperLink can listen at a Unix socket, which only a proxy reaches, instead of a port,
 where everyone on the machine is an operator.
 """
@@ -30,7 +30,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstale.deployment.held_pulls import Arrivals, HeldPulls
+from fedstale.deployment.long_polls import LongPollMiddleware, LongPolls
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 from fedstale.flower import SUPERLINK_NODE_ID, features
@@ -238,7 +238,7 @@ class WaitsForDatabase:
     """
 
     def __init__(self, app: ASGIApp, folder: Path) -> None:
-        """Stand in front of an ASGI app, behind what makes a 500 of an error.
+        """Wrap an ASGI app, behind the middleware that turns errors into 500.
 
         Args:
             app: which raises what SQLite does.
@@ -306,7 +306,7 @@ def guarded(
     *,
     folder: Path = Path(),
     since: float | None = None,
-    arrivals: Arrivals | None = None,
+    polls: LongPolls | None = None,
 ) -> FastAPI:
     """Put the gate into a SuperLink's app, and what waits for disk and work; return it.
 
@@ -317,28 +317,28 @@ def guarded(
         quotas: of each node.
         folder: of its database.
         since: as for `FleetGate`.
-        arrivals: how questions for work are held, behind the gate; they are not if None.
+        polls: long polls of nodes, behind the gate; None answers each at once.
 
     Raises:
         ConfigError: the gate needs a name that this Flower does not have.
     """
     features.require("gate of a SuperLink")
     inside = [Middleware(FleetGate, quotas=quotas or Quotas(), since=since)]
-    if arrivals is not None and features.has("held questions for work"):
-        inside.append(Middleware(HeldPulls, arrivals=arrivals))
+    if polls is not None and features.has("long polls of nodes"):
+        inside.append(Middleware(LongPollMiddleware, polls=polls))
     flower.place(app, outside=[Middleware(WaitsForDatabase, folder=folder)], inside=inside)
     return app
 
 
 class _Server(uvicorn.Server):
-    """Ends without waiting for questions that are held."""
+    """Ends without waiting for requests that are held."""
 
-    def __init__(self, config: uvicorn.Config, arrivals: Arrivals) -> None:
+    def __init__(self, config: uvicorn.Config, polls: LongPolls) -> None:
         super().__init__(config)
-        self._arrivals = arrivals
+        self._polls = polls
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._arrivals.close()
+        self._polls.close()
         super().handle_exit(sig, frame)
 
 
@@ -357,7 +357,7 @@ def run(
             its folder and is of this user or group can reach everything, so the folder must be
             closed to others; it is made so if it does not exist.
         quotas: of each node; those of `Quotas` if not given.
-        hold_s: how long a node's question for work is held, in s, from 0 to 25.
+        hold_s: how long a node's request for a message is held, in s, from 0 to 25.
 
     Raises:
         ConfigError: the socket cannot be made, others may read the key, the secret or the database,
@@ -383,7 +383,7 @@ def run(
         was_used = path.exists() and path.stat().st_size > 0
         hold_database(path)
         since = time.monotonic() if was_used else None
-    arrivals = Arrivals(hold_s=hold_s)
+    polls = LongPolls(hold_s=hold_s)
     if features.has("turns at the database"):
         flower.take_turns()
     app, config = flower.app_of(arguments)
@@ -392,7 +392,7 @@ def run(
         quotas,
         folder=path.parent if path else Path(),
         since=since,
-        arrivals=arrivals,
+        polls=polls,
     )
     _make_room()
     server = _Server(
@@ -405,13 +405,13 @@ def run(
             ssl_keyfile=None if at else config.ssl_keyfile,
             ssl_certfile=None if at else config.ssl_certfile,
         ),
-        arrivals,
+        polls,
     )
     server.run(sockets=[_listening(at)] if at else None)
 
 
 def _make_room() -> None:
-    """Let this process have a connection for each question that is held, where it may."""
+    """Let this process have a connection for each request that is held, where it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,6 +1,6 @@
-"""Flower's SuperNode, in which nobody asks again and again whether something has come.
+"""Flower's SuperNode, whose parts wait for each other by long polls.
 
-Flower's SuperExec asks its SuperNode for a task, and each question costs the two some milliseconds
+Flower's SuperExec asks its SuperNode for a task, and each request costs the two some milliseconds
 of processor time: ten times a second, as much as all else that a small message takes on a device.
 Here it is held for some seconds, and answered as soon as a message is there with all its objects,
 which a ClientApp would otherwise look for again after 1, 2, 4 s. And the SuperNode, which looks
@@ -8,7 +8,7 @@ every half second for the reply, is woken when the ClientApp has handed over the
 state.
 
 A run may end while a message of it comes. Flower then leaves the message where it is: a ClientApp
-works on it, nobody waits for its reply, and every later reply of this node waits in turn for the
+works on it, its reply is not waited for, and every later reply of this node waits in turn for the
 next message. Here such a message is thrown away (`fedstale.flower.supernode`).
 """
 
@@ -24,7 +24,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedstale.deployment.held_pulls import disconnection, first_of, nothing
+from fedstale.deployment.long_polls import disconnection, first_of, nothing
 from fedstale.deployment.processes import name_process
 from fedstale.flower import command_line, features
 from fedstale.flower import supernode as flowers
@@ -33,44 +33,44 @@ _NAME = "flower-supernode"
 _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
 
 
-class Arrival:
-    """Whether a message is there, with all its objects, whose task nobody has asked for yet.
+class WaitingTask:
+    """Whether a complete message has come whose task was not acquired yet.
 
     One event loop waits for it; other threads say that it is so.
     """
 
     def __init__(self) -> None:
         self.is_closed = False
-        """Whether nobody is to wait any more."""
+        """Whether `wait` returns at once."""
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def wait(self, gone: "asyncio.Future[None]", timeout_s: float) -> None:
-        """Wait until there is one, or until something else has come, but no longer."""
+        """Wait for one, for the end of the connection, or for some seconds."""
         self._loop = asyncio.get_running_loop()
         if not self.is_closed:
             await first_of(self._event, gone, timeout_s)
 
     def take(self) -> None:
-        """Note that its task is asked for now."""
+        """Note that its task is being acquired."""
         self._event.clear()
 
     def say(self) -> None:
-        """Say that there is one."""
+        """Note that a complete message has come; called by another thread."""
         if self._loop is None:
             self._event.set()
             return
-        # A loop that has ended has nobody waiting.
+        # A loop that has ended has no request waiting.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._event.set)
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """Let `wait` return at once from now on."""
         self.is_closed = True
         self.say()
 
 
-class Pauses:
+class ReplyWait:
     """Stands for Python's `time` in a SuperNode's loop: a pause is over when a reply is there."""
 
     def __init__(self) -> None:
@@ -82,29 +82,29 @@ class Pauses:
         self._event.clear()
 
     def end(self) -> None:
-        """Say that there is a reply."""
+        """End the pause: a reply is there."""
         self._event.set()
 
 
-class HeldTasks:
-    """Holds a SuperExec's question for a task, in front of a SuperNode's Runtime API.
+class TaskLongPoll:
+    """Holds a SuperExec's request for a task, in front of a SuperNode's Runtime API.
 
-    The question of a SuperExec that was killed meanwhile takes no task: its connection is closed.
+    The request of a SuperExec that was killed meanwhile takes no task: its connection is closed.
     """
 
-    def __init__(self, app: ASGIApp, arrival: Arrival, pauses: Pauses, hold_s: float) -> None:
+    def __init__(self, app: ASGIApp, task: WaitingTask, pauses: ReplyWait, hold_s: float) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware.
 
         Args:
             app: a SuperNode's Runtime API.
-            arrival: says when there is a task.
+            task: says when there is a task.
             pauses: is told when a ClientApp has answered.
-            hold_s: how long a question is held at most, in s.
+            hold_s: how long a request is held at most, in s.
         """
-        self._app, self._arrival, self._pauses, self._hold_s = app, arrival, pauses, hold_s
+        self._app, self._task, self._pauses, self._hold_s = app, task, pauses, hold_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, at once or when there is something for it."""
+        """Pass a request on; hold it first if it acquires a task."""
         path = scope.get("path")
         if path != _ACQUIRE:
             await self._app(scope, receive, send)
@@ -112,19 +112,19 @@ class HeldTasks:
                 self._pauses.end()
             return
         async with disconnection(receive) as gone:
-            await self._arrival.wait(gone, self._hold_s)
+            await self._task.wait(gone, self._hold_s)
             is_gone = gone.done()
         if is_gone:
             await JSONResponse({"detail": "ask again"}, 503)(scope, receive, send)
             return
-        self._arrival.take()
+        self._task.take()
         # Flower's middleware has read the body.
         await self._app(scope, nothing, send)
 
 
-def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> FastAPI:
-    """Let a SuperNode's Runtime API hold questions for tasks; return it."""
-    app.user_middleware.append(Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s))
+def holding(app: FastAPI, task: WaitingTask, pauses: ReplyWait, hold_s: float) -> FastAPI:
+    """Let a SuperNode's Runtime API hold requests for tasks; return it."""
+    app.user_middleware.append(Middleware(TaskLongPoll, task=task, pauses=pauses, hold_s=hold_s))
     return app
 
 
@@ -133,17 +133,17 @@ def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
 
     Args:
         arguments: of flower-supernode.
-        hold_s: how long its SuperExec's question for a task is held at most, in s.
+        hold_s: how long its SuperExec's request for a task is held at most, in s.
     """
     name_process(_NAME)
     sys.argv = [_NAME, *arguments]
-    if features.has("held tasks"):
-        arrival, pauses = Arrival(), Pauses()
+    if features.has("long polls of tasks"):
+        task, pauses = WaitingTask(), ReplyWait()
         flowers.hold_tasks(
-            partial(holding, arrival=arrival, pauses=pauses, hold_s=hold_s),
+            partial(holding, task=task, pauses=pauses, hold_s=hold_s),
             pauses,
-            is_whole=arrival.say,
-            at_exit=arrival.close,
+            is_whole=task.say,
+            at_exit=task.close,
         )
     if features.has("messages of an ended run"):
         flowers.throw_away_ended()

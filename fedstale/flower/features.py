@@ -156,7 +156,7 @@ FEATURES: tuple[Feature, ...] = (
         },
     ),
     Feature(
-        name="held tasks",
+        name="long polls of tasks",
         without="a node looks for messages and replies every 0.1 to 0.5 s",
         names={
             "flwr.supernode.main:create_app": "a SuperNode's Runtime API; replaced in a SuperNode",
@@ -290,7 +290,7 @@ FEATURES: tuple[Feature, ...] = (
         },
     ),
     Feature(
-        name="held questions for work",
+        name="long polls of nodes",
         without="nodes ask every 3 s",
         names={
             "flwr.proto.fleet_pb2:PullMessagesRequest.NODE_FIELD_NUMBER": "who asks for work",

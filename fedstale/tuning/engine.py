@@ -38,7 +38,7 @@ from ray.tune import (
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.tune.search import Searcher
 
-from fedstale.cluster.cargo import Cargo, cargo_of
+from fedstale.cluster.bundles import Bundles, bundles_of
 from fedstale.cluster.pool import ClusterPool
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -87,9 +87,9 @@ def run_trials(
     """
     searcher = _Searcher(proposals, folder, watch)
     with _quiet_ray(proposals.how.workers, folder) as storage:
-        cargo = None if address is None else cargo_of(_configs(proposals.space))
-        actor = with_parameters(_Actor, space=proposals.space, folder=folder, cargo=cargo)
-        if cargo is not None:
+        bundles = None if address is None else bundles_of(_configs(proposals.space))
+        actor = with_parameters(_Actor, space=proposals.space, folder=folder, bundles=bundles)
+        if bundles is not None:
             actor = with_resources(actor, _here())
         Tuner(
             actor,
@@ -119,11 +119,11 @@ class _Actor(Trainable):
 
     # Both arguments come by `with_parameters`.
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], *, space: Space, folder: Path, cargo: Cargo | None
+        self, config: dict[str, Any], *, space: Space, folder: Path, bundles: Bundles | None
     ) -> None:
         """Begin with the first configuration; on a cluster this actor only asks and waits."""
         self._space, self._folder = space, folder
-        self._pool = None if cargo is None else ClusterPool(cargo)
+        self._pool = None if bundles is None else ClusterPool(bundles)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -48,7 +48,7 @@ from fedstale.simulation.executors.base import (
 from fedstale.simulation.flower_app import FlowerApp
 
 if TYPE_CHECKING:
-    from fedstale.cluster.cargo import NodeStore, Packed
+    from fedstale.cluster.bundles import Bundle, NodeStore
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
@@ -327,7 +327,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._load: Callable[[], ClientApp] = app.load_client
         if address is not None:
             # Imported here because both import this package.
-            from fedstale.cluster.cargo import send  # noqa: PLC0415
+            from fedstale.cluster.bundles import send  # noqa: PLC0415
             from fedstale.cluster.connection import joined  # noqa: PLC0415
 
             self._ends.enter_context(joined(address))
@@ -381,9 +381,9 @@ class RayExecutor(WorkerExecutor[_Reference]):
 _stores: list["NodeStore"] = []
 
 
-def _load_sent(app: FlowerApp, sent: "Packed") -> ClientApp:
+def _load_sent(app: FlowerApp, sent: "Bundle") -> ClientApp:
     """Load the ClientApp of an app that was sent to this machine, in an actor."""
-    from fedstale.cluster.cargo import NodeStore  # noqa: PLC0415 - it imports this package
+    from fedstale.cluster.bundles import NodeStore  # noqa: PLC0415 - it imports this package
 
     # The app's files stay for as long as this process.
     _stores.append(NodeStore())

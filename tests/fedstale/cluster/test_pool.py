@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from fedstale.cluster import cargo
-from fedstale.cluster.pool import ClusterPool, _Bench
+from fedstale.cluster import bundles
+from fedstale.cluster.pool import ClusterPool, _Worker
 from fedstale.comparison.plan import PlannedRun, RunJob
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -56,22 +56,22 @@ def test_a_worker_that_cannot_start_is_one_sentence(pool, job):
 
 
 def test_a_checkpoint_comes_back_on_the_way_once_and_not_too_often(tmp_path, monkeypatch):
-    bench = _Bench.__new__(_Bench)
-    bench._folder, bench._sent_at, bench._sent = tmp_path / "run", 0.0, ""
+    worker = _Worker.__new__(_Worker)
+    worker._folder, worker._sent_at, worker._sent = tmp_path / "run", 0.0, ""
     now = [29.0]
     monkeypatch.setattr("fedstale.cluster.pool.time.monotonic", lambda: now[0])
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.toml").write_text("", encoding="utf-8")
     (tmp_path / "run" / "checkpoints" / "000000003.checkpoint").write_text("3", encoding="utf-8")
-    assert bench._on_the_way() == b""
+    assert worker._on_the_way() == b""
     now[0] = 31.0
-    cargo.unpack(bench._on_the_way(), tmp_path / "back")
+    bundles.unpack(worker._on_the_way(), tmp_path / "back")
     kept = tmp_path / "back" / "checkpoints" / "000000003.checkpoint"
     assert kept.read_text(encoding="utf-8") == "3"
     now[0] = 62.0
     # Nothing new.
-    assert bench._on_the_way() == b""
+    assert worker._on_the_way() == b""
     (tmp_path / "run" / "checkpoints" / "000000004.checkpoint").write_text("4", encoding="utf-8")
-    assert bench._on_the_way() == b""
+    assert worker._on_the_way() == b""
     now[0] = 93.0
-    assert bench._on_the_way() != b""
+    assert worker._on_the_way() != b""

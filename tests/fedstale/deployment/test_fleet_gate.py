@@ -138,7 +138,7 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
     for name, stand_in in {
         "guarded": lambda app, quotas, *, since, **_: given.append(since),
         "uvicorn": SimpleNamespace(Config=lambda app, **_: app),
-        "_Server": lambda config, arrivals: SimpleNamespace(run=lambda **_: None),
+        "_Server": lambda config, polls: SimpleNamespace(run=lambda **_: None),
         "_make_room": lambda: None,
     }.items():
         monkeypatch.setattr(superlink, name, stand_in)

@@ -23,7 +23,7 @@ from flwr.supernode.start_client_internal import start_client_internal
 from loopback import Loopback
 
 from fedstale.deployment import supernode
-from fedstale.deployment.supernode import Arrival, Pauses, holding
+from fedstale.deployment.supernode import ReplyWait, WaitingTask, holding
 from fedstale.flower import command_line, features
 
 HOLD_S, BRIEF_S = 3.0, 0.3
@@ -33,8 +33,8 @@ ASK = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
 class Node:
     """A SuperNode's state and its Runtime API, served."""
 
-    def __init__(self, port, arrival, pauses, state):
-        self.port, self.arrival, self.pauses, self.state = port, arrival, pauses, state
+    def __init__(self, port, task, pauses, state):
+        self.port, self.task, self.pauses, self.state = port, task, pauses, state
 
     def client(self, *interceptors):
         return RuntimeHttpClient.from_server_address(
@@ -57,7 +57,7 @@ class Node:
     def has_message(self):
         """Do what the SuperNode's loop does when a message has come with all its objects."""
         assert self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="a")
-        self.arrival.say()
+        self.task.say()
 
     def later(self, delay_s, act):
         timer = threading.Timer(delay_s, act)
@@ -68,11 +68,11 @@ class Node:
 @contextmanager
 def served(hold_s=HOLD_S):
     factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-    arrival, pauses = Arrival(), Pauses()
-    app = holding(create_app(state_factory=factory), arrival, pauses, hold_s)
+    task, pauses = WaitingTask(), ReplyWait()
+    app = holding(create_app(state_factory=factory), task, pauses, hold_s)
     with Loopback().installed() as here, here.asgi(app) as (_, port):
-        yield Node(port, arrival, pauses, factory.state())
-        arrival.close()
+        yield Node(port, task, pauses, factory.state())
+        task.close()
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_nothing_else_is_held(node):
 
 
 def test_nobody_waits_for_a_supernode_that_ends(node):
-    timer = node.later(0.2, node.arrival.close)
+    timer = node.later(0.2, node.task.close)
     has_task, took_s = node.asks()
     timer.join()
     assert not has_task
@@ -181,7 +181,7 @@ def parts(monkeypatch):
 def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeypatch, parts):
     replies, said, made, pull = [], [], [], parts["_pull_and_store_message"]
     parts["_push_messages"] = lambda **given: replies.append(given)
-    monkeypatch.setattr(Arrival, "say", property(lambda arrival: lambda: said.append(arrival)))
+    monkeypatch.setattr(WaitingTask, "say", property(lambda task: lambda: said.append(task)))
 
     def flower_supernode():
         # As Flower's does, which looks both up by these names.
@@ -192,12 +192,12 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     supernode.run(["--insecure"])
     assert sys.argv == ["flower-supernode", "--insecure"]
     assert replies == [{"state": 1}]
-    held = [one for one in made[0].user_middleware if one.cls is supernode.HeldTasks]
-    assert [one.kwargs["arrival"] for one in held] == said
+    held = [one for one in made[0].user_middleware if one.cls is supernode.TaskLongPoll]
+    assert [one.kwargs["task"] for one in held] == said
     names = start_client_internal.__code__.co_names
     assert {"_push_messages", "_pull_and_store_message"} <= set(names)
     assert parts["_pull_and_store_message"].__wrapped__ is pull
-    assert isinstance(parts["time"], Pauses)
+    assert isinstance(parts["time"], ReplyWait)
     used = re.findall(r"\btime\.\w+", Path(start_client_internal.__code__.co_filename).read_text())
     assert used == ["time.sleep"] * 3
     assert "create_app" in _start_supernode_http_api.__code__.co_names

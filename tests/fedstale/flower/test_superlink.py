@@ -10,14 +10,14 @@ from flwr.supercore.logger import console_handler
 from starlette.middleware import Middleware
 from superlink_app import SuperLink
 
-from fedstale.deployment import held_pulls
-from fedstale.deployment.held_pulls import Arrivals
+from fedstale.deployment import long_polls
+from fedstale.deployment.long_polls import LongPolls
 from fedstale.deployment.superlink import guarded, run
 from fedstale.errors import ConfigError
 from fedstale.flower import SUPERLINK_NODE_ID, superlink
 
 GATE = {"FleetGate"}
-ALL = GATE | {"WaitsForDatabase", "HeldPulls"}
+ALL = GATE | {"WaitsForDatabase", "LongPollMiddleware"}
 
 
 def test_what_stands_on_the_wire_is_spelt_as_flower_spells_it():
@@ -26,7 +26,7 @@ def test_what_stands_on_the_wire_is_spelt_as_flower_spells_it():
     assert supercore.FLEET_HTTP_PUBLIC_KEY_HEADER == superlink.PUBLIC_KEY
     assert supercore.NodeStatus.ONLINE == "online"
     assert constant.SUPERLINK_NODE_ID == SUPERLINK_NODE_ID
-    assert supercore.OBJECT_PUSH_SESSION_TTL_SECONDS == held_pulls._UPLOAD_S
+    assert supercore.OBJECT_PUSH_SESSION_TTL_SECONDS == long_polls._UPLOAD_S
 
 
 def test_a_request_is_named_as_flower_has_parsed_it():
@@ -81,7 +81,7 @@ def placed(link):
 
 
 def made():
-    return SuperLink(lambda app: guarded(app, arrivals=Arrivals(hold_s=0.0)))
+    return SuperLink(lambda app: guarded(app, polls=LongPolls(hold_s=0.0)))
 
 
 def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, caplog):
@@ -89,7 +89,7 @@ def test_what_lacks_a_name_is_left_out_and_the_log_says_so_once(without, caplog)
     without(name := "flwr.proto.fleet_pb2:PullMessagesResponse.MESSAGES_LIST_FIELD_NUMBER")
     caplog.clear()
     links = [made() for _ in range(2)]
-    assert [placed(link) for link in links] == [ALL - {"HeldPulls"}] * 2
+    assert [placed(link) for link in links] == [ALL - {"LongPollMiddleware"}] * 2
     (line,) = [one.getMessage() for one in caplog.records if one.name == "fedstale.flower.features"]
     assert f"which has no {name}: " in line
     # The gate stands all the same, and a node is served.

@@ -1,7 +1,7 @@
-"""Questions of nodes for work that are held until there is some.
+"""Long polls: a node's request for a message is held until there is one.
 
 A SuperNode asks the SuperLink for a message and sleeps 3 s when there is none (Flower 1.41 to 1.43,
-`supernode/start_client_internal.py`, line 263). Here, in the SuperLink's process, such a question
+`supernode/start_client_internal.py`, line 263). Here, in the SuperLink's process, such a request
 is held for up to 20 s and answered as soon as a message for its node is there with all its
 objects. Pushes pass through the same process and wake it, so the database is asked less than
 before. The SuperNode waits 30 s for an answer (`supercore/protobuf/client.py`, line 113), and the
@@ -52,20 +52,20 @@ class _Push:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Arrivals:
-    """Which nodes have a message that is complete, and who waits for one.
+class LongPolls:
+    """The nodes that have a complete message, and those whose request is held.
 
     All of it happens in one event loop.
     """
 
     hold_s: float = 20.0
-    """How long a question is held at most, in s."""
+    """How long a request is held at most, in s."""
     most: int = 1000
-    """Questions that are held at once; more are answered at once."""
+    """Requests that are held at once; more are answered at once."""
     most_of_node: int = 8
     """The same of one node."""
     n_held: int = field(default=0, init=False)
-    """Questions that are held now."""
+    """Requests that are held now."""
     is_closed: bool = field(default=False, init=False)
     """Whether nothing is held any more."""
     _held: dict[int, list[asyncio.Event]] = field(
@@ -78,7 +78,7 @@ class Arrivals:
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
     def enter(self, node: int) -> asyncio.Event | None:
-        """Return what is set when a node should ask again; None if its question is not held."""
+        """Hold a request; return the event that ends it, or None if there are too many."""
         held = self._held.get(node, ())
         if self.is_closed or self.n_held >= self.most or len(held) >= self.most_of_node:
             return None
@@ -89,18 +89,18 @@ class Arrivals:
         return event
 
     def leave(self, node: int, event: asyncio.Event) -> None:
-        """Hold a question no longer."""
+        """Release a request that was held."""
         self.n_held -= 1
         self._held[node].remove(event)
         if not self._held[node]:
             del self._held[node]
 
     def may_ask(self, node: int) -> bool:
-        """Return whether a node is given no message whose objects are still on their way."""
+        """Return whether the SuperLink would give a node complete messages only."""
         return self.is_closed or not self._incomplete.get(node) or bool(self._ready.get(node))
 
     def answered(self, node: int, message_ids: Collection[str]) -> None:
-        """Note which messages the SuperLink had for a node; from Flower 1.43 on perhaps again."""
+        """Note which messages the SuperLink gave to a node; Flower 1.43 may give one twice."""
         left = self._ready.pop(node, set()).difference(message_ids)
         if message_ids and left:
             self._ready[node] = left
@@ -145,10 +145,10 @@ class Arrivals:
             del self._pushes[session_id]
 
     def close(self) -> None:
-        """Answer all questions, and hold no more of them; may be called from a signal handler."""
+        """Answer all requests, and hold no more of them; may be called from a signal handler."""
         self.is_closed = True
         if self._loop is not None:
-            # A loop that has ended has nobody waiting.
+            # A loop that has ended holds no request.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake_all)
 
@@ -162,7 +162,7 @@ class Arrivals:
         self._wake(node)
 
     def _wake(self, node: int) -> None:
-        # A SuperNode asks one question at a time: of several, the last one has a listener.
+        # A SuperNode asks one request at a time: of several, the last one has a listener.
         if self._held.get(node):
             self._held[node][-1].set()
 
@@ -182,21 +182,21 @@ class Arrivals:
                 self._wake(message.node)
 
 
-class HeldPulls:
-    """Holds questions of nodes for work, in front of a SuperLink's app and behind its gate.
+class LongPollMiddleware:
+    """Holds requests of nodes for messages, in front of a SuperLink's app and behind its gate.
 
-    A question takes its place in the line only when its signature was found good. What is beyond
-    the limits of `Arrivals` is answered at once, as without this. A node that is gone frees its
-    place as soon as its connection is closed; with one that was cut off without a word, a message
-    may be given to nobody within the 20 s, as one may that it was just downloading.
+    Only requests with a good signature are held. What is beyond the limits of `LongPolls` is
+    answered at once, as without this. A closed connection releases its request. Within the 20 s a
+    message may be lost to a node whose connection broke without being closed, as it may during a
+    download.
     """
 
-    def __init__(self, app: ASGIApp, arrivals: Arrivals) -> None:
+    def __init__(self, app: ASGIApp, polls: LongPolls) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware."""
-        self._app, self._arrivals = app, arrivals
+        self._app, self._polls = app, polls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, at once or when there is something for it."""
+        """Pass a request on; hold it first if it asks for a message."""
         kind, request = flower.request_of(scope)
         if kind == "PullMessagesRequest" and scope["path"] == _PULL:
             await self._pull(request.node.node_id, scope, receive, send)
@@ -206,12 +206,12 @@ class HeldPulls:
         if response is None or not scope["path"].startswith(_FROM_APPS):
             return
         if kind == "PushAppMessagesRequest":
-            self._arrivals.pushed(request, response)
+            self._polls.pushed(request, response)
         elif kind == "PushObjectRequest":
-            self._arrivals.stored(request.session_id, request.object_id)
+            self._polls.stored(request.session_id, request.object_id)
 
     async def _pull(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
-        event = self._arrivals.enter(node)
+        event = self._polls.enter(node)
         if event is None:
             await self._app(scope, receive, send)
             return
@@ -219,7 +219,7 @@ class HeldPulls:
             async with disconnection(receive) as gone:
                 answer = await self._answer(node, event, gone, scope)
         finally:
-            self._arrivals.leave(node, event)
+            self._polls.leave(node, event)
         for part in answer:
             await send(part)
 
@@ -227,19 +227,19 @@ class HeldPulls:
         self, node: int, event: asyncio.Event, gone: "asyncio.Future[None]", scope: Scope
     ) -> list[Message]:
         """Return the SuperLink's answer when it has a message, or when it is time."""
-        arrivals = self._arrivals
+        polls = self._polls
         answer: list[Message] = []
-        deadline = time.monotonic() + arrivals.hold_s
+        deadline = time.monotonic() + polls.hold_s
         while True:
             event.clear()
             left = deadline - time.monotonic()
-            if left <= 0 or arrivals.may_ask(node):
+            if left <= 0 or polls.may_ask(node):
                 answer, message_ids = await self._asked(scope)
                 is_empty = message_ids == []
                 # What came while the SuperLink looked is not forgotten.
                 if message_ids is not None and not (is_empty and event.is_set()):
-                    arrivals.answered(node, message_ids)
-                if not is_empty or left <= 0 or arrivals.is_closed:
+                    polls.answered(node, message_ids)
+                if not is_empty or left <= 0 or polls.is_closed:
                     return answer
             await first_of(event, gone, left)
             if gone.done():
@@ -251,7 +251,7 @@ class HeldPulls:
                 return answer
 
     async def _asked(self, scope: Scope) -> tuple[list[Message], list[str] | None]:
-        """Return what the SuperLink answers, and which messages that gives; None of a refusal."""
+        """Return the SuperLink's response and the ids in it; None in their place if it refuses."""
         # The body of the request has been read.
         answer = await answer_of(self._app, scope, nothing)
         response = flower.response_of(scope)
@@ -272,13 +272,17 @@ async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> list[Messag
 
 
 async def nothing() -> Message:
-    """Return what is left of a request whose body has been read."""
+    """Receive an empty body: that of the request was read before."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
 @asynccontextmanager
 async def disconnection(receive: Receive) -> AsyncIterator["asyncio.Future[None]"]:
-    """Give what is done when a connection is closed whose request has been read."""
+    """Yield a future that is done when the client closes its connection.
+
+    Args:
+        receive: of a request whose body was read.
+    """
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
         yield gone

@@ -25,8 +25,8 @@ from flwr.superlink.grid import HttpGrid
 from loopback import Loopback
 from superlink_app import CONFIRM, PULL, SuperLink
 
-from fedstale.deployment import held_pulls
-from fedstale.deployment.held_pulls import Arrivals
+from fedstale.deployment import long_polls
+from fedstale.deployment.long_polls import LongPolls
 from fedstale.deployment.superlink import _Server, guarded
 
 HOLD_S = 3.0
@@ -34,12 +34,12 @@ HOLD_S = 3.0
 
 @contextmanager
 def served(**limits):
-    arrivals = Arrivals(**{"hold_s": HOLD_S, **limits}) if limits.get("hold_s") != 0 else None
-    link = SuperLink(lambda app: guarded(app, arrivals=arrivals))
-    link.arrivals, link.grids = arrivals, []
+    polls = LongPolls(**{"hold_s": HOLD_S, **limits}) if limits.get("hold_s") != 0 else None
+    link = SuperLink(lambda app: guarded(app, polls=polls))
+    link.polls, link.grids = polls, []
     # The stack of middleware that has served the first requests is bound to another event loop.
     link.app.middleware_stack = None
-    made = partial(_Server, arrivals=arrivals or Arrivals())
+    made = partial(_Server, polls=polls or LongPolls())
     with Loopback().installed() as here, here.asgi(link.app, made) as (server, port):
         link.server, link.port, link.base = server, port, f"http://127.0.0.1:{port}"
         try:
@@ -47,8 +47,8 @@ def served(**limits):
         finally:
             for grid in link.grids:
                 grid._disconnect()
-            if arrivals is not None:
-                arrivals.close()
+            if polls is not None:
+                polls.close()
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def until(is_so):
 
 
 def held(link, n):
-    until(lambda: link.arrivals.n_held == n)
+    until(lambda: link.polls.n_held == n)
 
 
 def order(link, device, size=10):
@@ -198,7 +198,7 @@ def test_a_question_without_an_answer_is_answered_when_its_time_is_over(asked):
         question = Question(link, link.victim)
         assert 0.3 <= question.took_s < 1.3
         assert (question.status, question.found) == (200, [])
-        assert link.arrivals.n_held == 0
+        assert link.polls.n_held == 0
     assert len(asked) == 1
 
 
@@ -283,7 +283,7 @@ def test_questions_beyond_the_limits_are_answered_at_once(limits):
         third = Question(link, link.victim)
         assert third.took_s < 1.5
         assert (third.status, third.found) == (200, [])
-        assert link.arrivals.n_held == 2
+        assert link.polls.n_held == 2
         other = Question(link, link.mallory)
         if "most" in limits:
             assert other.took_s < 1.5
@@ -323,27 +323,27 @@ def test_an_ending_superlink_answers_what_it_holds():
 def test_an_upload_that_was_given_up_holds_nobody_up(link, monkeypatch):
     app = ServerApp(link)
     app.announce(order(link, link.victim))
-    assert not link.arrivals.may_ask(link.victim.node_id)
+    assert not link.polls.may_ask(link.victim.node_id)
     # Not the clock of all: the server's loop would wait until it has been caught up with.
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 181.0)
-    monkeypatch.setattr(held_pulls, "time", later)
+    monkeypatch.setattr(long_polls, "time", later)
     # The next push of any ServerApp finds that out.
-    link.arrivals.pushed(PushAppMessagesRequest(), PushAppMessagesResponse())
-    assert link.arrivals.may_ask(link.victim.node_id)
-    assert not link.arrivals._pushes
+    link.polls.pushed(PushAppMessagesRequest(), PushAppMessagesResponse())
+    assert link.polls.may_ask(link.victim.node_id)
+    assert not link.polls._pushes
 
 
 def test_a_message_that_a_node_asks_for_again_uses_up_no_other():
     # From Flower 1.43 on a SuperLink gives a message until it is confirmed.
-    arrivals = Arrivals()
-    arrivals._ready[1] = {"first", "second"}
-    arrivals._incomplete[1] = 1
+    polls = LongPolls()
+    polls._ready[1] = {"first", "second"}
+    polls._incomplete[1] = 1
     for _ in range(2):
-        arrivals.answered(1, ["first"])
-        assert arrivals.may_ask(1)
-    arrivals.answered(1, ["second"])
-    assert not arrivals.may_ask(1)
-    arrivals._ready[1] = {"third"}
+        polls.answered(1, ["first"])
+        assert polls.may_ask(1)
+    polls.answered(1, ["second"])
+    assert not polls.may_ask(1)
+    polls._ready[1] = {"third"}
     # What was cancelled is not waited for.
-    arrivals.answered(1, [])
-    assert not arrivals.may_ask(1)
+    polls.answered(1, [])
+    assert not polls.may_ask(1)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import ray  # noqa: F401 - which starts a process when it is first imported
 
-from fedstale.cluster import cargo
-from fedstale.cluster.cargo import NodeStore, packed, packed_run, put_back, unpack
+from fedstale.cluster import bundles
+from fedstale.cluster.bundles import NodeStore, packed, packed_run, put_back, unpack
 from fedstale.comparison.plan import Plan, state_of
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN
@@ -83,10 +83,10 @@ def test_a_link_to_the_folder_around_it_is_followed_once(tmp_path):
 
 
 def test_an_app_that_is_too_large_to_be_sent_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(cargo, "_MOST", 20_000)
+    monkeypatch.setattr(bundles, "_MOST", 20_000)
     (tmp_path / "weights.bin").write_bytes(bytes(20_000))
     with pytest.raises(ConfigError, match=r"which is too much to be sent: expected at most 1 GB"):
-        cargo.send(tmp_path, of_app=True)
+        bundles.send(tmp_path, of_app=True)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside"])
@@ -149,7 +149,7 @@ def killed_at(step, monkeypatch):
 
     for name in ("unlink", "replace"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
-    monkeypatch.setattr(cargo.shutil, "rmtree", counted(shutil.rmtree))
+    monkeypatch.setattr(bundles.shutil, "rmtree", counted(shutil.rmtree))
 
 
 @pytest.mark.parametrize("begun", ["new", "half", "done"])
@@ -204,7 +204,7 @@ def test_checkpoints_stay_readable_by_their_owner_alone(runs, tmp_path):
 
 
 def test_a_folder_that_nobody_holds_goes_and_one_that_is_held_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(cargo.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(bundles.tempfile, "tempdir", str(tmp_path))
     first = NodeStore()
     own = first.own_folder()
     (own / "file").write_text("", encoding="utf-8")

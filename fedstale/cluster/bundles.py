@@ -34,7 +34,7 @@ _MODES = 0o777
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Bundle:
     """A file or folder in Ray's object store."""
 
     name: str
@@ -45,11 +45,11 @@ class Packed:
     """Reference to the bytes of an archive."""
 
 
-Cargo = Mapping[str, Packed]
+Bundles = Mapping[str, Bundle]
 """What runs need, by the name that their settings have for it; what a node has anyway is not in."""
 
 
-def cargo_of(configs: Iterable[SimulationConfig]) -> Cargo:
+def bundles_of(configs: Iterable[SimulationConfig]) -> Bundles:
     """Put the apps and traces of runs into the object store of the cluster that is joined.
 
     Built-in apps and generated devices are left out: every node makes its own.
@@ -57,7 +57,7 @@ def cargo_of(configs: Iterable[SimulationConfig]) -> Cargo:
     Raises:
         ConfigError: an app is too large to be sent.
     """
-    found: dict[str, Packed] = {}
+    found: dict[str, Bundle] = {}
     for config in configs:
         for name, is_app in ((config.app, True), (config.traces, False)):
             path = Path(name)
@@ -67,7 +67,7 @@ def cargo_of(configs: Iterable[SimulationConfig]) -> Cargo:
     return found
 
 
-def send(path: Path, *, of_app: bool) -> Packed:
+def send(path: Path, *, of_app: bool) -> Bundle:
     """Put a file or folder into the object store of the cluster that is joined.
 
     Args:
@@ -86,7 +86,7 @@ def send(path: Path, *, of_app: bool) -> Packed:
             "expected at most 1 GB; put data elsewhere, on every node"
         )
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return Packed(name=path.resolve().name, digest=digest, data=ray.put(data))
+    return Bundle(name=path.resolve().name, digest=digest, data=ray.put(data))
 
 
 def packed(path: Path, *, of_app: bool = False) -> bytes:
@@ -178,7 +178,7 @@ class NodeStore:
         for lock in self._base.glob("*.lock"):
             self._sweep(lock)
 
-    def place(self, sent: Packed) -> Path:
+    def place(self, sent: Bundle) -> Path:
         """Return where a file or folder is, unpacked if this machine does not have it yet."""
         folder = self._base / sent.digest
         self._hold(folder)
