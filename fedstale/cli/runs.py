@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import click
 import tomli_w
@@ -38,7 +38,7 @@ from fedstale.cli.output import (
     say_json,
     stdout_kept_free,
 )
-from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
+from fedstale.config import Costs, SimulationConfig
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
@@ -48,35 +48,34 @@ if TYPE_CHECKING:
     from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {
-    *("resume", "until", "executor", "workers", "checkpoint_every", "client_limit_s", "address"),
+    *("resume", "until", "executor", "workers", "client_limit_s", "address"),
     *("live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"),
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
+
+_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every")
+"""Settings that the config.toml of a run says, and no option: few runs need another."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each setting and each cost that it does not declare itself.
+    """Give a command an option for each setting that it does not declare itself.
 
     The string below a setting is its help. The command gets the values by name.
     """
     declared = signature(command).parameters.values()
     options = {p.name: p for p in declared if p.kind != Parameter.VAR_KEYWORD}
-    for panel, settings in (("Settings", SimulationConfig), ("Costs", Costs)):
-        kinds, words = get_type_hints(settings), _words_below(settings)
-        for field in fields(settings):
-            # Tables stand in files: of costs in the app's pyproject.toml.
-            if field.name in (*options, "costs", "work", "changes"):
-                continue
-            option = typer.Option(help=words[field.name], rich_help_panel=panel)
-            options[field.name] = Parameter(
-                field.name,
-                Parameter.KEYWORD_ONLY,
-                # A cost that is not given is that of the app.
-                default=None if settings is Costs else field.default,
-                annotation=Annotated[kinds[field.name], option],
-            )
+    kinds, words = get_type_hints(SimulationConfig), _words_below(SimulationConfig)
+    for field in fields(SimulationConfig):
+        if field.name in options or field.name in _IN_FILES:
+            continue
+        options[field.name] = Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[kinds[field.name], typer.Option(help=words[field.name])],
+        )
     command.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
     return command
 
@@ -128,13 +127,12 @@ def simulate(
             "before this --until."
         ),
     ] = None,
-    epochs: Annotated[
-        str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
+    costs: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Overrides of the app's [tool.fedstale]: 'work-per-example=0.1 epochs=1'."
+        ),
     ] = None,
-    overhead: Annotated[
-        Literal["none", "flower"],
-        typer.Option(help="What every message takes besides: nothing, or what Flower needs."),
-    ] = "none",
     measure_costs: Annotated[
         bool,
         typer.Option(
@@ -194,8 +192,6 @@ def simulate(
     }
     if resume is not None:
         _refuse(options, set(options) - _BESIDE_RESUME, f"--resume {resume}", "a run that goes on")
-    costs = {f.name: settings.pop(f.name, None) for f in fields(Costs)}
-    costs["epochs"] = int(epochs) if epochs is not None and epochs.isdecimal() else epochs
     if resume is None and not app.endswith(".toml"):
         before = SimulationConfig(app=app, traces=traces)
     else:
@@ -205,8 +201,7 @@ def simulate(
         before,
         {name: value for name, value in {**settings, "traces": traces}.items() if name in options},
         run_config=run_config or [],
-        costs=stated(costs),
-        overhead=overhead if "overhead" in options else None,
+        costs=costs or [],
     )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
@@ -253,8 +248,7 @@ def _changed(
     settings: Mapping[str, Any],
     *,
     run_config: list[str],
-    costs: Mapping[str, Any],
-    overhead: Literal["none", "flower"] | None,
+    costs: list[str],
 ) -> SimulationConfig:
     """Return settings with what the command line says in the place of what they had.
 
@@ -262,24 +256,23 @@ def _changed(
         config: of an app alone, or of a file.
         settings: by the names of their fields.
         run_config: overrides, as flwr run takes them.
-        costs: by their dashed keys.
-        overhead: None leaves it as it was.
+        costs: overrides, of the same form.
     """
     before = dict(config.costs)
-    if overhead is not None:
-        before = {key: value for key, value in before.items() if key not in FLOWER_OVERHEAD}
-        before |= FLOWER_OVERHEAD if overhead == "flower" else {}
     overrides: Mapping[str, Any] = {}
-    if run_config:
-        from fedstale.simulation.flower_app import FlowerApp, run_config_overrides
+    other_costs: Mapping[str, Any] = {}
+    if run_config or costs:
+        from fedstale.simulation.flower_app import FlowerApp, overrides_in
 
-        overrides = run_config_overrides(run_config)
-        if config.run_config:
+        overrides = overrides_in(run_config, "run-config")
+        other_costs = overrides_in(costs, "costs")
+        Costs.from_table(other_costs)
+        if run_config and config.run_config:
             # A file holds the number of epochs and not the key that it comes from.
             own = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
             before = {key: value for key, value in before.items() if own.get(key) != value}
     merged = {**config.run_config, **overrides}
-    return replace(config, **settings, run_config=merged, costs={**before, **costs})
+    return replace(config, **settings, run_config=merged, costs={**before, **other_costs})
 
 
 def _is_given(context: typer.Context, option: click.Parameter) -> bool:

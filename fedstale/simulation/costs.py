@@ -369,11 +369,11 @@ def handled_kinds(client: ClientApp) -> list[str]:
 def missing_text(keys: Iterable[str]) -> str:
     """Return a sentence on keys that an app does not declare, and the table to paste."""
     keys = list(keys)
-    options = " ".join(f"--{key}" for key in keys)
+    options = " ".join(f"{key}=..." for key in keys)
     lines = "\n".join(f"{key} = {_PASTED[key]}" for key in keys)
     return (
         f"what messages cost a device is not declared: {', '.join(keys)} missing in "
-        f"[tool.fedstale] of the app's pyproject.toml ({options} on the command line, "
+        f"[tool.fedstale] of the app's pyproject.toml (--costs '{options}' on the command line, "
         f"{', '.join(key.replace('-', '_') for key in keys)} in Python); fedstale simulate APP "
         "--measure-costs measures them, or paste this and put in what you expect:\n\n"
         f"[tool.fedstale]\n{lines}"

@@ -190,7 +190,7 @@ class FlowerApp:
             ConfigError: the text is none, or a key is not in the app's pyproject.toml.
         """
         if isinstance(overrides, str):
-            overrides = run_config_overrides([overrides])
+            overrides = overrides_in([overrides], "run-config")
         unknown = [
             f"run-config key {key!r} is unknown: expected {nearest(key, sorted(self.defaults))}"
             for key in overrides
@@ -299,14 +299,18 @@ class FlowerApp:
         return tuple({ref.split(":")[0].split(".")[0] for ref in references})
 
 
-def run_config_overrides(texts: Sequence[str]) -> UserConfig:
+def overrides_in(texts: Sequence[str], name: str) -> UserConfig:
     """Return the overrides in texts of the form key=value, or in .toml files, as Flower does.
+
+    Args:
+        texts: as they were given.
+        name: of the option, for the message.
 
     Raises:
         ConfigError: there is a text, but it is no such thing.
     """
     given = [text for text in texts if text.strip()]
-    where = f"run-config = {' '.join(map(repr, given))}"
+    where = f"{name} = {' '.join(map(repr, given))}"
     try:
         overrides = command_line.flat(command_line.parsed_config(given))
     except (click.ClickException, ValueError, OSError) as problem:

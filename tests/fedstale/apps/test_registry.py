@@ -24,7 +24,7 @@ from fedstale.comparison.plan import Plan
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.executors import InlineExecutor
-from fedstale.simulation.flower_app import FlowerApp, run_config_overrides
+from fedstale.simulation.flower_app import FlowerApp, overrides_in
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import robust, selection, weighting
 from fedstale.strategies.server.runtime import Callback
@@ -334,7 +334,7 @@ def test_the_command_line_normalises_by_steps(tmp_path):
     ],
 )
 def test_an_unknown_name_is_one_sentence_with_the_nearest(settings, sentence):
-    config = FlowerApp.find("digits").run_config(run_config_overrides([settings]))
+    config = FlowerApp.find("digits").run_config(overrides_in([settings], "run-config"))
     with pytest.raises(ConfigError) as refused:
         registry.strategy(config)
     assert sentence in str(refused.value)

@@ -79,7 +79,9 @@ def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path, monkeypatch):
         (["simulate", "digits", "--until", "soon"], "until = 'soon'"),
         (["simulate", "digits", "-c", "num-rounds=3"], "num-server-rounds"),
         (["simulate", "digits", "-c", "= broken ="], "run-config"),
-        (["simulate", "digits", "--epochs", "nothing"], "epochs"),
+        (["simulate", "digits", "--costs", "epochs=true"], "epochs"),
+        (["simulate", "digits", "--costs", "exampels=3"], "unknown key 'exampels'"),
+        (["simulate", "digits", "--costs", "examples"], "costs = 'examples'"),
         (["simulate", "missing.toml"], "missing.toml"),
     ],
 )

@@ -13,7 +13,7 @@ from small_app import write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
-from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig
+from fedstale.config import SimulationConfig
 from fedstale.traces import TraceSet
 
 __all__ = ["no_pages"]
@@ -30,45 +30,41 @@ SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "run_config",
     "changes",
     "costs",
+    "after_end",
+    "gpus",
+    "checkpoint_every",
 }
-COSTS = {field.name for field in fields(Costs)} - {"work"}
 SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
 PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
-OTHERS = {"run_config", "overhead", "address"}
+OTHERS = {"run_config", "costs", "address"}
 
 GIVEN = {
     "traces": "ideal:5",
     "until": "1 rounds",
     "on_interrupt": "pause",
-    "after_end": "stop",
     "executor": "inline",
     "address": "auto",
     "workers": "1",
     "run_config": "local-epochs=5",
-    "overhead": "flower",
-    "epochs": "3",
+    "costs": "epochs=3 query-work=0.5 constant-replies=true",
 }
 """Values that differ from every default; of all other options a number by its type."""
 REFUSED = {
-    "gpus": "with executor = 'ray'",
     "address": "together with executor = 'ray'",
     "client_limit_s": "can be ended only with it",
 }
 """Settings that this process and its executor cannot have, and what the sentence says."""
 
 
-SWITCHES = {
-    *("overwrite", "live", "as_json", "quiet", "verbose", "measure_costs", "dry_run"),
-    "constant_replies",
-}
+SWITCHES = {"overwrite", "live", "as_json", "quiet", "verbose", "measure_costs", "dry_run"}
 """Options without a value."""
 
 
 def value_of(name):
     if name in GIVEN:
         return GIVEN[name]
-    hints = {**get_type_hints(SimulationConfig), **get_type_hints(Costs)}
+    hints = get_type_hints(SimulationConfig)
     kinds = get_args(hints[name]) or (hints[name],)
     return "3" if int in kinds else "0.5"
 
@@ -102,7 +98,7 @@ def unfinished(earlier, tmp_path):
 
 
 def test_every_option_is_tried_here():
-    known = SETTINGS | COSTS | SHOWN | PLACES | OTHERS
+    known = SETTINGS | SHOWN | PLACES | OTHERS
     assert set(FLAGS["simulate"]) == known, "say below what a new option does beside a config"
     shown = {"as_json", "quiet"}
     tried = {"sources", "out", "workers", "target", "reference", "overwrite", "address"}
@@ -112,8 +108,8 @@ def test_every_option_is_tried_here():
 @pytest.mark.parametrize(
     ("beside", "name"),
     [
-        *(("config", name) for name in sorted(SETTINGS | COSTS | OTHERS)),
-        *(("app", name) for name in sorted(SETTINGS | OTHERS | {"query_work"})),
+        *(("config", name) for name in sorted(SETTINGS | OTHERS)),
+        *(("app", name) for name in sorted(SETTINGS | OTHERS)),
     ],
 )
 def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name, beside):
@@ -134,25 +130,19 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
     if name in SETTINGS:
         assert changed == {name}
         assert str(getattr(after, name)) == value_of(name)
-    elif name in COSTS:
-        key = name.replace("_", "-")
-        others = {k: v for k, v in after.costs.items() if k != key}
+    elif name == "costs":
         assert changed == {"costs"}
-        assert float(after.costs[key]) == (name in SWITCHES or float(value_of(name)))
-        assert others == {k: v for k, v in before.costs.items() if k != key}
-    elif name == "overhead":
-        assert after.costs == {**before.costs, **FLOWER_OVERHEAD}
+        given = {"epochs": 3, "query-work": 0.5, "constant-replies": True}
+        assert after.costs == {**before.costs, **given}
     else:
         assert after.run_config == {**before.run_config, "local-epochs": 5}
         # The number of epochs that is charged comes from this key.
         assert after.costs == {**before.costs, "epochs": 5}
 
 
-@pytest.mark.parametrize(
-    "name", sorted((SETTINGS | COSTS | OTHERS | PLACES | SHOWN) - {"app", "resume"})
-)
+@pytest.mark.parametrize("name", sorted((SETTINGS | OTHERS | PLACES | SHOWN) - {"app", "resume"}))
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
-    free = {"executor", "workers", "checkpoint_every"} | SHOWN
+    free = {"executor", "workers"} | SHOWN
     files = {key: str(tmp_path / key) for key in ("tensorboard", "events", "log_file")}
     flag = FLAGS["simulate"][name]
     if name == "tensorboard":
@@ -208,16 +198,6 @@ def test_a_run_goes_on_to_a_later_limit_by_the_command(tmp_path):
     assert "begins anew" in again.stderr
     for name in ("events.parquet", "metrics.parquet"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_an_overhead_can_be_taken_back(tmp_path, earlier):
-    words = ["simulate", earlier / "config.toml", "--out"]
-    assert called(*words, tmp_path / "a", "--overhead", "flower").exit_code == 0
-    again = ["simulate", tmp_path / "a" / "config.toml", "--out"]
-    assert called(*again, tmp_path / "b").exit_code == 0
-    assert config_of(tmp_path / "b") == config_of(tmp_path / "a")
-    assert called(*again, tmp_path / "c", "--overhead", "none").exit_code == 0
-    assert config_of(tmp_path / "c") == config_of(earlier)
 
 
 def test_an_unknown_key_beside_a_config_is_one_sentence(tmp_path, earlier):
