@@ -123,6 +123,8 @@ def run(
             run_id = control.unfinished(app_folder, config)
             break
         except httpx.HTTPError as problem:
+            if isinstance(problem, httpx.HTTPStatusError) and problem.response.is_client_error:
+                raise FedstaleError(f"the SuperLink {link} refuses: {problem}") from None
             show(f"the SuperLink {link} does not answer, and is asked again: {problem}")
             time.sleep(_ASKS_AGAIN_S)
     if run_id is not None:
