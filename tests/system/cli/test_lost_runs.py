@@ -1,12 +1,9 @@
 """A run whose process ends before it does: what is said, what is kept, and that it goes on."""
 
-import fcntl
-import os
 import re
 import signal
 import subprocess
 import sys
-import termios
 import time
 
 import pandas as pd
@@ -85,80 +82,17 @@ def test_with_worker_processes_the_run_goes_on_with_an_error_reply(tmp_path):
     assert "reported" in set(events["status"])
 
 
-def in_a_long_run(tmp_path, **options):
-    """Start a run in a process group of its own, and return it once it trains."""
-    app = app_that(tmp_path / "app", "pass")
-    words = ["simulate", app, *TRACES, "--out", tmp_path / "run", "-c", "rounds=100000"]
-    process = subprocess.Popen(
-        [*FEDSTALE, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **{"start_new_session": True, **options},
-    )
-    deadline = time.monotonic() + 60
-    calls = tmp_path / "app-calls"
-    while not (calls.exists() and calls.stat().st_size > 50) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return process
-
-
-def test_a_run_that_goes_on_is_not_taken_for_a_lost_one(tmp_path):
-    process = in_a_long_run(tmp_path)
-    try:
-        assert lost(tmp_path / "run") == ""
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_ctrl_c_in_a_terminal_ends_the_run_cleanly(tmp_path):
-    ours, theirs = os.openpty()
-
-    def own_terminal():
-        os.setsid()
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    process = in_a_long_run(
-        tmp_path, stdin=theirs, preexec_fn=own_terminal, start_new_session=False
-    )
-    os.write(ours, b"\x03")
-    _, error = process.communicate(timeout=60)
-    os.close(ours)
-    os.close(theirs)
-    assert process.returncode == 1
-    assert b"the run was interrupted: Ctrl-C" in error
-    assert b"Traceback" not in error
-    assert (tmp_path / "run" / "summary.json").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_whole_group_ends_the_run_cleanly(tmp_path, number):
-    process = in_a_long_run(tmp_path)
-    os.killpg(process.pid, number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert b"the run was interrupted" in error
-    assert b"Traceback" not in error
-    assert len(pd.read_parquet(tmp_path / "run" / "events.parquet")) > 0
-
-
-def test_killing_the_command_kills_its_run_and_leaves_the_folder_to_the_next(tmp_path):
-    process = in_a_long_run(tmp_path)
-    process.kill()
-    process.communicate()
-    config = SimulationConfig.read(tmp_path / "run" / "config.toml")
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            RunFolder.resume(tmp_path / "run", config).__exit__()
-            break
-        except ConfigError as problem:
-            assert "in use" in str(problem)  # noqa: PT017 - it is while the run dies
+def test_a_run_is_lost_when_it_is_killed_and_not_before(tmp_path):
+    app, run, calls = app_that(tmp_path / "app", "pass"), tmp_path / "run", tmp_path / "app-calls"
+    words = [*FEDSTALE, "simulate", str(app), *TRACES, "--out", str(run), "-c", "rounds=100000"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (calls.exists() and calls.stat().st_size > 50) and time.monotonic() < deadline:
             time.sleep(0.05)
-    else:
-        pytest.fail("the run goes on")
-    assert "the process of the run ended" in lost(tmp_path / "run")
+        assert lost(run) == ""
+        process.kill()
+    assert "the process of the run ended" in lost(run)
+    RunFolder.resume(run, SimulationConfig.read(run / "config.toml")).__exit__()
 
 
 def test_a_limit_where_nothing_could_end_the_process_is_refused(tmp_path):
