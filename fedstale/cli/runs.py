@@ -130,7 +130,7 @@ def simulate(
     costs: Annotated[
         list[str] | None,
         typer.Option(
-            help="Overrides of the app's [tool.fedstale]: 'work-per-example=0.1 epochs=1'."
+            help="Costs in place of the app's own, such as 'work-per-example=0.1 epochs=1'."
         ),
     ] = None,
     measure_costs: Annotated[
