@@ -13,8 +13,7 @@ from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.env.simulator import Reward, Simulator
 from fedstale.agents.env.worlds import Worlds
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
-from fedstale.agents.policy.scorer import Agent, load, save
-from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
+from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.agents.world_evaluation import WorldEvaluation, evaluate_worlds
 

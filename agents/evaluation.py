@@ -27,7 +27,7 @@ from fedstale.agents.env.episodes import Episodes
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
 from fedstale.agents.env.scenario import Scenario, online_share
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
+from fedstale.agents.policy import Agent, by_agent, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
@@ -41,7 +41,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.types import Candidates
-from fedstale.traces.arrays import Array, Mask, stream
+from fedstale.traces import Array, Mask, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
 """What is compared; see `episode_metrics`."""

@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from fedstale.agents.env.gym_env import VectorSelectionEnv
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.scorer import TEMPERATURE, Weights
+from fedstale.agents.policy import TEMPERATURE, Weights
 from fedstale.agents.training import Training
 from fedstale.strategies.types import State
-from fedstale.traces.arrays import Array, Mask, stream
+from fedstale.traces import Array, Mask, stream
 
 ROLLOUTS = 8
 """Rollouts of each window; the baseline of one is the mean of the others."""

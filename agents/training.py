@@ -22,8 +22,8 @@ from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario, several
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.features import SCHEMA
-from fedstale.agents.policy.scorer import (
+from fedstale.agents.policy import (
+    SCHEMA,
     Agent,
     Score,
     Weights,
@@ -35,7 +35,7 @@ from fedstale.agents.policy.scorer import (
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.server import read_checkpoint, write_checkpoint
 from fedstale.strategies.types import is_count
-from fedstale.traces.arrays import Array, stream
+from fedstale.traces import Array, stream
 
 if TYPE_CHECKING:
     from fedstale.agents.policy_gradient import PolicyGradient

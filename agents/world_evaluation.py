@@ -27,7 +27,7 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.env.worlds import VARIED, Spread, Worlds, WorldSimulator, read_spread
 from fedstale.agents.evaluation import AGENT, HEURISTIC, LEAST_WINDOWS, Watch
-from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
+from fedstale.agents.policy import Agent, by_agent, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     Fastest,
@@ -37,7 +37,7 @@ from fedstale.strategies.selection import (
     Random,
 )
 from fedstale.strategies.types import is_count
-from fedstale.traces.arrays import Array, Index, stream
+from fedstale.traces import Array, Index, stream
 
 LEAST_WORLDS = 20
 """Fewer worlds have no 5 % and 95 % quantile."""

@@ -1,16 +1,51 @@
 """What devices do: recorded and generated behaviour, and what a job would meet on them."""
 
-from fedstale.traces.availability import Availability
-from fedstale.traces.series import Series
-from fedstale.traces.trace_set import TraceSet
-from fedstale.traces.trip import Job, Phase, Status, TripOutcomes
+from fedstale.traces.arrays import (
+    DAY_S,
+    Array,
+    Index,
+    Mask,
+    joined,
+    last_at_or_before,
+    offsets_of,
+    ranges,
+    rounded,
+    row_time,
+    running_sums,
+    spread_over,
+    stream,
+    taken,
+)
+from fedstale.traces.availability import Availability, longest_log
+from fedstale.traces.series import BLOCK, Series
+from fedstale.traces.trace_set import CHANNELS, TraceSet, numbered
+from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes
 
 __all__ = [
+    "BLOCK",
+    "CHANNELS",
+    "DAY_S",
+    "Array",
     "Availability",
+    "Index",
     "Job",
+    "Mask",
+    "OnInterrupt",
     "Phase",
     "Series",
     "Status",
     "TraceSet",
     "TripOutcomes",
+    "joined",
+    "last_at_or_before",
+    "longest_log",
+    "numbered",
+    "offsets_of",
+    "ranges",
+    "rounded",
+    "row_time",
+    "running_sums",
+    "spread_over",
+    "stream",
+    "taken",
 ]

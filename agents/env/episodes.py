@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.types import is_count
-from fedstale.traces import Job, TraceSet
-from fedstale.traces.arrays import Array, Index, Mask, stream
+from fedstale.traces import Array, Index, Job, Mask, TraceSet, stream
 
 GROUPS = 10
 """Groups of data that a model is to learn."""

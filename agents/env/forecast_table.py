@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
-from fedstale.traces import Status, TraceSet
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import Array, Index, Status, TraceSet
 from fedstale.traces.forecast import Forecaster, TraceObserver
 from fedstale.traces.forecast.observation import AVAILABLE_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io import replacing
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
 """Positions of devices, and the forecaster that they use."""

@@ -25,12 +25,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from fedstale.agents.env.rounds import picks_of, rollout, top
 from fedstale.agents.env.scenario import Scenario, several
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.features import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES
-from fedstale.agents.policy.scorer import by_heuristic
+from fedstale.agents.policy import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.types import is_count
-from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Array, Index, Mask, stream
+from fedstale.traces import Array, Index, Mask, TraceSet, stream
 
 Observation: TypeAlias = dict[str, npt.NDArray[np.float32]]
 Ranking: TypeAlias = npt.NDArray[np.int64]

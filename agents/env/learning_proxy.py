@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import Array
+from fedstale.traces import Array
 
 CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
 """The file of constants that comes with the package; its provenance names the runs."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedstale.agents.env.episodes import CHOICES, Episodes
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.policy.scorer import Floats, Score, by_heuristic
+from fedstale.agents.policy import Floats, Score, by_heuristic
 from fedstale.strategies.selection import Selector
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces import Array, Index, Mask
 
 Policy: TypeAlias = Selector | Score
 Pick: TypeAlias = Callable[[Index], Mask]

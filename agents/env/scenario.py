@@ -31,8 +31,7 @@ from fedstale.agents.env.learning_proxy import LearningProxy, deal, fitted
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.weighting import AgeCurve, constant, inverse_root, polynomial
-from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Array, Index, Mask, stream
+from fedstale.traces import Array, Index, Mask, TraceSet, stream
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,

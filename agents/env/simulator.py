@@ -30,12 +30,11 @@ from fedstale.agents.env.episodes import (
     RowArrays,
 )
 from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, update_norms
-from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
+from fedstale.agents.policy import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
 from fedstale.strategies.server import HEARTBEAT_S, RECHECK_S
 from fedstale.strategies.types import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
-from fedstale.traces import Status
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces import Array, Index, Mask, Status
 
 if TYPE_CHECKING:
     from fedstale.agents.env.scenario import Scenario

@@ -23,7 +23,7 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError
 from fedstale.strategies.types import is_count
-from fedstale.traces.arrays import Array, Index, stream
+from fedstale.traces import Array, Index, stream
 
 VARIED = tuple(f.name for f in fields(LearningProxy) if f.name != "first_loss")
 """Constants that worlds differ in. The first loss is that of an untrained model, which is known;

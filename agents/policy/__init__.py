@@ -1,1 +1,57 @@
 """The policy: what it sees of candidates, how it scores them, and its files."""
+
+from fedstale.agents.policy.features import (
+    HEURISTIC_LIMIT,
+    LIMIT,
+    N_CONTEXT,
+    N_FEATURES,
+    SCHEMA,
+    Inputs,
+    features,
+    heuristic_scores,
+    row_medians,
+)
+from fedstale.agents.policy.scorer import (
+    FILES,
+    TEMPERATURE,
+    Agent,
+    Floats,
+    Score,
+    Weights,
+    by_agent,
+    by_heuristic,
+    digest,
+    embedded,
+    initial,
+    load,
+    save,
+)
+from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
+
+__all__ = [
+    "FILES",
+    "HEURISTIC_LIMIT",
+    "LIMIT",
+    "N_CONTEXT",
+    "N_FEATURES",
+    "SCHEMA",
+    "TEMPERATURE",
+    "Agent",
+    "AgentSelector",
+    "Choice",
+    "Floats",
+    "Inputs",
+    "Score",
+    "Shadow",
+    "Weights",
+    "by_agent",
+    "by_heuristic",
+    "digest",
+    "embedded",
+    "features",
+    "heuristic_scores",
+    "initial",
+    "load",
+    "row_medians",
+    "save",
+]

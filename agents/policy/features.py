@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.types import Candidates
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces import Array, Mask
 
 Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]

@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Single
 from fedstale.errors import ProtocolError
-from fedstale.traces.arrays import Mask
-from fedstale.traces.io.models import ModelFiles
+from fedstale.traces import Mask
+from fedstale.traces.io import ModelFiles
 
 Floats = npt.NDArray[np.floating[Any]]
 Weights = dict[str, Single]

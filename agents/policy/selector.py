@@ -24,7 +24,7 @@ from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
 from fedstale.strategies.selection.base import name_of_class
 from fedstale.strategies.types import Candidates, is_count, require
-from fedstale.traces.arrays import Index, Mask
+from fedstale.traces import Index, Mask
 
 logger = logging.getLogger(__name__)
 

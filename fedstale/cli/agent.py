@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from fedstale.parallel import Report
     from fedstale.traces.forecast import Forecaster
-    from fedstale.traces.io.mapped import Shared
+    from fedstale.traces.io import Shared
 
 Watch = Callable[["TrainingProgress"], None]
 
@@ -199,7 +199,7 @@ def evaluate(
     With --out, a page shows the comparison: evaluation.html; with --worlds, a table: worlds.csv.
     """
     from fedstale.agents import Scenario
-    from fedstale.agents.policy.scorer import embedded
+    from fedstale.agents.policy import embedded
     from fedstale.traces.forecast import split
 
     loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
@@ -248,7 +248,7 @@ def show(
 ) -> None:
     """Say what an agent was trained on and reached, and which simple tests of picks it fails."""
     from fedstale.agents import AgentSelector, faults
-    from fedstale.agents.policy.scorer import FILES, embedded
+    from fedstale.agents.policy import FILES, embedded
     from fedstale.reports.agent import facts_of
 
     folder = folder or embedded()
@@ -290,7 +290,7 @@ def train_all(
     """
     from fedstale.agents import load, train
     from fedstale.parallel import WorkerPool
-    from fedstale.traces.io.mapped import share
+    from fedstale.traces.io import share
 
     options: dict[str, Any] = {"provenance": dict(provenance), "resume": resume}
     if min(workers, len(trainings)) == 1:

@@ -28,8 +28,7 @@ from fedstale.cli.record import link_rates, merge, record
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedstale.traces import TraceSet
-    from fedstale.traces.series import Series
+    from fedstale.traces import Series, TraceSet
 
 _MOST_DEVICES = 2000
 _SAMPLES = 96

@@ -51,7 +51,7 @@ def say_worlds(
     """Compare an agent with rules of one line in many worlds; write and print how it does."""
     from fedstale.agents import evaluate_worlds
     from fedstale.agents.env.worlds import outside_of_fit, read_spread
-    from fedstale.traces.arrays import stream
+    from fedstale.traces import stream
 
     spread = read_spread()
     beyond = outside_of_fit(scenario.draw(_GUARDED, stream(seed, 76)), scenario.kinds)

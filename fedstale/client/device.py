@@ -23,10 +23,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import DAY_S, Array, Mask
+from fedstale.traces import DAY_S, Array, Mask
 from fedstale.traces.forecast.observation import EDGES_S, RATES, STEPS, Observation
 from fedstale.traces.forecast.sessions import OwnSessions
-from fedstale.traces.recording.monitor import (
+from fedstale.traces.recording import (
     ProcessorTimes,
     PsutilMonitor,
     Reading,

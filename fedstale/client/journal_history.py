@@ -24,12 +24,12 @@ from flwr.app import RecordDict
 
 from fedstale.client.device import MessageHistory, expected_pace, store, stored
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, joined
+from fedstale.traces import DAY_S, Array, joined
 from fedstale.traces.forecast.observation import EDGES_S, RATES, Observation, TraceObserver
 from fedstale.traces.forecast.sessions import DAYS
-from fedstale.traces.recording.journal import JournalReader
-from fedstale.traces.recording.to_traces import (
+from fedstale.traces.recording import (
     AvailableWhen,
+    JournalReader,
     RecordingRules,
     working_at,
 )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
     from fedstale.client.journal_history import JournalHistory
     from fedstale.traces.forecast.base import Forecaster
-    from fedstale.traces.recording.monitor import ResourceMonitor
+    from fedstale.traces.recording import ResourceMonitor
 
 logger = logging.getLogger(__name__)
 

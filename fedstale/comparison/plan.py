@@ -32,7 +32,7 @@ from fedstale.simulation.run import simulate
 from fedstale.strategies.server import Runtime
 from fedstale.strategies.types import n_cores
 from fedstale.traces import TraceSet
-from fedstale.traces.io.mapped import Shared, share
+from fedstale.traces.io import Shared, share
 
 if TYPE_CHECKING:
     from fedstale.cluster.pool import ClusterPool

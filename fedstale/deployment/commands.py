@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstale.errors import ConfigError
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io import replacing
 
 ROLES = ("run", "register")
 """What an operator may be allowed beyond looking: to start and stop runs, and to register nodes."""

@@ -32,8 +32,7 @@ from fedstale.strategies.server import (
     Runtime,
     SuperLinkGrid,
 )
-from fedstale.traces import TraceSet
-from fedstale.traces.trip import OnInterrupt
+from fedstale.traces import OnInterrupt, TraceSet
 
 logger = logging.getLogger(__name__)
 

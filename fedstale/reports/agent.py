@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, undecided
-from fedstale.agents.policy.scorer import FILES
+from fedstale.agents.policy import FILES
 from fedstale.agents.training import PROGRESS
 from fedstale.reports.figure import Figure, Row, band, curve, forest
 from fedstale.reports.page import write_figures

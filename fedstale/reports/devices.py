@@ -19,7 +19,7 @@ from fedstale.reports.figure import (
 from fedstale.reports.timeline import PHASES
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
-from fedstale.traces.arrays import DAY_S
+from fedstale.traces import DAY_S
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run

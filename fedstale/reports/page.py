@@ -23,7 +23,7 @@ from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.timeline import Timeline, timeline
 from fedstale.runs import DEPLOYED
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io import replacing
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run

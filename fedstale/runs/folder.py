@@ -24,7 +24,7 @@ from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"

@@ -41,7 +41,7 @@ from fedstale.simulation.jobs import (
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet
-from fedstale.traces.recording.monitor import Reading
+from fedstale.traces.recording import Reading
 
 if TYPE_CHECKING:
     from fedstale.traces.forecast.observation import Observation, TraceObserver

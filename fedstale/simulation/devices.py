@@ -42,10 +42,7 @@ from fedstale.strategies.types import (
     set_bits,
     unpacked,
 )
-from fedstale.traces import Job, Status, TraceSet
-from fedstale.traces.arrays import Array, Index, Mask
-from fedstale.traces.availability import Availability
-from fedstale.traces.trip import OnInterrupt
+from fedstale.traces import Array, Availability, Index, Job, Mask, OnInterrupt, Status, TraceSet
 
 _AHEAD = 1 << 16
 """Devices whose next change is kept in order; of the others it is enough that it comes later."""

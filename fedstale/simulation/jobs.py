@@ -37,7 +37,7 @@ from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import Size, reply_kind
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
-from fedstale.traces.arrays import Index
+from fedstale.traces import Index
 
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""

@@ -22,8 +22,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
 from fedstale.strategies.server import Callback, RunEnded, Runtime
 from fedstale.strategies.stages import asked_share
-from fedstale.traces import Job, TraceSet
-from fedstale.traces.trip import Status
+from fedstale.traces import Job, Status, TraceSet
 
 INSTANTS = 240
 """At so many instants, one in each part of the time, devices are drawn."""

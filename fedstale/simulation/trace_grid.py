@@ -40,8 +40,7 @@ from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
-from fedstale.traces import TraceSet
-from fedstale.traces.trip import OnInterrupt
+from fedstale.traces import OnInterrupt, TraceSet
 
 # A heap compares plain numbers faster.
 _REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)

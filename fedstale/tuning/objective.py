@@ -18,7 +18,7 @@ from fedstale.config import Until, is_lower_better, nearest
 from fedstale.errors import ConfigError
 from fedstale.reports.learning import BOOKKEEPING
 from fedstale.reports.run import Run
-from fedstale.traces.arrays import Array
+from fedstale.traces import Array
 
 LATELY = 0.125
 """Share of the time until an instant over which a metric is averaged."""

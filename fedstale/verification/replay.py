@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedstale.agents import AgentSelector
-from fedstale.agents.policy.scorer import digest, embedded, load
+from fedstale.agents.policy import digest, embedded, load
 from fedstale.errors import FedstaleError
 from fedstale.strategies import selection
 from fedstale.strategies.selection import OortSettings, Selector

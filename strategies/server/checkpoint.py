@@ -113,7 +113,7 @@ def write_checkpoint(path: Path, state: State) -> None:
         OSError: the disk is full, or the folder is not writable; no file is left behind.
     """
     # A device, which imports strategies too, needs no pandas, as traces do.
-    from fedstale.traces.io.atomic import replacing  # noqa: PLC0415
+    from fedstale.traces.io import replacing  # noqa: PLC0415
 
     arrays, about = _flattened(state)
     with replacing(path, private=True) as file:

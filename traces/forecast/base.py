@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import Array, Index, Job
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
     LEVELS,
@@ -23,8 +23,7 @@ from fedstale.traces.forecast.observation import (
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
-from fedstale.traces.io.models import ModelFiles
-from fedstale.traces.trip import Job
+from fedstale.traces.io import ModelFiles
 
 State = dict[str, npt.NDArray[Any]]
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import Array, Index, Job, Status, TraceSet
 from fedstale.traces.forecast.base import (
     HOURS,
     LEAST_RATE,
@@ -36,8 +36,6 @@ from fedstale.traces.forecast.observation import (
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import JobForecast
-from fedstale.traces.trace_set import TraceSet
-from fedstale.traces.trip import Job, Status
 
 _HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.

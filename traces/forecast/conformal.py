@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import Array
+from fedstale.traces import Array
 from fedstale.traces.forecast.survival import PHASES, JobForecast
 
 _GRID = np.linspace(0.0, 1.0, 201)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, spread_over, stream
+from fedstale.traces import Array, Index, TraceSet, spread_over, stream
 from fedstale.traces.forecast.observation import (
     RATE_HORIZONS_S,
     RATES,
@@ -26,7 +26,6 @@ from fedstale.traces.forecast.observation import (
     time_to_change,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.trace_set import TraceSet
 
 SHORT_HISTORY = 0.2
 """Share of the examples to learn from whose device remembers only a part of its history."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.traces.arrays import DAY_S, Array, Index, taken
+from fedstale.traces import DAY_S, Array, Index, taken
 from fedstale.traces.forecast.base import FleetStatistics, hour_of, log_rate, shares_by_state
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import EDGES_S, RATE_HORIZONS_S, STEPS, Observation

@@ -28,7 +28,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces import Array
 from fedstale.traces.forecast.base import FleetStatistics, Forecaster, State
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.inputs import (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedstale.traces.arrays import Array, stream
+from fedstale.traces import Array, stream
 from fedstale.traces.forecast.base import log_rate, shares
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.inputs import (

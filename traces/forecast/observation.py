@@ -25,21 +25,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import (
+from fedstale.traces import (
+    BLOCK,
     DAY_S,
     Array,
+    Availability,
     Index,
     Mask,
+    Series,
+    TraceSet,
     joined,
     last_at_or_before,
     row_time,
     spread_over,
     taken,
 )
-from fedstale.traces.availability import Availability
 from fedstale.traces.forecast.sessions import OwnSessions, SessionHistory
-from fedstale.traces.series import BLOCK, Series
-from fedstale.traces.trace_set import TraceSet
 
 RATES = ("compute", "downlink", "uplink")
 """Channels with a rate, in the order of every array that has an axis of channels."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstale.traces.arrays import (
+from fedstale.traces import (
     DAY_S,
     Array,
+    Availability,
     Index,
     Mask,
     last_at_or_before,
@@ -22,7 +23,6 @@ from fedstale.traces.arrays import (
     row_time,
     running_sums,
 )
-from fedstale.traces.availability import Availability
 
 HORIZONS_S: Array = np.array(
     [60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0]

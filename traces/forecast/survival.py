@@ -16,10 +16,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces import Array, Index, Job, Mask
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.trip import Job
 
 _COMPUTE, _DOWNLINK, _UPLINK = range(3)
 _Z = np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])

@@ -23,11 +23,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of, ranges
-from fedstale.traces.availability import Availability
+from fedstale.traces import (
+    BLOCK,
+    CHANNELS,
+    Array,
+    Availability,
+    Index,
+    Series,
+    TraceSet,
+    offsets_of,
+    ranges,
+)
 from fedstale.traces.io.atomic import replacing
-from fedstale.traces.series import BLOCK, Series
-from fedstale.traces.trace_set import CHANNELS, TraceSet
 
 FORMAT = "fedstale-traces"
 VERSION = 2

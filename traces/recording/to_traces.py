@@ -14,11 +14,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Mask
-from fedstale.traces.availability import Availability
+from fedstale.traces import DAY_S, Array, Availability, Mask, Series, TraceSet
 from fedstale.traces.recording.monitor import Reading
-from fedstale.traces.series import Series
-from fedstale.traces.trace_set import TraceSet
 
 AvailableWhen = Literal["online", "charging", "recording"]
 

@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.series import Series
+from fedstale.traces import Series, TraceSet
 from fedstale.traces.sources.archives import number, read_json
-from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median phone of the ranking, all of its processor"
 _SCORE = "CPU_F_AI_Score"

@@ -22,7 +22,8 @@ from types import MappingProxyType
 import httpx
 
 from fedstale.errors import TraceError
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces import TraceSet
+from fedstale.traces.io import replacing
 from fedstale.traces.sources import (
     aibenchmark,
     charging,
@@ -34,7 +35,6 @@ from fedstale.traces.sources import (
     planetlab,
 )
 from fedstale.traces.sources.archives import head, is_tar, names
-from fedstale.traces.trace_set import TraceSet
 
 NATIVE = "native"
 TIMEOUT_S = 30.0
@@ -177,7 +177,7 @@ def read(path: Path, source: str | None = None) -> TraceSet:
     kind = kind_of(path) if source is None else source
     if kind == NATIVE:
         # Only here, so that reading a published recording does not load pyarrow.
-        from fedstale.traces.io.parquet import read as read_native  # noqa: PLC0415
+        from fedstale.traces.io import read as read_native  # noqa: PLC0415
 
         return read_native(path)
     if kind not in SOURCES:

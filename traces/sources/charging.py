@@ -21,10 +21,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S
-from fedstale.traces.availability import Availability, longest_log
+from fedstale.traces import DAY_S, Availability, TraceSet, longest_log
 from fedstale.traces.sources.archives import read_file
-from fedstale.traces.trace_set import TraceSet
 
 COLUMNS = ("user_id", "plugin_time", "plugout_time")
 EPOCH = "2018-01-01T00:00:00"

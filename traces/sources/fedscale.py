@@ -26,10 +26,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.availability import Availability
-from fedstale.traces.series import Series
+from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.sources.archives import number, read_file
-from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
 MAX_BYTES = 256 << 20

@@ -30,10 +30,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index
-from fedstale.traces.availability import Availability, longest_log
+from fedstale.traces import DAY_S, Array, Availability, Index, TraceSet, longest_log
 from fedstale.traces.sources.archives import number, read_json
-from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"
 """Instant 0 of ready_strict.json."""

@@ -19,10 +19,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
-from fedstale.traces.series import Series
+from fedstale.traces import Array, Index, Series, TraceSet
 from fedstale.traces.sources.archives import members, read_file
-from fedstale.traces.trace_set import TraceSet
 
 _COLUMNS = ["Timestamp", "DL_bitrate", "UL_bitrate"]
 _CLOCK = "%Y.%m.%d_%H.%M.%S"

@@ -24,10 +24,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S
-from fedstale.traces.availability import Availability
+from fedstale.traces import DAY_S, Availability, TraceSet
 from fedstale.traces.sources.archives import members, read_file
-from fedstale.traces.trace_set import TraceSet
 
 FILE = re.compile(r"FullLogonData-\d+\.csv(\.gz|\.xz)?")
 FREE = ("available", "restarted")

@@ -17,10 +17,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
-from fedstale.traces.series import Series
+from fedstale.traces import Array, Index, Series, TraceSet
 from fedstale.traces.sources.archives import read_file
-from fedstale.traces.trace_set import TraceSet
 
 _PACKET_BIT = 1500 * 8
 _LONGEST_MS = 31 * 86_400_000

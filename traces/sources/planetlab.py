@@ -19,9 +19,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.series import Series
+from fedstale.traces import Series, TraceSet
 from fedstale.traces.sources.archives import is_tar, members, read_file
-from fedstale.traces.trace_set import TraceSet
 
 STEP_S = 300.0
 _SAMPLES = 288

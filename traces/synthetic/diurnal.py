@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, rounded
-from fedstale.traces.availability import Availability
+from fedstale.traces import DAY_S, Array, Availability, Index, rounded
 
 PARTS = 8
 """Parts of each day of the cycle, from midnight, that have lengths of their own."""

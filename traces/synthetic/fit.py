@@ -12,15 +12,12 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, rounded
-from fedstale.traces.availability import Availability
-from fedstale.traces.series import Series
+from fedstale.traces import DAY_S, Array, Availability, Index, Series, TraceSet, rounded
 from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background_model
 from fedstale.traces.synthetic.diurnal import WEEK_S
 from fedstale.traces.synthetic.population import Links, Population
-from fedstale.traces.trace_set import TraceSet
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles of marginals."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, rounded
+from fedstale.traces import Array, rounded
 
 LEVELS = 4
 OUTAGE = 0.01

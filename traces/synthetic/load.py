@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, rounded
+from fedstale.traces import Array, rounded
 
 LEVELS = np.array([0.0005, 0.02, 0.05, *np.arange(0.1, 0.95, 0.1), 0.95, 0.98, 0.99, 0.9995])
 """Levels of the stored quantiles of the load."""

@@ -22,10 +22,8 @@ import numpy as np
 import tomli_w
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, stream
-from fedstale.traces.availability import Availability
-from fedstale.traces.io.atomic import replacing
-from fedstale.traces.series import Series
+from fedstale.traces import DAY_S, Array, Availability, Series, TraceSet, numbered, stream
+from fedstale.traces.io import replacing
 from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
@@ -34,7 +32,6 @@ from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
 from fedstale.traces.synthetic.load import Background
-from fedstale.traces.trace_set import TraceSet, numbered
 
 EPOCH = "2024-01-01T00:00:00"
 """Instant 0 of generated traces: a midnight, of a Monday for populations that know weekdays."""

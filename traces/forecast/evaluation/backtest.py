@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import Array, Index
 from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.baselines import LastValue
 from fedstale.traces.forecast.dataset import Examples, examples_at, log_span

@@ -18,7 +18,7 @@ from math import log
 
 import numpy as np
 
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces import Array, Index, Mask
 
 ALARM = 1000.0
 """E-value of an alarm: that of who is honest ever gets so large with a chance of 1 in 1000."""

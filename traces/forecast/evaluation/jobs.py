@@ -11,15 +11,12 @@ from itertools import chain
 import numpy as np
 import pandas as pd
 
-from fedstale.traces.arrays import Array, Index
-from fedstale.traces.availability import Availability
+from fedstale.traces import Array, Availability, Index, Job, Status, TraceSet
 from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.evaluation import backtest as scores
 from fedstale.traces.forecast.observation import Observation, TraceObserver
 from fedstale.traces.forecast.survival import PHASES, JobForecast
-from fedstale.traces.trace_set import TraceSet
-from fedstale.traces.trip import Job, Status
 
 _COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import Array, Index, Job, TraceSet
 from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_class
 from fedstale.traces.forecast.baselines import Oracle
 from fedstale.traces.forecast.conformal import Adaptation
@@ -27,8 +27,6 @@ from fedstale.traces.forecast.observation import (
     TraceObserver,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.trace_set import TraceSet
-from fedstale.traces.trip import Job
 
 TITLES = {
     "horizons": "By horizon",
