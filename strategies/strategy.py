@@ -69,8 +69,6 @@ class Options(TypedDict, total=False):
     arrayrecord_key: str
     configrecord_key: str
     weighted_by_key: str
-    loss_key: str
-    square_loss_key: str
     recheck_s: float
     checkpoints: Checkpoints | str | Path | None
     resume: str | Path | None
@@ -151,8 +149,6 @@ class StaleStrategy(Strategy):
             hold several.
         configrecord_key: name of the ConfigRecord in messages.
         weighted_by_key: metric with the number of examples behind an update, > 0.
-        loss_key: metric with a device's mean training loss.
-        square_loss_key: metric with the mean of its squared per-example losses over the round.
         recheck_s: time after which to look again for nodes, in s, when too few are online.
         checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints` for one in
             some versions only. A grid that keeps the run itself, as a simulation does, comes first.
@@ -215,8 +211,6 @@ class StaleStrategy(Strategy):
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
         weighted_by_key: str = "num-examples",
-        loss_key: str = "train_loss",
-        square_loss_key: str = "square_loss",
         recheck_s: float = RECHECK_S,
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
@@ -239,8 +233,7 @@ class StaleStrategy(Strategy):
         self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
         self.stop_when = stop_when or StopWhen()
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
-        self.weighted_by_key, self.loss_key = weighted_by_key, loss_key
-        self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
+        self.weighted_by_key, self.recheck_s, self.seed = weighted_by_key, recheck_s, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
         self.checkpoints, self.resume = checkpoints, resume

@@ -171,7 +171,7 @@ class Buffer(Stateful):
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Note the training loss behind a step."""
-        self._loss.add(metrics.get(self.strategy.loss_key, nan))
+        self._loss.add(metrics.get(self.strategy.validation.loss_key, nan))
 
     def _take_early(self) -> None:
         """Take in what waits to be limited, without what is rejected now."""

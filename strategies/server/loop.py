@@ -328,8 +328,8 @@ class EventLoop(Stateful):
         self.durations_s.append(duration)
         losses = self.reputation.losses(
             update,
-            stated=update.metrics.get(self.strategy.loss_key, nan),
-            stated_square=update.metrics.get(self.strategy.square_loss_key, nan),
+            stated=update.metrics.get(self.strategy.validation.loss_key, nan),
+            stated_square=update.metrics.get(self.strategy.validation.square_loss_key, nan),
         )
         facts: dict[str, Any] = {
             "duration_s": duration,

@@ -218,6 +218,10 @@ class Validation:
     with the steps of its training, at most in proportion, so there is room for clients with many
     examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
     updates and withstand large ones, do without."""
+    loss_key: str = "train_loss"
+    """Metric with a device's mean training loss."""
+    square_loss_key: str = "square_loss"
+    """Metric with the mean of its squared per-example losses over the round."""
     loss_from: Literal["stated", "norm"] = "stated"
     """What selectors take for the loss of a client: what it states, or the norm of its update, up
     to the `norm_cap`. No client gains by stating another loss than it has under "norm", which tells

@@ -17,6 +17,7 @@ from fedstale.strategies import (
     GapAware,
     StaleStrategy,
     StopWhen,
+    Validation,
 )
 from fedstale.strategies.schedule import (
     Schedule,
@@ -26,7 +27,7 @@ from fedstale.strategies.schedule import (
     k_sync,
     semi_synchronous,
 )
-from fedstale.strategies.selection import Filtered, Random
+from fedstale.strategies.selection import Filtered, Random, Selector
 from fedstale.strategies.server_optimizer import Momentum
 from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, inverse, polynomial
 
@@ -712,3 +713,19 @@ def test_messages_that_cannot_be_sent_are_not_waited_for_and_count_as_failures()
     grid.push_messages = lambda messages: []
     with pytest.raises(FedstaleError, match="took none"):
         start(FedAvg(), grid, 1)
+
+
+def test_selectors_see_the_losses_under_the_names_that_validation_has():
+    seen = []
+
+    class Seeing(Selector):
+        def select(self, candidates, k, now, rng):
+            seen.append((candidates.loss.tolist(), candidates.square_loss.tolist()))
+            return candidates.node_ids[:k].tolist()
+
+    validation = Validation(loss_key="nll", square_loss_key="nll2")
+    strategy = FedBuff(1, 1, selector=Seeing(), validation=validation)
+    grid = VirtualGrid({10: adder(1.0, nll=3.0, nll2=9.5, train_loss=7.0)})
+    with identity():
+        strategy.start(grid, record(w=np.zeros(2)), num_rounds=2)
+    assert seen[-1] == ([3.0], [9.5])

@@ -9,7 +9,7 @@ from places import ROOT
 SNIPPET = """\
 from fedstale.strategies import FedBuff, FedProx, StaleStrategy
 FedBuff(20, 5, seed=1, eta=0.1)
-FedProx(fraction_train=0.5, loss_key="loss")
+FedProx(fraction_train=0.5, weighted_by_key="n")
 FedBuff(20, bufer_size=5)  # line 4
 FedBuff(20, seed="one")  # line 5
 FedProx(fraction_train="half")  # line 6
