@@ -146,7 +146,7 @@ class TraceSet:
         Raises:
             TraceError: the file cannot be written.
         """
-        from fedstale.traces.io import write
+        from fedstale.traces.io.parquet import write
 
         write(self, Path(path), private=private)
 

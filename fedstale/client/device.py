@@ -26,12 +26,7 @@ from fedstale.errors import ConfigError
 from fedstale.traces import DAY_S, Array, Mask
 from fedstale.traces.forecast.observation import EDGES_S, RATES, STEPS, Observation
 from fedstale.traces.forecast.sessions import OwnSessions
-from fedstale.traces.recording import (
-    ProcessorTimes,
-    PsutilMonitor,
-    Reading,
-    ResourceMonitor,
-)
+from fedstale.traces.recording import ProcessorTimes, PsutilMonitor, Reading, ResourceMonitor
 
 if TYPE_CHECKING:
     from fedstale.client.journal_history import JournalHistory

@@ -48,7 +48,16 @@ def test_what_the_pages_name_is_there(name):
     ("name", "commands"),
     [
         ("ci", [".ci/run"]),
-        ("nightly", ["make lint typecheck", "make test OPTIONS='-p randomly'", "make test-all"]),
+        (
+            "nightly",
+            [
+                "make lint typecheck",
+                "make test OPTIONS='-p randomly'",
+                "make test-all",
+                "make test-flower FLOWER=1.41.0",
+                "make test-flower FLOWER=nightly",
+            ],
+        ),
     ],
 )
 def test_a_workflow_runs_what_a_change_must_pass_and_all_tests_at_night(name, commands):

@@ -1,4 +1,4 @@
-"""Recording what a device does, on the device, and turning recordings into traces."""
+"""Recording what a device does, on the device; `to_traces` makes traces of it, with pandas."""
 
 from fedstale.traces.recording.journal import Journal, JournalReader, RecordingRun, check, record
 from fedstale.traces.recording.monitor import (
@@ -8,26 +8,16 @@ from fedstale.traces.recording.monitor import (
     ResourceMonitor,
     steady_clock,
 )
-from fedstale.traces.recording.to_traces import (
-    AvailableWhen,
-    RecordingRules,
-    check_readable,
-    working_at,
-)
 
 __all__ = [
-    "AvailableWhen",
     "Journal",
     "JournalReader",
     "ProcessorTimes",
     "PsutilMonitor",
     "Reading",
-    "RecordingRules",
     "RecordingRun",
     "ResourceMonitor",
     "check",
-    "check_readable",
     "record",
     "steady_clock",
-    "working_at",
 ]

@@ -177,7 +177,7 @@ def read(path: Path, source: str | None = None) -> TraceSet:
     kind = kind_of(path) if source is None else source
     if kind == NATIVE:
         # Only here, so that reading a published recording does not load pyarrow.
-        from fedstale.traces.io import read as read_native  # noqa: PLC0415
+        from fedstale.traces.io.parquet import read as read_native  # noqa: PLC0415
 
         return read_native(path)
     if kind not in SOURCES:
