@@ -270,6 +270,9 @@ class StaleStrategy(Strategy):
         accepted = "instances of Stage, one of a name, such as [Compression('int8')]"
         is_known = len(names) == len(self.stages) == len(set(names))
         require(is_known, "stages", self.stages, accepted)
+        asking = [stage.name for stage in self.stages if stage.query]
+        accepted = "one that sends queries at most: answers are waited for once"
+        require(len(asking) < 2, "stages", asking, accepted)
         for stage in self.stages:
             stage.check(self)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")

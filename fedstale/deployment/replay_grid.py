@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message
 from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
+from fedstale.errors import RunEnded
 from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
 from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation.costs import CostBook, size_of
@@ -27,7 +28,6 @@ from fedstale.strategies.server import (
     CLIENT_ERROR,
     REPORTED,
     ForwardingGrid,
-    RunEnded,
     RunLogger,
     Runtime,
     SuperLinkGrid,

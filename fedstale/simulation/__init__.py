@@ -1,8 +1,8 @@
 """Any Flower app, replayed on device traces with a virtual clock."""
 
 from fedstale.config import Costs
+from fedstale.errors import RunEnded
 from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server import RunEnded
 
 __all__ = ["Costs", "Executor", "InlineExecutor", "ProcessExecutor", "RunEnded", "TraceGrid"]

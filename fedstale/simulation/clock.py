@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedstale.strategies.server import RunEnded
+from fedstale.errors import RunEnded
 from fedstale.strategies.types import Stateful, Words
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs, SimulationConfig
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import own_copy, own_message, reply_with
 from fedstale.simulation.costs import (
     examples_in,
@@ -30,7 +30,6 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import seed_server
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.server import RunEnded
 from fedstale.strategies.stages import StepsDone
 from fedstale.traces import TraceSet
 

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.config import Until
-from fedstale.errors import FedstaleError
+from fedstale.errors import FedstaleError, RunEnded
 from fedstale.machine import processor, system, versions
 from fedstale.reports.costs import LEVEL_COLUMNS, levels
 from fedstale.reports.run import Run, report_at_end
@@ -34,7 +34,6 @@ from fedstale.strategies.server import (
     REJECTED,
     Callback,
     Limit,
-    RunEnded,
     Runtime,
     Sums,
     add_metrics,

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from flwr.app import Message
 
 from fedstale.config import Costs, SimulationConfig, Until
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, RunEnded
 from fedstale.simulation.costs import CostBook, kind_of, size_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
-from fedstale.strategies.server import Callback, RunEnded, Runtime
+from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.stages import asked_share
 from fedstale.traces import Job, Status, TraceSet
 

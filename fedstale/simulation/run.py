@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
-from fedstale.errors import ConfigError, FedstaleError, ResumeError
+from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.flower import features
 from fedstale.reports.figure import thinned
 from fedstale.reports.run import Run
@@ -43,7 +43,6 @@ from fedstale.strategies.server import (
     Callback,
     Checkpointer,
     Checkpoints,
-    RunEnded,
     Snapshot,
     read_checkpoint,
 )

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedstale.errors import RunEnded
 from fedstale.flower import features, legacy
 from fedstale.simulation.clock import replaced
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
+from fedstale.strategies.server import Runtime, RuntimeGrid
 
 if TYPE_CHECKING:
     from fedstale.simulation.trace_grid import TraceGrid

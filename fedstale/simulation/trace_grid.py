@@ -22,6 +22,7 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs
+from fedstale.errors import RunEnded
 from fedstale.flower import (
     Run,
     asked_ids,
@@ -38,7 +39,7 @@ from fedstale.simulation.costs import CostBook, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
-from fedstale.strategies.server import RunEnded, Runtime, RuntimeGrid
+from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
 

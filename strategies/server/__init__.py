@@ -1,6 +1,5 @@
 """The event loop of a strategy and what it keeps: jobs, clients, versions, the buffer."""
 
-from fedstale.errors import RunEnded
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import (
     Checkpoints,
@@ -50,7 +49,6 @@ __all__ = [
     "Limit",
     "Normalise",
     "Progress",
-    "RunEnded",
     "RunLogger",
     "Runtime",
     "RuntimeGrid",

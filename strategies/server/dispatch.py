@@ -80,6 +80,8 @@ class Dispatcher:
     """Of nodes."""
     stages: Sequence[Stage]
     """What happens to messages."""
+    asking: Stage | None
+    """The stage that sends queries, if one does."""
     rng: np.random.Generator
     """What the selector draws from."""
     configs: dict[Purpose, Mapping[str, object]]
@@ -155,7 +157,7 @@ class Dispatcher:
         jobs, messages = self.prepare(nodes, purpose)
         ids: list[str | None] = list(self.grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
-            n_bytes = max(_array_bytes(message.content) for message in messages)
+            n_bytes = max(array_bytes(message.content) for message in messages)
             raise FedstaleError(
                 f"the grid took none of {len(nodes)} messages with up to {n_bytes} bytes of "
                 "arrays: see the log of the SuperLink, which may have a limit on their size"
@@ -167,14 +169,17 @@ class Dispatcher:
         """Return jobs that are not sent yet, and their messages."""
         content, n_bytes = self._content(purpose)
         ttl_s, group_id = self.ttl_s(purpose), str(self.versions.version)
-        kind = _TYPES.get(purpose) or self._asking.query
+        kind = _TYPES.get(purpose) or self._asked_by.query
         jobs, messages = [], []
+        # Stages make few contents of one; the messages keep them, and so their ids.
+        sizes = {id(content): n_bytes}
         for node in nodes:
-            job, own = Job(node, purpose, self.versions.version, n_bytes=n_bytes), content
+            job, own = Job(node, purpose, self.versions.version), content
             for stage in self.stages:
                 own = stage.outgoing(job, own)
-            if own is not content:
-                job.n_bytes = _array_bytes(own)
+            if id(own) not in sizes:
+                sizes[id(own)] = array_bytes(own)
+            job.n_bytes = sizes[id(own)]
             jobs.append(job)
             messages.append(Message(own, node, kind, ttl=ttl_s, group_id=group_id))
         return jobs, messages
@@ -217,12 +222,12 @@ class Dispatcher:
 
     def ttl_s(self, purpose: Purpose) -> float:
         """Return how long a message of some kind lives, in s."""
-        return self._asking.wait_s if purpose == "query" else self.timeout_s
+        return self._asked_by.wait_s if purpose == "query" else self.timeout_s
 
     @property
-    def _asking(self) -> Stage:
-        """The stage that sends queries."""
-        return next(stage for stage in self.stages if stage.query)
+    def _asked_by(self) -> Stage:
+        assert self.asking is not None, "queries are sent for a stage"
+        return self.asking
 
     def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
@@ -239,12 +244,13 @@ class Dispatcher:
             content = RecordDict(
                 {self.strategy.arrayrecord_key: record, self.strategy.configrecord_key: config}
             )
-            n_bytes = _array_bytes(content)
+            n_bytes = array_bytes(content)
             self._contents[purpose] = (version, content, n_bytes)
         return content, n_bytes
 
 
-def _array_bytes(content: RecordDict) -> int:
+def array_bytes(content: RecordDict) -> int:
+    """Return the bytes of the arrays in the content of a message or a reply."""
     n = 0
     for record in content.values():
         if isinstance(record, ArrayRecord):

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.schedule import LearntDeadline, Slots
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
+from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes, array_bytes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.reputation import Reputation
@@ -55,8 +55,6 @@ _FAILURES_IN_A_ROW = 1000
 _DURATIONS_KEPT = 200
 # Where trainings take next to no time, a message may still take some seconds.
 _LAST_WAIT_S = 5.0
-
-_NO_FACTS: Mapping[str, float] = {}
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 ShouldStop = Callable[[int, Result], bool]
@@ -99,7 +97,7 @@ class EventLoop(Stateful):
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
         self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
-        self.asking = [stage for stage in self.stages if stage.query]
+        self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
         self.slots = Slots(self.schedule, self.jobs.n_out)
         self.nodes = FreeNodes(grid, self.jobs)
@@ -126,6 +124,7 @@ class EventLoop(Stateful):
             strategy=strategy,
             selector=self.selector,
             stages=self.stages,
+            asking=self.asking,
             rng=self.rng,
             configs=dict(configs),
             timeout_s=timeout_s,
@@ -196,7 +195,7 @@ class EventLoop(Stateful):
         now = self.clock.now()
         free = self._free_nodes(now)
         k = self.slots.n_of(len(free), slots)
-        if not k or (self.asking and self._awaits_answers(free, now)):
+        if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
             return
         # A reply that comes after the step counts only where stragglers are kept.
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
@@ -205,12 +204,11 @@ class EventLoop(Stateful):
         self._push(chosen, "train", now)
         self.slots.sent(len(chosen), slots)
 
-    def _awaits_answers(self, free: NodeSet, now: float) -> bool:
-        """Ask the free nodes that stages want to ask; return whether answers are waited for."""
+    def _awaits_answers(self, asking: Stage, free: NodeSet, now: float) -> bool:
+        """Ask the free nodes that a stage wants to ask; return whether answers are waited for."""
         if self.jobs.n_out["query"]:
             return True
-        candidates = self.history.candidates(free)
-        due = [node for stage in self.asking for node in stage.queries(candidates, now)]
+        due = asking.queries(self.history.candidates(free), now)
         self._push(due, "query", now)
         return bool(due)
 
@@ -285,7 +283,7 @@ class EventLoop(Stateful):
         message_id = reply.metadata.reply_to_message_id
         ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
-        self.progress.received_bytes += _n_bytes(reply)
+        self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
         self.reputation.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
@@ -295,7 +293,7 @@ class EventLoop(Stateful):
         if job is None:
             self._reject_stray(reply)
             return
-        self.progress.received_bytes += _n_bytes(reply)
+        self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
         self.changed_at = self.clock.now()
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
@@ -308,11 +306,11 @@ class EventLoop(Stateful):
             if forecast := forecast_in(reply.content):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":
-                self.end(job, "accepted")
+                self.end(job, End("accepted"))
             elif job.purpose == "evaluate":
                 found = self.reputation.measurements(reply, node_id=job.node_id)
                 self.evaluations.add(job.base_version, *found)
-                self.end(job, "accepted")
+                self.end(job, End("accepted"))
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
         except ProtocolError as problem:
@@ -344,13 +342,13 @@ class EventLoop(Stateful):
             facts["duration_s"] = whole_s(duration, update.share, forecast)
         self.history.finished(job.node_id, **facts)
         if is_too_stale:
-            self.end(job, "rejected", reason, facts)
+            self.end(job, End("rejected", reason, facts))
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.reputation.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
             self.slots.count_lost()
         else:
-            self.end(job, "accepted", facts=facts)
+            self.end(job, End("accepted", facts=facts))
             for stage in self.stages:
                 stage.accepted(update)
             self.buffer.add(update)
@@ -373,20 +371,18 @@ class EventLoop(Stateful):
 
     # How jobs end.
 
-    def end(
-        self, job: Job, how: Ending, reason: str = "", facts: Mapping[str, float] = _NO_FACTS
-    ) -> None:
+    def end(self, job: Job, end: End) -> None:
         """End a job, and tell whoever follows it: the one place where jobs end."""
-        self.jobs.end(job.message_id, how)
+        self.jobs.end(job.message_id, end.how)
         if job.purpose != "query":
             self.versions.release(job.base_version)
         if job.purpose == "evaluate":
             self.evaluations.ended(job.base_version)
         for stage in self.stages:
-            stage.ended(job, End(how, reason, facts))
+            stage.ended(job, end)
 
     def _fail(self, job: Job, how: Ending, reason: str) -> None:
-        self.end(job, how, reason)
+        self.end(job, End(how, reason))
         self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
             return
@@ -444,7 +440,7 @@ class EventLoop(Stateful):
             self.runtime.aggregated(update, version)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
-                self.end(left, "cancelled")
+                self.end(left, End("cancelled"))
         self.progress.version = version
         arrays = self.dispatcher.record()
         self.strategy.result.arrays = arrays
@@ -492,7 +488,7 @@ class EventLoop(Stateful):
         for update in self.buffer.updates:
             self.runtime.rejected(update.message_id, reason="the run ended before its server step")
         for left in (*self.jobs.open_jobs("train"), *self.jobs.open_jobs("query")):
-            self.end(left, "cancelled")
+            self.end(left, End("cancelled"))
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
         patience_s = self._patience_s()
@@ -519,14 +515,3 @@ class EventLoop(Stateful):
     def state_dict(self) -> State:
         """Return what a checkpoint must hold, between two turns."""
         return super().state_dict() | state_of(self)
-
-
-def _n_bytes(reply: Message) -> int:
-    if reply.has_error():
-        return 0
-    n = 0
-    for record in reply.content.values():
-        if isinstance(record, ArrayRecord):
-            for array in record.values():
-                n += len(array.data)
-    return n

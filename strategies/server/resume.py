@@ -15,7 +15,7 @@ from flwr.app import MetricRecord
 from fedstale.errors import ResumeError
 from fedstale.strategies.server.runtime import ResumedClock
 from fedstale.strategies.stages import StageRun
-from fedstale.strategies.types import PURPOSES, State
+from fedstale.strategies.types import PURPOSES, End, State
 
 if TYPE_CHECKING:
     from fedstale.strategies.server.loop import EventLoop
@@ -57,10 +57,11 @@ def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) ->
         folder=loop.runtime.folder,
         may_resume=strategy.resume is not None,
         repeats=checkpointer is not None and checkpointer.jobs_survive,
+        is_resumed=state is not None,
         earlier=earlier,
     )
     for stage in loop.stages:
-        stage.begin(run, before.get(stage.name), resumed=state is not None)
+        stage.begin(run, before.get(stage.name))
 
 
 def state_of(loop: "EventLoop") -> State:
@@ -106,7 +107,7 @@ def continue_from(loop: "EventLoop", state: State, *, jobs_survive: bool) -> Non
         return
     for purpose in PURPOSES:
         for job in loop.jobs.open_jobs(purpose):
-            loop.end(job, "cancelled")
+            loop.end(job, End("cancelled"))
     for message_id in list(loop.jobs.awaited()):
         loop.jobs.forget(message_id)
 

@@ -80,7 +80,7 @@ class AuditRecord(Stage):
 
     # Beginning and going on.
 
-    def begin(self, run: StageRun, state: Mapping[str, Any] | None, *, resumed: bool) -> None:
+    def begin(self, run: StageRun, state: Mapping[str, Any] | None) -> None:
         """Begin the file, or go on in it.
 
         Raises:
@@ -91,7 +91,7 @@ class AuditRecord(Stage):
         """
         self._repeats, self._now = run.repeats, run.now
         self._file_of(run)
-        if not resumed:
+        if not run.is_resumed:
             self._begin(run)
         elif state is None:
             raise ResumeError(

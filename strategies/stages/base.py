@@ -54,6 +54,8 @@ class StageRun:
     """Class of the strategy, its settings, and its selector, as text."""
     folder: Path | None
     """Of the run, if it has one."""
+    is_resumed: bool
+    """Whether it goes on from a checkpoint, which may be of a run without this stage."""
     may_resume: bool
     """Whether the run was asked to go on from checkpoints, although there may be none yet."""
     repeats: bool
@@ -79,6 +81,33 @@ class Pick(NamedTuple):
     """State of the generator before it was drawn from."""
 
 
+class Remade:
+    """What was made of the last content, so that messages that share it share this, too."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._content: RecordDict | None = None
+        self._made: dict[object, RecordDict] = {}
+
+    def of(
+        self, content: RecordDict, make: Callable[[RecordDict], None], key: object = None
+    ) -> RecordDict:
+        """Return a copy of a content with other records in it; one for each key.
+
+        Args:
+            content: which stays as it is.
+            make: puts the other records into the copy.
+            key: what they depend on besides.
+        """
+        if self._content is not content:
+            self._content, self._made = content, {}
+        if key not in self._made:
+            copy = RecordDict(dict(content))
+            make(copy)
+            self._made[key] = copy
+        return self._made[key]
+
+
 class Stage(Part):
     """What happens to messages, replies and steps besides; a subclass overrides what it is about.
 
@@ -95,7 +124,7 @@ class Stage(Part):
     needs_start: ClassVar[bool] = False
     """Whether only `StaleStrategy.start` can keep it, and no loop of another strategy's."""
     query: ClassVar[str] = ""
-    """Type of the query messages that it asks for."""
+    """Type of the query messages that it asks for; one stage of a strategy may."""
     wait_s: float = inf
     """Longest wait in s for the answers to its queries."""
 
@@ -107,13 +136,12 @@ class Stage(Part):
     def check(self, strategy: "StaleStrategy") -> None:
         """Raise ConfigError if it does not go together with the other settings of a strategy."""
 
-    def begin(self, run: StageRun, state: Mapping[str, Any] | None, *, resumed: bool) -> None:
+    def begin(self, run: StageRun, state: Mapping[str, Any] | None) -> None:
         """Prepare for a run.
 
         Args:
             run: what it may know of it.
             state: what `state_dict` returned in the run that goes on; None for none.
-            resumed: whether a run goes on; it may have been one without this stage.
         """
         if state is not None:
             self.load_state_dict(state)

@@ -13,8 +13,8 @@ import re
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale import __version__
-from fedstale.strategies.stages.base import Stage
-from fedstale.strategies.types import Job, Purpose, RejectionError
+from fedstale.strategies.stages.base import Remade, Stage
+from fedstale.strategies.types import Job, RejectionError
 
 RELEASE = "fedstale.release"
 """Key of the release, in the config of a message, and name of a record of its own elsewhere."""
@@ -31,21 +31,19 @@ class Compatibility(Stage):
     of_process = True
 
     def __init__(self) -> None:
-        self._made: dict[Purpose, tuple[RecordDict, RecordDict]] = {}
-        """The last content for each purpose, and what was made of it."""
+        self._remade = Remade()
 
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
         """State the release: in the config, or of a query in a record of its own."""
-        of, made = self._made.get(job.purpose, (None, content))
-        if of is not content:
-            made = RecordDict(dict(content))
+
+        def state(made: RecordDict) -> None:
             if job.purpose == "query":
                 state_release(made, __version__)
-            else:
-                for name, config in content.config_records.items():
-                    made[name] = ConfigRecord({**config, RELEASE: __version__})
-            self._made[job.purpose] = content, made
-        return made
+                return
+            for name, config in content.config_records.items():
+                made[name] = ConfigRecord({**config, RELEASE: __version__})
+
+        return self._remade.of(content, state)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
         """Check the release of a device that states one."""

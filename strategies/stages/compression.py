@@ -65,9 +65,9 @@ class Compression(Stage):
         self._last: dict[int, FormatName | None] = {}
         """Format of the last reply of each node, to which its forecast applies."""
 
-    def begin(self, run: StageRun, state: Mapping[str, object] | None, *, resumed: bool) -> None:
+    def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
         """Prepare for a run."""
-        super().begin(run, state, resumed=resumed)
+        super().begin(run, state)
         self._run = run
 
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:

@@ -14,7 +14,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.stages.base import Stage, StageRun
+from fedstale.strategies.stages.base import Remade, Stage, StageRun
+from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import Forecast, Job, forecast_share, median_of, require
 
 if TYPE_CHECKING:
@@ -77,14 +78,10 @@ class LocalWork(Stage):
     ) -> None:
         self.share, self.within_s, self.least, self.first = share, within_s, least, first
         self._warned = False
-        self._made_of: RecordDict | None = None
-        self._made: dict[float, RecordDict] = {}
-        """What was made of the last content, by share; it holds a model."""
+        self._remade = Remade()
         if share is not None:
-            accepted = f"{_ACCEPTED}, and no within_s beside it"
-            known = _is_share(share)
-            require(known, "LocalWork.share", share, _ACCEPTED)
-            require(within_s is None, "LocalWork.within_s", within_s, accepted)
+            require(_is_share(share), "LocalWork.share", share, _ACCEPTED)
+            require(within_s is None, "LocalWork.within_s", within_s, "None beside a share")
         if within_s is not None:
             require(0 < within_s < inf, "LocalWork.within_s", within_s, "seconds > 0")
         require(LEAST <= least <= 1, "LocalWork.least", least, "a number from 0.125 to 1")
@@ -92,16 +89,16 @@ class LocalWork(Stage):
 
     def check(self, strategy: "StaleStrategy") -> None:
         """Raise ConfigError if the sizes of messages are settled after it."""
-        names = [stage.name for stage in strategy.stages]
-        if self.name in names and "Compression" in names[names.index(self.name) :]:
+        behind = strategy.stages[strategy.stages.index(self) :]
+        if any(isinstance(stage, Compression) for stage in behind):
             raise ConfigError(
                 "strategy.stages: LocalWork comes before Compression, and knows no size of its "
                 "messages; expected it behind"
             )
 
-    def begin(self, run: StageRun, state: Mapping[str, object] | None, *, resumed: bool) -> None:
+    def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
         """Prepare for a run."""
-        super().begin(run, state, resumed=resumed)
+        super().begin(run, state)
         self._history, self._key = run.history, run.config_key
 
     def share_of(self, forecast: Forecast, upload: float = 1.0) -> float:
@@ -131,13 +128,11 @@ class LocalWork(Stage):
             return content
         share = self.share_of(self._history.forecast_of(job.node_id), job.upload)
         job.notes[self.name] = share
-        if self._made_of is not content:
-            self._made_of, self._made = content, {}
-        if share not in self._made:
-            made = RecordDict(dict(content))
+
+        def ask(made: RecordDict) -> None:
             made[self._key] = asking(content.config_records[self._key], share)
-            self._made[share] = made
-        return self._made[share]
+
+        return self._remade.of(content, ask, share)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
         """Note the steps that a reply states; warn once of an app that did not read its share."""

@@ -143,9 +143,9 @@ class Privacy(Stage):
         weighting = strategy.weighting
         require(weighting.from_update_alone, "weighting", weighting, accepted)
 
-    def begin(self, run: StageRun, state: Mapping[str, object] | None, *, resumed: bool) -> None:
+    def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
         """Prepare for a run; two runs of one strategy draw other noise, unless it is seeded."""
-        super().begin(run, state, resumed=resumed)
+        super().begin(run, state)
         self._rng = np.random.default_rng()
 
     def weighing(self, update: ClientUpdate) -> None:

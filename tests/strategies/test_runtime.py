@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_grid import Notes, VirtualGrid, weighed
 
-from fedstale.strategies.server.runtime import (
-    Callback,
-    ResumedClock,
-    RunEnded,
-    RunLogger,
-    Runtime,
-    WallClock,
-)
+from fedstale.errors import RunEnded
+from fedstale.strategies.server.runtime import Callback, ResumedClock, RunLogger, Runtime, WallClock
 
 UPDATE = weighed("m1", base_version=1, staleness=1)
 

@@ -11,7 +11,7 @@ from flwr.app.error import Error
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import Checkpoints, FedBuff, Stage, StaleStrategy, stages
+from fedstale.strategies import Checkpoints, FedBuff, ForecastRequest, Stage, StaleStrategy, stages
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.types import RejectionError
 
@@ -156,9 +156,9 @@ def test_a_run_that_goes_on_has_the_state_and_the_notes_of_its_stages(tmp_path):
     class Kept(Notes):
         seen: list
 
-        def begin(self, run, state, *, resumed):
-            super().begin(run, state, resumed=resumed)
-            type(self).seen.append((resumed, self.n_sent))
+        def begin(self, run, state):
+            super().begin(run, state)
+            type(self).seen.append((run.is_resumed, self.n_sent))
 
     Kept.seen = []
     nodes = {k: adder(1.0, 5.0) for k in (10, 11)}
@@ -237,3 +237,11 @@ def test_a_stage_with_queries_lets_nodes_be_asked_before_they_are_picked():
     grid, _ = start({10: node, 11: node}, strategy, rounds=1)
     kinds = [message.metadata.message_type for _, message in grid.sent]
     assert kinds == ["query.mood"] * 2 + ["train"] * 2
+
+
+def test_two_stages_that_send_queries_are_refused():
+    class Asking(Stage):
+        query = "query.mood"
+
+    with pytest.raises(ConfigError, match=r"'Asking', 'ForecastRequest'.*at most"):
+        StaleStrategy(stages=[Asking(), ForecastRequest()])
