@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-all bench build check clean compare docs picture screenshots table-agent table-forecasts table-liars table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -81,53 +81,50 @@ test-all: setup node_modules/axe-core ## run all three, with what is slow
 	$(BIN)/python -m pytest --hypothesis-profile=default -m '' tests benchmarks/tests
 
 bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
-	$(BIN)/python benchmarks/trips.py
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/merging.py
-	$(BIN)/python benchmarks/batched.py
-	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/tables.py
-
-profile: setup ## show where a simulation spends its time
-	$(BIN)/python benchmarks/profiling.py
+	$(BIN)/python benchmarks/speed/trips.py
+	$(BIN)/python benchmarks/speed/engine.py
+	$(BIN)/python benchmarks/speed/merging.py
+	$(BIN)/python benchmarks/speed/batched.py
+	$(BIN)/python benchmarks/speed/peers.py
+	$(BIN)/python benchmarks/pages.py
 
 compare: setup ## run the plans of benchmarks/compare and rewrite their tables
-	$(BIN)/python benchmarks/comparisons.py
+	$(BIN)/python benchmarks/compare/run.py
+	$(BIN)/python benchmarks/pages.py
 
 RECORDINGS := ../shared/traces
-PLAYS := ../shared/data/tinyshakespeare.txt.gz
+# The plays that `shakespeare` is trained on.
+export PLAYS := $(abspath ../shared/data/tinyshakespeare.txt.gz)
 KEEP := runs/strategies.jsonl
 
 table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rewrite their page; takes hours
 	mkdir -p build
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --keep build/forecasts.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_outcomes.py $(RECORDINGS)
-	$(BIN)/python benchmarks/forecasting_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasts/run.py $(RECORDINGS) --keep build/forecasts.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasts/run.py $(RECORDINGS) --speed
+	$(BIN)/python benchmarks/pages.py
 
 table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_windows.py $(RECORDINGS) --out build/agents --ship
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_training.py $(RECORDINGS) --keep build/agents/runs.jsonl --cache build/agents/forecasts --jobs 2
-	$(BIN)/python benchmarks/agent_worlds.py $(RECORDINGS) --out build/agents/worlds
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_sizes.py
-	$(BIN)/python benchmarks/agent_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py $(RECORDINGS) --out build/agents --ship
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/training.py $(RECORDINGS) --keep build/agents/runs.jsonl --cache build/agents/forecasts --jobs 2
+	$(BIN)/python benchmarks/agent/worlds.py $(RECORDINGS) --out build/agents/worlds
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py --sizes
+	$(BIN)/python benchmarks/pages.py
 
-table-strategies: setup ## measure strategies on the records in RECORDINGS and rewrite their page; takes an hour
+table-strategies: setup ## measure strategies on the records in RECORDINGS and rewrite their page; takes hours
 	mkdir -p $(dir $(KEEP))
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/strategies.py $(RECORDINGS) --text $(PLAYS) --keep $(KEEP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/staleness.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/adasync.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime.py
-	$(BIN)/python benchmarks/strategies_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/methods/run.py $(RECORDINGS) --keep $(KEEP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/staleness.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/adasync.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/laws.py
+	$(BIN)/python benchmarks/pages.py
 
-table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes an hour
+table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes hours
 	mkdir -p build/liars
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/update_norms.py $(RECORDINGS)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars --jobs 2
-	$(BIN)/python benchmarks/liars_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars/run.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars --jobs 2
+	$(BIN)/python benchmarks/pages.py
 
 picture: setup ## draw the picture of the README from three runs
-	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python benchmarks/picture/run.py
 
 screenshots: setup ## draw the pictures of docs/report.md; needs chromium
 	$(BIN)/python docs/screenshots.py

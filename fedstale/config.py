@@ -301,7 +301,7 @@ _MESSAGE_TYPES = ("train", "evaluate", "query", "get_parameters", "get_propertie
 
 FLOWER_OVERHEAD = {"download-overhead-s": 0.3, "upload-overhead-s": 0.5}
 """What Flower 1.41 needs for each message to a node that `fedstale node` runs, besides bytes and
-training. Medians of benchmarks/fidelity.py on two quiet cores; other machines differ."""
+training. Medians of benchmarks/fidelity/run.py on two quiet cores; other machines differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

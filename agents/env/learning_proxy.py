@@ -123,7 +123,7 @@ def update_norms(losses: Array, examples: Array, noise: npt.ArrayLike) -> Array:
     """Return the norms of updates, in an unknown unit: L^a n^b exp(c z).
 
     The constants are a fit to 4,962 updates of digits on recorded phones
-    (`benchmarks/update_norms.py`); what server steps do to the model is not in them.
+    (`benchmarks/results/update_norms.json`); what server steps do to the model is not in them.
 
     Args:
         losses: L of the model on each device's own mixture; shape (n,).

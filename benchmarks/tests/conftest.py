@@ -5,5 +5,4 @@ import sys
 from places import ROOT
 
 pytest_plugins = ["suites"]
-# First: benchmarks/strategies.py is meant, and not the folder of the root, which is there, too.
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]

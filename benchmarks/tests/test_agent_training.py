@@ -1,4 +1,4 @@
-"""The benchmark of the agent by real training: windows, lies, kept runs, ratios and its page."""
+"""The benchmark of the agent by real training: windows, lies and ratios."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
 from places import RECORDINGS
 
 from fedstale.agents.env.forecast_table import ForecastTable, NoForecasts
-from fedstale.apps import classification, client
-from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.selection import MostReliable, Random, Selector
 from fedstale.strategies.types import History
 from fedstale.traces import TraceSet
@@ -25,17 +22,17 @@ DAY_S = 86_400.0
 @pytest.fixture(scope="module")
 def bench():
     """Return the benchmark's module."""
-    import agent_training
+    from agent import training
 
-    return agent_training
+    return training
 
 
 @pytest.fixture(scope="module")
-def training(bench):
+def training():
     """Return the module of one run."""
-    import selection_training
+    from lab import training
 
-    return selection_training
+    return training
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +42,17 @@ def fleet():
 
 
 @pytest.fixture(scope="module")
-def windows(bench, fleet):
+def windows(bench, training, fleet):
     """Return the windows of the comparison."""
-    return bench.windows(fleet, "phones", bench.SEEDS)
+    return training.windows(fleet, "phones", bench.SEEDS)
 
 
 @pytest.fixture
-def apps(bench):
+def apps():
     """Return the apps that are trained."""
-    import training_apps
+    from lab import apps
 
-    return training_apps
+    return apps
 
 
 def train(bench, training, apps, window, selector, **options):
@@ -95,20 +92,20 @@ def test_windows_hold_the_hours_of_the_fleet(fleet, windows):
         np.testing.assert_array_equal(here, there)
 
 
-def test_too_few_days_are_an_error(bench):
+def test_too_few_days_are_an_error(bench, training):
     with pytest.raises(ValueError, match="0 days of phones on which 30 devices appear"):
-        bench.windows(TraceSet.synthetic(20, days=3, seed=0), "phones", bench.SEEDS)
+        training.windows(TraceSet.synthetic(20, days=3, seed=0), "phones", bench.SEEDS)
 
 
 @pytest.mark.parametrize("kind", ["cars"])
-def test_recorded_devices_of_a_window_were_logged_before_and_throughout(bench, kind):
+def test_recorded_devices_of_a_window_were_logged_before_and_throughout(bench, kind, training):
     if not (RECORDINGS / "ev-norway-charging-reports.csv.xz").is_file():
         pytest.skip("published recordings are not here")
-    from recorded_fleets import ASSUMED, fleets
+    from lab.fleets import ASSUMED, fleets
 
     traces = fleets(RECORDINGS, seed=0, kind=kind, assumed=ASSUMED)["test"]
     days = set()
-    for window in bench.windows(traces, kind, bench.SEEDS):
+    for window in training.windows(traces, kind, bench.SEEDS):
         begin, end = traces.log_at(window.devices, np.full(window.n_devices, window.start))
         assert (begin <= window.start - bench.FLEETS[kind].history_s).all()
         assert (end >= window.start + 4 * 3600.0).all()
@@ -122,12 +119,14 @@ def test_every_selector_gets_the_same_windows_forecasts_and_targets(bench, fleet
 
     def noted(run, window, forecasts, target):
         seen[run] = (window, forecasts, target)
-        return {**bench.asdict(run)}, 0.0
+        return bench.asdict(run)
 
-    monkeypatch.setattr(bench, "played", noted)
-    monkeypatch.setattr(bench, "told", lambda *_: object())
+    monkeypatch.setattr(bench, "play", noted)
+    monkeypatch.setattr(bench, "stated", lambda *_: object())
     runs = bench.wanted(["phones", "digits", "honest"])
-    bench.compare(runs, lambda _: fleet, keep=None, cache=None, jobs=1)
+    kept = bench.Kept()
+    assert len(bench.compare(runs, lambda _: fleet, kept=kept, cache=None, jobs=1)) == len(runs)
+    bench.compare(runs, None, kept=kept, cache=None, jobs=1)
     assert set(seen) == set(runs)
     for schedule in bench.SCHEDULES:
         for alpha in bench.SKEWS["digits"]:
@@ -161,10 +160,10 @@ def test_a_window_fixes_data_model_and_costs(apps):
 # Runs.
 
 
-def test_a_run_is_deterministic_to_the_byte(bench, fleet, windows):
+def test_a_run_is_deterministic_to_the_byte(bench, fleet, windows, training):
     run = next(r for r in bench.wanted(["phones", "digits", "fedbuff"]) if r.alpha == 1.0)
-    said = bench.told(fleet, "phones", windows[0], None)
-    first, again = (bench.played(run, windows[0], said, 0.5)[0] for _ in range(2))
+    said = training.stated(fleet, "phones", windows[0], None)
+    first, again = (bench.play(run, windows[0], said, 0.5) for _ in range(2))
     assert json.dumps(first) == json.dumps(again)
     assert first["selector"] == bench.AGENT
     assert first["jobs"] > 50
@@ -172,12 +171,14 @@ def test_a_run_is_deterministic_to_the_byte(bench, fleet, windows):
     assert first["wasted_hours"] <= first["device_hours"]
 
 
-def test_forecasts_are_those_of_the_fleet_at_the_hours_of_the_window(bench, fleet, windows):
+def test_forecasts_are_those_of_the_fleet_at_the_hours_of_the_window(
+    bench, fleet, windows, training
+):
     window = windows[2]
-    said = bench.told(fleet, "phones", window, None)
+    said = training.stated(fleet, "phones", window, None)
     when = np.full(window.n_devices, window.start + 3600.0)
     found = said.at(window.devices, np.ones(window.n_devices, dtype=np.int64), when)
-    kinds = bench.training_kinds(fleet, [app.model_bytes for app in bench.APPS.values()])
+    kinds = training.training_kinds(fleet, [app.model_bytes for app in bench.APPS.values()])
     whole = ForecastTable.of(
         fleet,
         kinds,
@@ -215,32 +216,6 @@ def test_spent_time_is_that_of_the_events(bench, training, apps, windows):
     )
     assert half == pytest.approx(by_hand)
     assert made.wasted_by(4 * 3600.0) == pytest.approx(made.spent_s[over & ~made.used].sum())
-
-
-def test_kept_runs_are_not_run_again_and_broken_lines_are(bench, fleet, tmp_path, monkeypatch):
-    played = []
-
-    def counted(run, window, forecasts, target):
-        played.append(run)
-        return {**bench.asdict(run), "hours": 1.0}, 0.0
-
-    monkeypatch.setattr(bench, "played", counted)
-    monkeypatch.setattr(bench, "told", lambda *_: NoForecasts())
-    keep, runs = tmp_path / "runs.jsonl", bench.wanted(["phones", "digits", "fedavg", "random"])
-    options = {"keep": keep, "cache": None, "jobs": 1}
-    first = bench.compare(runs[:3], lambda _: fleet, **options)
-    assert played == runs[:3]
-    text = keep.read_text()
-    keep.write_text(text[:-20])
-    again = bench.compare(runs[:4], lambda _: fleet, **options)
-    assert played == [*runs[:3], runs[2], runs[3]]
-    assert {run: again[run] for run in runs[:3]} == first
-    assert bench.compare(runs[:4], lambda _: fleet, **options) == again
-    assert len(played) == 5
-    # Another agent's runs are other runs.
-    other = [replace(run, agent="another") for run in runs[:1]]
-    bench.compare(other, lambda _: fleet, **options)
-    assert played[-1] == other[0]
 
 
 def test_only_names_parts_of_the_comparison(bench):
@@ -282,7 +257,7 @@ class Spy(Selector):
 def test_liars_of_chance_state_certainty_and_are_found_out(bench, training, apps, fleet, windows):
     Spy.told = []
     window = windows[0]
-    said = bench.told(fleet, "phones", window, None)
+    said = training.stated(fleet, "phones", window, None)
     liars = training.Liars.of(bench.LIES["chance"], window.n_devices, 0.3, 301)
     train(bench, training, apps, window, Spy(), forecasts=said, liars=liars)
     stated = np.concatenate([c.forecast_p_finish[liars.who[who]] for who, c in Spy.told])
@@ -302,7 +277,7 @@ def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
     bench, training, apps, fleet, windows
 ):
     window, n = windows[0], windows[0].n_devices
-    said = bench.told(fleet, "phones", window, None)
+    said = training.stated(fleet, "phones", window, None)
     lie = training.Lie(loss=10.0, examples=10.0, duration=1.0 / 3.0)
     liars = training.Liars.of(lie, n, 0.3, 301)
     assert liars.who.sum() == round(0.3 * n)
@@ -361,7 +336,7 @@ def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
 
     window, history, rng = windows[0], History(), np.random.default_rng(5)
     then, nobody = Picks(), training.Liars.of(training.NO_LIE, window.n_devices, 0.0, 301)
-    told, nodes = training.Told(then, Said(), window, liars=nobody), list(range(1000, 1010))
+    told, nodes = training.Stating(then, Said(), window, liars=nobody), list(range(1000, 1010))
     for step in range(40):
         now = float(step * 7)
         p = Said().at(window.devices[:10], None, np.full(10, window.start + now))[0]
@@ -390,33 +365,6 @@ def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
 
 
 # Apps.
-
-
-def test_fashion_in_numpy_agrees_with_the_app_within_rounding(bench):
-    import numpy_fashion
-
-    app = FlowerApp.find("fashion")
-    with app.importable():
-        app.load_client()
-        from fashion_app import task
-    rng = np.random.default_rng(4)
-    images = rng.integers(0, 256, (23, 28, 28), dtype=np.uint8)
-    labels = rng.integers(0, 10, 23)
-    network = task.Network(3)
-    model = {name: x.numpy().copy() for name, x in network.state_dict().items()}
-    torch.set_num_threads(1)
-    order = client.order(23, 3, (3, 4, 11))
-    data = torch.from_numpy(images), torch.from_numpy(labels)
-    settings = {"batch_size": 10, "learning_rate": 0.1}
-    loss = client.train(network, classification.mean_loss, data, order, **settings)
-    seen = numpy_fashion.patches(images)
-    found = numpy_fashion.train(model, (seen, labels), order, batch_size=10, rate=0.1)
-    assert found == pytest.approx(loss, rel=1e-4)
-    for name, expected in network.state_dict().items():
-        np.testing.assert_allclose(model[name], expected.numpy(), atol=1e-5)
-    with torch.no_grad():
-        expected = network(data[0]).numpy()
-    np.testing.assert_allclose(numpy_fashion.scores(model, seen), expected, atol=1e-4)
 
 
 def test_fashion_deals_some_images_and_learns(bench, training, apps, windows):
@@ -456,7 +404,7 @@ def row(selector, seed, hours, *, reached=True, **other):
 
 
 def test_ratios_are_geometric_means_of_windows_with_students_interval(bench):
-    from training_tables import pairs, ratio
+    from agent.ratios import pairs, ratio
 
     own = [row("agent", 1, 1.0), row("agent", 2, 2.0), row("agent", 2, 1.0, alpha=1.0)]
     other = [row("x", 1, 2.0), row("x", 2, 2.0), row("x", 2, 4.0, alpha=1.0)]
@@ -483,7 +431,7 @@ def test_ratios_are_geometric_means_of_windows_with_students_interval(bench):
     ],
 )
 def test_censored_runs_count_with_all_hours_and_say_so(bench, arrives, its, bound):
-    from training_tables import pairs, ratio
+    from agent.ratios import pairs, ratio
 
     own = [row("agent", i, 2.0 if a else 4.0, reached=a) for i, a in enumerate(arrives)]
     other = [row("x", i, 2.0 if a else 4.0, reached=a) for i, a in enumerate(its)]
@@ -496,46 +444,9 @@ def test_censored_runs_count_with_all_hours_and_say_so(bench, arrives, its, boun
     assert found["mean"] == pytest.approx(2.0 ** (steps / 2), abs=1e-3)
 
 
-def test_gini_of_counts(bench):
-    assert bench.gini(np.array([3, 3, 3])) == 0.0
-    assert bench.gini(np.array([0, 0, 0, 8])) == pytest.approx(0.75)
+def test_gini_of_counts(bench, training):
+    assert training.gini(np.array([3, 3, 3])) == 0.0
+    assert training.gini(np.array([0, 0, 0, 8])) == pytest.approx(0.75)
     counts = np.random.default_rng(0).integers(0, 9, 30)
     by_hand = np.abs(counts[:, None] - counts).sum() / (2 * counts.size * counts.sum())
-    assert bench.gini(counts) == pytest.approx(by_hand)
-
-
-def test_the_page_says_what_the_result_says(bench, tmp_path):
-    import agent_page
-    from pages import refilled
-    from training_tables import tables
-
-    runs = [row("agent", seed, 1.0) for seed in (1, 2)]
-    runs += [row("x", 1, 1.5), row("x", 2, 4.0, reached=False)]
-    runs += [row("agent", seed, 3.0, lies="loss") for seed in (1, 2)]
-    (page := tmp_path / "page.md").write_text(
-        "Before.\n"
-        + "\n".join(
-            f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\nBetween."
-            for name in agent_page.TABLES["agent_training"]
-        )
-    )
-    (other := tmp_path / "other.md").write_text("No table.")
-    made = agent_page.tables_of("agent_training", [*tables(runs), *runs])
-    texts = refilled([page, other], made)
-    assert texts[other] == "No table."
-    text = texts[page]
-    assert "old" not in text
-    assert text.count("Between.") == 3
-    mean = np.sqrt(1.5 * 4.0)
-    assert text.count(f"| digits | phones | fedavg | ≥ {mean:.2f} [") == 2
-    assert "| x | 1 of 2 | 2.75 | ≥ 2.45 [" in text
-    assert "| agent | 2 of 2 | 1.00 | - | 2.0 | - |" in text
-    assert "| agent | loss | 2 of 2 | 3.00 [3.00, 3.00] | 3.00 [3.00, 3.00] | 0.800 |" in text
-    page.write_text(text)
-    assert refilled([page, other], made) == texts
-    # A table without a place, or with two, is an error.
-    with pytest.raises(ValueError, match=r"real-overview: .* on other\.md, found 0"):
-        refilled([other], made)
-    other.write_text(text)
-    with pytest.raises(ValueError, match="found 2"):
-        refilled([page, other], made)
+    assert training.gini(counts) == pytest.approx(by_hand)

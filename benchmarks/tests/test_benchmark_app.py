@@ -3,9 +3,10 @@
 import tomllib
 
 import pytest
-from benchmark_app import write_app
 from flwr.cli.config_utils import load_and_validate
 from flwr.supercore.utils import is_valid_name
+
+from lab.deployed import write_app
 
 CLIENT = "from flwr.clientapp import ClientApp\napp = ClientApp()\n"
 SERVER = "from flwr.serverapp import ServerApp\napp = ServerApp()\n"

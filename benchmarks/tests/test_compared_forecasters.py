@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from compared_forecasters import Boosting, HourlyChain, HourlyMarkov, HourOfWeek, Linear
 from shared_fleets import synthetic
 
 from fedstale.traces.forecast import TraceObserver, draw
 from fedstale.traces.forecast.inputs import session_inputs
 from fedstale.traces.forecast.lstm import SESSIONS
 from fedstale.traces.forecast.sessions import HORIZONS_S
+from forecasts.compared import Boosting, HourlyChain, HourlyMarkov, HourOfWeek, Linear
 
 DAY, HOUR_S = 86_400.0, 3600.0
 

@@ -87,7 +87,7 @@ def test_the_card_says_what_is_stated_of_desktops():
 
 def test_the_tables_of_channels_are_what_the_command_prints():
     shown = PAGE.split("<!-- channels: begin -->\n")[1].split("\n<!-- channels: end -->")[0]
-    command = [sys.executable, str(ROOT / "benchmarks" / "populations.py"), "--channels"]
+    command = [sys.executable, str(ROOT / "benchmarks/populations/populations.py"), "--channels"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.strip() == shown
     medians = [

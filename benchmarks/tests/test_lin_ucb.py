@@ -1,8 +1,8 @@
 """LinUCB against ridge regression, and on clients that differ in what they keep."""
 
 import numpy as np
-from lin_ucb import LinUCB
 
+from agent.lin_ucb import LinUCB
 from fedstale.agents.policy.selector import inputs_of as inputs
 from fedstale.strategies.selection import Candidates
 

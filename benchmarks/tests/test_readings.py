@@ -15,7 +15,7 @@ needs_real = pytest.mark.skipif(
 
 @needs_real
 def test_the_page_shows_what_reading_the_published_files_finds():
-    from readings import table
+    from populations.readings import table
 
     shown = PAGE.split("<!-- readings: begin -->\n")[1].split("\n<!-- readings: end -->")[0]
     named = [line.split("|")[1].strip() for line in shown.splitlines()[2:]]
@@ -53,7 +53,7 @@ def make_folder(folder):
 
 
 def test_a_table_has_a_row_for_every_recording(tmp_path):
-    from readings import table
+    from populations.readings import table
 
     assert table(make_folder(tmp_path).iterdir()).splitlines()[2:] == [
         "| a.json | flash | 1 | 1 windows of availability, 1.0 h of 1.0 h logged "
@@ -64,7 +64,7 @@ def test_a_table_has_a_row_for_every_recording(tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"]])
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path, arguments):
-    command = [sys.executable, str(ROOT / "benchmarks" / "readings.py"), *arguments]
+    command = [sys.executable, str(ROOT / "benchmarks/populations/readings.py"), *arguments]
     run = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ)
     )

@@ -20,7 +20,7 @@ HOUR = 3600
 @pytest.fixture(scope="module")
 def fleets():
     """Return the benchmark's module, which makes a fleet once."""
-    import recorded_fleets
+    from lab import fleets as recorded_fleets
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorded_fleets, "fleets", cache(recorded_fleets.fleets))

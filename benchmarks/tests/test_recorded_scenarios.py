@@ -13,9 +13,9 @@ PARTS = ("training", "validation", "testing")
 def module():
     if not RECORDINGS.is_dir():
         pytest.skip("no published recordings in ../shared/traces")
-    import recorded_scenarios
+    from lab import scenarios
 
-    return recorded_scenarios
+    return scenarios
 
 
 @pytest.mark.parametrize("kind", ["phones", "cars"])

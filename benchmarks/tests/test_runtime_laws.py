@@ -10,9 +10,9 @@ from fedstale.traces import Job
 
 @pytest.fixture(scope="module")
 def runtime():
-    import runtime
+    from papers import laws
 
-    return runtime
+    return laws
 
 
 def test_a_job_takes_an_exponential_time_whenever_it_starts(runtime):

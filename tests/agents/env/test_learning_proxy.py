@@ -103,5 +103,5 @@ def test_the_embedded_constants_say_what_they_were_fitted_to():
         (resources.files("fedstale.agents.env") / "learning_proxy.toml").read_text()
     )
     assert set(told["constants"]) == {f.name for f in fields(LearningProxy)}
-    assert told["provenance"]["command"].startswith("python benchmarks/selection_proxy.py")
+    assert told["provenance"]["result"] == "benchmarks/results/selection_proxy.json"
     assert fitted() == LearningProxy(**told["constants"])

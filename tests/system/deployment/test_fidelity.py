@@ -5,21 +5,22 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from fidelity import RESULTS, compare, measure, order
 
 from fedstale.config import FLOWER_OVERHEAD
 from fedstale.reports.run import Run
 from fedstale.traces import TraceSet
+from fidelity.run import compare, measure, order
+from lab.results import RESULTS
 
 
 def test_what_is_measured_is_within_a_twentieth_of_a_round_and_is_what_simulations_charge():
-    found = json.loads(RESULTS.read_text())
+    found = json.loads((RESULTS / "fidelity.json").read_text())
     assert found["same_status"] == found["same_aggregated_version"] == 1.0
     for name in ("duration", "reported_at", "delivered_at", "downloaded_at"):
         assert found[name]["p90_rounds"] < 0.05, name
     measured = [found["overhead"][name] for name in ("median_there_s", "median_back_s")]
     assert [*FLOWER_OVERHEAD.values()] == [round(seconds, 1) for seconds in measured]
-    page = (RESULTS.parents[2] / "docs" / "replay.md").read_text()
+    page = (RESULTS.parents[1] / "docs" / "replay.md").read_text()
     for name in ("duration", "reported_at", "downloaded_at"):
         shares = [found[name][f"{part}_rounds"] for part in ("median", "p90")]
         assert "{:.1%} of a round ({:.1%})".format(*shares) in page

@@ -1,12 +1,12 @@
 """Parts of a deployment that are killed again and again, in training and during uploads.
 
-The measurement is `benchmarks/kills.py`.
+The measurement is `benchmarks/robustness/kills.py`.
 """
 
 import pytest
-from kills import DISKS, MOMENTS, NODES, PARTS, killed, obstacle
 
 from fedstale.deployment.local import has_nginx
+from robustness.kills import DISKS, MOMENTS, NODES, PARTS, killed, obstacle
 
 KILLS, WAITS = 10, 2
 """How often a part is killed, and how often there is a minute and a half of something."""

@@ -1,8 +1,8 @@
-"""Many light nodes at one SuperLink; the measurement is `benchmarks/many_nodes.py`."""
+"""Many light nodes at one SuperLink; the measurement is `benchmarks/deployment/many_nodes.py`."""
 
 import pytest
-from many_nodes import measured
 
+from deployment.many_nodes import measured
 from fedstale.deployment.local import has_nginx
 
 pytestmark = [

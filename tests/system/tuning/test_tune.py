@@ -120,8 +120,8 @@ def test_the_verdict_follows_the_interval(searched):
 
 
 def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
-    import tuning
-    from tuning_runs import Curve
+    from tuning import run as tuning
+    from tuning.runs import Curve
 
     found, folder = searched
     curves = []
@@ -151,7 +151,7 @@ def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
 
 
 def test_a_draw_that_is_measured_later_stands_beside_those_that_are_published(monkeypatch):
-    import tuning
+    from tuning import run as tuning
 
     def draw(app, repetition, saved):
         values = {"regret": 0.0, "regret of random search": 0.1, "saved": saved}

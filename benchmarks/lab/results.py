@@ -1,0 +1,89 @@
+"""Write what a benchmark measured, with everything needed to judge or repeat it."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedstale.machine import processor
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def write_result(
+    name: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    command: str,
+    speed: float | None = None,
+) -> Path:
+    """Write benchmarks/results/NAME.json and return its path.
+
+    Args:
+        name: of the result.
+        rows: what was measured.
+        command: repeats the measurement.
+        speed: of the machine at that time, by `naive_clients_per_s` of speed/batched.py; for
+            figures that are no ratios.
+    """
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    result = {
+        "command": command,
+        "commit": commit(),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "hardware": {"cpu": processor(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
+        "load_average": os.getloadavg(),
+    }
+    # A row a line, so that changes can be read.
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    head = json.dumps(result, indent=2).removesuffix("\n}")
+    path.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+    return path
+
+
+def read_result(name: str) -> dict[str, Any]:
+    """Return what `write_result` wrote by a name."""
+    path = RESULTS / f"{name}.json"
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def commit() -> str | None:
+    """Return the commit that is checked out, marked where files other than results differ."""
+    found = _git("describe", "--always", "--abbrev=40")
+    others = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/results")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    return f"{found}-dirty" if found and changed else found or None
+
+
+def _git(*arguments: str) -> str:
+    run = subprocess.run(
+        ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+    )
+    return run.stdout.strip()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the range of some repeats."""
+    return {
+        "median": round(statistics.median(values), 1),
+        "min": round(min(values), 1),
+        "max": round(max(values), 1),
+        "repeats": len(values),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("numpy", "pandas", "torch", "flwr"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

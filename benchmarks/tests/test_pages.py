@@ -1,0 +1,110 @@
+"""Pages of results are what results and templates say, and what comes with fedstale is in them."""
+
+import re
+
+import pytest
+from places import ROOT
+
+import pages
+from fedstale.agents import load
+from fedstale.agents.env.worlds import VARIED, read_spread
+from fedstale.agents.policy import digest
+from fedstale.agents.policy.scorer import embedded
+from lab.kept import Kept, played
+from lab.results import RESULTS
+
+
+@pytest.fixture(scope="module")
+def written():
+    """Return all pages as the results say."""
+    return pages.written()
+
+
+def test_pages_are_what_results_and_templates_say(written):
+    for page, text in written.items():
+        assert page.read_text(encoding="utf-8") == text, f"{page}: python benchmarks/pages.py"
+    assert {ROOT / page for page in pages.PAGES} <= set(written)
+
+
+def test_results_name_a_script_that_is_there_or_the_commit_that_has_it():
+    for path in RESULTS.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        script = re.search(r'"command": "[^"]*?(benchmarks/[\w/]+\.py)', text)
+        if script is not None and not (ROOT / script[1]).is_file():
+            assert re.search(r'"commit": "[0-9a-f]{40}', text), path
+
+
+def test_a_table_has_words_first_and_numbers_after():
+    made = pages.table(["a", "b"], [["x", 1], ["y", 2]])
+    assert made == "| a | b |\n|---|---:|\n| x | 1 |\n| y | 2 |"
+
+
+def test_intervals_are_in_brackets_and_bounds_are_said():
+    assert pages.bracketed([1.234, 1.0, 2.0]) == "1.23 [1.00, 2.00]"
+    assert pages.bracketed([1.0, 1.0, 1.0]) == "1"
+    found = {"mean": 1.5, "low": 1.0, "high": 2.0, "bound": "at least"}
+    assert pages.bounded(found) == "≥ 1.50 [1.00, 2.00]"
+    assert pages.bounded(None) == "-"
+
+
+def test_one_row_is_expected_where_a_value_is_asked_for():
+    rows = [{"a": 1, "b": 2.0}, {"a": 2, "b": 3.0}]
+    assert pages.one(pages.where(rows, a=2), "b") == 3.0
+    assert pages.one(pages.where(rows, a=3), "b") is None
+    assert pages.where(rows, a=[1, 2]) == rows
+    with pytest.raises(ValueError, match="expected one row, found 2"):
+        pages.one(rows, "b")
+
+
+def test_the_embedded_agent_is_the_best_of_the_trainings_that_are_published():
+    trained = [row for row in pages.rows("agent_windows") if "training_seed" in row]
+    sound = [row for row in trained if not row["faults"]]
+    best = max(sound, key=lambda row: row["validation"])
+    card = (ROOT / "agents/policy/agent.toml").read_text(encoding="utf-8")
+    assert f"validation = {best['validation']}" in card
+    assert f"seed = {best['training_seed']}\n" in card
+
+
+def test_real_training_is_of_the_embedded_agent():
+    agents = {row["agent"] for row in pages.rows("agent_training") if row.get("agent")}
+    assert agents == {digest(load(embedded()).weights)[:12]}
+
+
+def test_the_spread_of_the_package_is_the_measured_one():
+    rows = pages.where(pages.rows("agent_worlds"), part="widths", of="digits and fashion")
+    assert read_spread() == {name: pages.one(rows, name) for name in VARIED}
+
+
+def test_what_is_kept_is_not_run_again_and_a_line_that_was_cut_off_is(tmp_path):
+    path, asked = tmp_path / "kept.jsonl", []
+
+    def run(x):
+        asked.append(x)
+        return {"x": x}
+
+    for _ in range(2):
+        kept = Kept(path)
+        assert [kept.get(["run", x], lambda x=x: run(x)) for x in (1, 2)] == [{"x": 1}, {"x": 2}]
+    assert asked == [1, 2]
+    path.write_text(path.read_text()[:-20])
+    kept = Kept(path)
+    assert ["run", 1] in kept
+    assert ["run", 2] not in kept
+    kept.get(["run", 2], lambda: run(2))
+    assert [kept["run", 1], Kept(path)[["run", 2]]] == [{"x": 1}, {"x": 2}]
+    # The order of a mapping's keys does not matter.
+    kept.add({"a": 1, "b": 2}, 3)
+    assert Kept(path)[{"b": 2, "a": 1}] == 3
+    assert kept.commit
+
+
+def test_tasks_are_played_in_this_process_or_in_others():
+    tasks = [(x, abs_of(x)) for x in (-1, -2, -3)]
+    for jobs in (1, 2):
+        assert dict(played(tasks, jobs)) == {-1: 1, -2: 2, -3: 3}
+
+
+def abs_of(x):
+    from functools import partial
+
+    return partial(abs, x)
