@@ -24,20 +24,15 @@ from lab.results import read_result
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[1]
 PAGES = {
     "benchmarks/README.md": "speed/README.md",
-    "docs/results/agent.md": "agent/windows.md",
+    "docs/results/agent.md": "agent/windows.md agent/worlds.md",
     "docs/results/agent-training.md": "agent/training.md",
-    "docs/results/agent-worlds.md": "agent/worlds.md",
-    "docs/results/forecasting.md": "forecasts/page.md",
-    "docs/results/forecasting-times.md": "forecasts/times.md",
-    "docs/results/less-work.md": "work/page.md",
-    "docs/results/liars.md": "liars/page.md",
-    "docs/results/messages.md": "messages/page.md",
-    "docs/results/robustness.md": "robustness/page.md",
-    "docs/results/strategies.md": "methods/page.md",
-    "docs/results/strategies-papers.md": "papers/page.md",
+    "docs/results/forecasting.md": "forecasts/page.md forecasts/times.md",
+    "docs/results/messages.md": "messages/page.md work/page.md",
+    "docs/results/robustness.md": "robustness/page.md liars/page.md",
+    "docs/results/strategies.md": "methods/page.md papers/page.md",
     "docs/results/tuning.md": "tuning/page.md",
 }
-"""By page, the template that it is written from."""
+"""By page, the templates that it is written from, one after the other."""
 PLACE = re.compile(r"(<!-- ([\w-]+/[\w-]+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 NOTHING = "-"
 BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
@@ -193,8 +188,8 @@ def written() -> dict[Path, str]:
         **{
             each.__name__: each
             for each in (
-                *(forecasts.chances, forecasts.differences, forecasts.shown, forecasts.covered),
-                *(forecasts.by_horizon, forecasts.own_outcomes),
+                *(forecasts.chances, forecasts.skills, forecasts.errors, forecasts.differences),
+                *(forecasts.shown, forecasts.covered, forecasts.by_horizon, forecasts.own_outcomes),
             )
         },
     }
@@ -205,7 +200,10 @@ def written() -> dict[Path, str]:
         "lies_cost": lies_cost,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
-    made = {ROOT / page: environment.get_template(name).render() for page, name in PAGES.items()}
+    made = {
+        ROOT / page: "\n".join(environment.get_template(name).render() for name in names.split())
+        for page, names in PAGES.items()
+    }
 
     def filled(place: "re.Match[str]") -> str:
         return place[1] + environment.get_template(f"{place[2]}.md").render() + place[3]

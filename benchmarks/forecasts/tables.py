@@ -1,6 +1,7 @@
 """Tables of forecasts: a row a forecaster, a column a question of chances, rates or times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -40,6 +41,23 @@ def _by_question(rows: Sequence[Row]) -> list[tuple[str, pd.DataFrame]]:
     ]
 
 
+def by_fleet(rows: Sequence[Row], table: Callable[[Sequence[Row]], pd.DataFrame]) -> pd.DataFrame:
+    """Return a table of each fleet, one below the other."""
+    found = pd.DataFrame(list(rows)).groupby("fleet", sort=False)
+    made = [(fleet, table(of_it.to_dict("records"))) for fleet, of_it in found]
+    return pd.concat([each.rename(f"{fleet}, {{}}".format) for fleet, each in made])
+
+
+def errors(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the calibration errors of chances, by fleet and forecaster."""
+    return by_fleet(rows, partial(chances, metric="ece"))
+
+
+def skills(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the skill of chances, by fleet and forecaster."""
+    return by_fleet(rows, partial(chances, metric="skill"))
+
+
 def chances(rows: Sequence[Row], metric: str) -> pd.DataFrame:
     """Return one metric of chances, the mean over seeds, a column a question."""
     some = [row for row in rows if row["metric"] == metric]
@@ -52,7 +70,11 @@ def chances(rows: Sequence[Row], metric: str) -> pd.DataFrame:
 
 
 def differences(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the differences of Brier scores x 1,000, with the widest interval of the seeds."""
+    """Return the differences of Brier scores x 1,000, by fleet, with the widest interval."""
+    return by_fleet(rows, _differences)
+
+
+def _differences(rows: Sequence[Row]) -> pd.DataFrame:
     some = [row for row in rows if row["metric"] == "brier difference"]
     columns: dict[str, dict[str, str]] = {}
     for question, of_it in _by_question(some):
@@ -63,8 +85,18 @@ def differences(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def by_horizon(rows: Sequence[Row], metric: str) -> pd.DataFrame:
-    """Return one metric of a channel's rates, the mean over seeds, a column a horizon."""
+def by_horizon(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the loss of a channel's rates and, in brackets, how often intervals covered.
+
+    A column is a horizon, a number the mean over seeds; the smallest loss of a column is bold.
+    """
+    losses, covered = (_rates(rows, metric) for metric in ("pinball", "coverage"))
+    bold = losses.eq(losses.min())
+    shown = losses.map("{:.3f}".format)
+    return shown.where(~bold, "**" + shown + "**") + covered.map(" ({:.3f})".format)
+
+
+def _rates(rows: Sequence[Row], metric: str) -> pd.DataFrame:
     some = pd.DataFrame([row for row in rows if row["metric"] == metric])
     found = some.pivot_table(index="forecaster", columns="horizon_s", values="value", sort=False)
     return found[sorted(found.columns)].rename(columns=duration)
@@ -83,6 +115,6 @@ def covered(rows: Sequence[Row]) -> pd.DataFrame:
 
 def own_outcomes(rows: Sequence[Row]) -> pd.DataFrame:
     """Return the skill and, in brackets, the calibration error, of horizons of four hours on."""
-    skills, errors = (chances(rows, metric) for metric in ("skill", "ece"))
-    far = [column for column in skills if column.endswith((" 4 h", " 24 h"))]
-    return skills[far].map("{:.3f}".format) + errors[far].map(" ({:.3f})".format)
+    skill, error = skills(rows), errors(rows)
+    far = [column for column in skill if column.endswith((" 4 h", " 24 h"))]
+    return skill[far].map("{:.3f}".format) + error[far].map(" ({:.3f})".format)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import DAY_S, Index, Mask, stream
+from fedstale.traces.arrays import Index, Mask, stream
 from fedstale.traces.forecast import record_s
 from fedstale.traces.merge import merged
 
@@ -33,8 +33,6 @@ SHARES = {"learn": 0.5, "stop": 0.75, "test": 1.0}
 """Up to which share of devices, hosts and sessions each part goes."""
 TURN_SHARE = 0.6
 """Share of the events of desktops and cars before the instant between learning and testing."""
-LENGTH_S = 5 * DAY_S
-"""Length of the median phone's record in s."""
 DAYS = 3
 """For how many days no load and no link repeats."""
 UPLINK_SHARE = 0.2

@@ -90,22 +90,11 @@ def test_the_tables_of_channels_are_what_the_command_prints():
     command = [sys.executable, str(ROOT / "benchmarks/populations/populations.py"), "--channels"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.strip() == shown
-    medians = [
-        re.search(rf"uplink, {kind}, Mbit/s(?: \| [\d.]+){{2}} \| ([\d.]+)", shown)[1]
-        for kind in ("generated", "recorded")
-    ]
-    said = "{} Mbit/s in the median where {} were recorded".format(*medians)
-    assert said in " ".join(PAGE.split())
 
 
-def test_channels_are_shared_and_go_together_in_no_device():
+def test_channels_go_together_in_no_device():
     n = 4000
     traces = TraceSet.synthetic(n, days=2, seed=0)
-    said = " ".join(PAGE.split())
-    downlinks, uplinks, loads = (
-        np.unique(channel.rows).size for channel in (traces.downlink, traces.uplink, traces.compute)
-    )
-    assert f"shares {downlinks} downlinks, {uplinks} uplinks and {loads} loads" in said
     windows = traces.availability
     online = [np.ptp(windows.windows(i)[0], axis=1).sum() for i in range(n)]
     speed, link = traces.compute.scales, np.log(traces.downlink.scales)

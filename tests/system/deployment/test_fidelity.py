@@ -20,12 +20,6 @@ def test_what_is_measured_is_within_a_twentieth_of_a_round_and_is_what_simulatio
         assert found[name]["p90_rounds"] < 0.05, name
     measured = [found["overhead"][name] for name in ("median_there_s", "median_back_s")]
     assert [*FLOWER_OVERHEAD.values()] == [round(seconds, 1) for seconds in measured]
-    page = (RESULTS.parents[1] / "docs" / "replay.md").read_text()
-    for name in ("duration", "reported_at", "downloaded_at"):
-        shares = [found[name][f"{part}_rounds"] for part in ("median", "p90")]
-        assert "{:.1%} of a round ({:.1%})".format(*shares) in page
-    for seconds in measured:
-        assert f"{seconds:.2f} s |" in page
 
 
 @pytest.mark.deployment
