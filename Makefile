@@ -126,7 +126,7 @@ table-liars: setup ## measure what lies bring devices on the records in RECORDIN
 picture: setup ## draw the picture of the README from three runs
 	$(BIN)/python benchmarks/picture/run.py
 
-screenshots: setup ## draw the pictures of docs/report.md; needs chromium
+screenshots: setup ## draw the pictures of docs/watch.md; needs chromium
 	$(BIN)/python docs/screenshots.py
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp

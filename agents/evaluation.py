@@ -155,7 +155,7 @@ def evaluate(
             raise ConfigError(
                 f"contenders: {name!r} has windows with other settings than {AGENT!r}: expected "
                 "the same, since the learning proxy compares selectors and ranks no schedules "
-                "(docs/will-it-help.md)"
+                "(docs/train-agent.md)"
             )
     episodes = next(iter(playing.values())).scenario.draw(windows, stream(seed, 9))
     played = []

@@ -13,8 +13,7 @@ from fedstale.traces import TraceSet
 from fedstale.traces.sources import SOURCES
 from fedstale.traces.synthetic import fit, population
 
-PAGE = (ROOT / "docs" / "synthetic-devices.md").read_text(encoding="utf-8")
-READINGS = (ROOT / "docs" / "trace-sources.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "trace-sources.md").read_text(encoding="utf-8")
 FITTED_TO = {
     "phones": ("flash_days", "gnettrack", "mahimahi", "planetlab", "aibenchmark"),
     "desktops": ("library_desktops", "planetlab"),
@@ -36,7 +35,7 @@ def stored(kind):
 def read_as(source):
     """Return what reading one source found: file, devices, and what was read."""
     (line,) = re.findall(
-        rf"^\| (\S+) \| {source} \| ([\d,]+) \| ([^|]+) \|", READINGS, re.MULTILINE
+        rf"^\| (\S+) \| {source} \| ([\d,]+) \| ([^|]+) \|", PAGE, re.MULTILINE
     )
     return line
 
@@ -70,9 +69,9 @@ def test_the_card_counts_what_was_read():
     assert "58,080.0 h" in phones["coming and going"]
     assert f"{fit._MOST_PROCESSORS:,} servers" in phones["other load"]
     for date in re.findall(r"\d{4}-\d\d-\d\d", phones["coming and going"]):
-        assert date in READINGS
+        assert date in PAGE
     for date in re.findall(r"\d{4}-\d\d-\d\d", desktops["coming and going"]):
-        assert date in READINGS
+        assert date in PAGE
 
 
 def test_the_card_says_what_is_stated_of_desktops():

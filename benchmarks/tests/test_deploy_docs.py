@@ -109,8 +109,9 @@ def test_the_commands_of_the_page_put_in_place_all_that_units_read(tmp_path, mon
     for name in ("alice.pem", "ca.crt", "config.toml"):
         shutil.copy(own / "my-server" / name, own)
     write_node_key(own / "node-0")
-    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8").partition("## Containers")[0]
-    script = "\n".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").partition("\n## Units\n")[2]
+    units = page.partition("\n## Containers\n")[0]
+    script = "\n".join(re.findall(r"^```text\n(.*?)^```$", units, re.MULTILINE | re.DOTALL))
     script = re.sub(r" -[og] flower\S*", "", script)
     script = re.sub(r" (/(?:etc|var|srv))\b", rf" {root}\1", script)
     stubs = "useradd() { :; }; systemctl() { :; }\n"

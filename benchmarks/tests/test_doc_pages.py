@@ -1,4 +1,4 @@
-"""The pages are ordered by kind, short, up to date with the code, and their anchors are there."""
+"""The pages follow the map, are short, up to date with the code, and their anchors are there."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from places import RECORDINGS, ROOT
 DOCS = ROOT / "docs"
 
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-KINDS = ["Tutorials", "How to", "Reference", "Explanation", "Results"]
+SECTIONS = ["Start", "Use", "Extend", "Explain", "Reference", "Evidence"]
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
 MOST_LINES = 250
 
@@ -27,36 +27,28 @@ def pages_in(entry):
     return [page for part in parts for page in pages_in(part)]
 
 
-def sections():
-    """Return the pages of each section of the nav, by its title."""
-    return {title: pages_in(part) for entry in NAV for title, part in entry.items()}
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_read_in_one_sitting(page):
     assert len((DOCS / page).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-def test_every_page_has_one_place_and_is_of_one_kind():
-    assert list(sections()) == ["Start", *KINDS]
-    assert sections()["Start"] == ["index.md"]
-    assert Counter(pages_in(NAV)) == Counter(PAGES)
+def test_every_page_has_one_place_in_the_navigation():
+    assert [title for entry in NAV for title in entry] == SECTIONS
+    # Decisions are for developers.
+    shown = [page for page in PAGES if not page.startswith("decisions")]
+    assert Counter(pages_in(NAV)) == Counter(shown)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_map_shows_every_page_under_its_kind(kind):
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    part = re.search(rf"^### {kind}$(.*?)(?=^### |\Z)", index, re.MULTILINE | re.DOTALL)[1]
-    shown = re.findall(r"\]\(([\w/.-]+\.md)\)", part)
-    # The page of decisions lists those of its rooms.
-    mapped = [page for page in sections()[kind] if not page.startswith("decisions/")]
-    assert Counter(shown) == Counter(mapped)
+def test_the_first_page_leads_to_every_other():
+    _, _, part = (DOCS / "index.md").read_text(encoding="utf-8").partition("\n## Pages\n")
+    linked = re.findall(r"\]\(([\w/.-]+\.md)\)", part)
+    assert Counter(linked) == Counter(["decisions.md", *pages_in(NAV)]) - Counter(["index.md"])
 
 
 def test_the_tables_of_synthetic_devices_are_what_the_command_prints():
     if not RECORDINGS.is_dir():
         pytest.skip("published recordings are not here")
-    page = (DOCS / "synthetic-devices.md").read_text(encoding="utf-8")
+    page = (DOCS / "trace-sources.md").read_text(encoding="utf-8")
     shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
     command = [sys.executable, str(ROOT / "benchmarks/populations/populations.py"), str(RECORDINGS)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -199,7 +191,7 @@ def size_of(picture):
 def test_every_screenshot_is_drawn_by_the_script_and_shown():
     from screenshots import SHOTS
 
-    shown = set(re.findall(r"images/([\w-]+)\.png", (DOCS / "report.md").read_text()))
+    shown = set(re.findall(r"images/([\w-]+)\.png", (DOCS / "watch.md").read_text()))
     assert shown == set(SHOTS) == {path.stem for path in (DOCS / "images").glob("*.png")}
     for name, shot in SHOTS.items():
         picture = DOCS / "images" / f"{name}.png"

@@ -225,7 +225,7 @@ class Validation:
     loss_from: Literal["stated", "norm"] = "stated"
     """What selectors take for the loss of a client: what it states, or the norm of its update, up
     to the `norm_cap`. No client gains by stating another loss than it has under "norm", which tells
-    about as much of how badly its data are learnt; see docs/incentives.md for what it costs."""
+    about as much of how badly its data are learnt; see docs/validation.md for what it costs."""
     most_bytes: int | None = None
     """Bytes of a reply, >= 1: of arrays, names, text and numbers. None for four times those of the
     model and a million: there is room for a second model, in float64, and for what is measured."""

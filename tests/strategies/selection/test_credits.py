@@ -69,7 +69,7 @@ def test_no_device_gains_by_a_misreport():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("credited", "share"), [(by_rule, 0.0), (by_flat_fee, 0.19)])
 def test_how_many_of_2400_devices_gain_by_one_of_101_reports(credited, share):
-    """The figures of docs/incentives.md."""
+    """The figures of docs/validation.md."""
     assert gainers(credited, 24, 100, 10) == pytest.approx(share, abs=0.005 * (share > 0))
 
 
