@@ -34,9 +34,7 @@ def stored(kind):
 
 def read_as(source):
     """Return what reading one source found: file, devices, and what was read."""
-    (line,) = re.findall(
-        rf"^\| (\S+) \| {source} \| ([\d,]+) \| ([^|]+) \|", PAGE, re.MULTILINE
-    )
+    (line,) = re.findall(rf"^\| (\S+) \| {source} \| ([\d,]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
     return line
 
 
