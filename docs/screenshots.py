@@ -32,9 +32,9 @@ PLAN = {
     "seeds": [1, 2, 3],
     "target": "accuracy 0.75",
     "variants": {
-        "FedAvg": {"run-config": {"strategy": "fedavg"}},
-        "FedBuff": {"run-config": {"strategy": "fedbuff"}},
-        "Gap-Aware": {"run-config": {"strategy": "gap-aware"}},
+        "FedAvg": {"run-config": {"strategy": "FedAvg(fraction_train=0.5)"}},
+        "FedBuff": {"run-config": {"strategy": "FedBuff(10, 5)"}},
+        "Gap-Aware": {"run-config": {"strategy": "GapAware(10, 5)"}},
     },
 }
 

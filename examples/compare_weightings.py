@@ -8,11 +8,10 @@ PLAN = {
     "until": "90m",
     "seeds": [1, 2],  # two show how it is done; a claim needs five or more
     "target": "accuracy 0.6",
-    "run-config": {"strategy": "fedbuff", "concurrency": 20, "buffer-size": 5},
     "variants": {
-        "constant": {"run-config": {"weighting": "constant"}},
-        "polynomial": {"run-config": {"weighting": "polynomial"}},
-        "gap-aware": {"run-config": {"weighting": "gap"}},
+        "constant": {"run-config": {"strategy": "FedBuff(20, 5, staleness=constant())"}},
+        "polynomial": {"run-config": {"strategy": "FedBuff(20, 5, staleness=polynomial(0.5))"}},
+        "gap-aware": {"run-config": {"strategy": "GapAware(20, 5)"}},
     },
 }
 

@@ -8,7 +8,7 @@ if __name__ == "__main__":  # clients may train in processes of their own
         traces="synthetic:60",
         until="1h",  # of the devices; the simulation takes seconds
         seed=1,
-        run_config={"strategy": "fedbuff"},
+        run_config={"strategy": "FedBuff(10, 5)"},
         out="runs/first",
         overwrite=True,
     )

@@ -50,7 +50,8 @@ run = fedstale.simulate(
     traces="synthetic:60",
     until="1h",
     seed=1,
-    work_per_example=0.9,  # what training costs a device is said, never guessed
+    # What training costs a device is said, never guessed.
+    work_per_example=0.9,
     epochs=5,
     examples=30,
 )

@@ -3,18 +3,19 @@
 import fedstale
 
 if __name__ == "__main__":  # clients may train in processes of their own
-    for form in ("", "int8", "int4"):
+    for stages in ("", "Compression('int8')", "Compression('int4')"):
         run = fedstale.simulate(
             "digits",
             traces="synthetic:60",
             until="1h",
             seed=1,
-            model_bytes=56_000_000,  # what the small model stands for
-            run_config={"strategy": "fedbuff", "messages": form},
+            # What the small model stands for.
+            model_bytes=56_000_000,
+            run_config={"strategy": f"FedBuff(10, 5, stages=[{stages}])"},
         )
         reported = run.jobs[run.jobs["status"] == "reported"]
         print(
-            f"{form or 'in full'}: {reported['uploaded_bytes'].median() / 1e6:.1f} MB a reply, "
+            f"{stages or 'in full'}: {reported['uploaded_bytes'].median() / 1e6:.1f} MB a reply, "
             f"{len(reported)} replies in an hour, an upload takes "
             f"{reported['upload_s'].median():.0f} s"
         )

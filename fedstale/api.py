@@ -4,7 +4,8 @@ import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -26,11 +27,11 @@ from fedstale.config import (
     ExecutorKind,
     SimulationConfig,
     Until,
+    flat,
     instant_s,
     read_toml,
-    stated,
 )
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, nearest
 from fedstale.reports.forecast_audit import ForecastAudit, audited
 from fedstale.reports.run import Run
 from fedstale.runs import make_folder
@@ -60,12 +61,7 @@ def simulate(
     devices: int | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
-    work_per_example: float | None = None,
-    epochs: int | str | None = None,
-    examples: float | None = None,
-    evaluate_work_per_example: float | None = None,
     work: Mapping[str, float] | WorkHook | None = None,
-    model_bytes: int | None = None,
     on_interrupt: Literal["abort", "pause"] = "abort",
     after_end: Literal["repeat", "stop"] = "repeat",
     executor: ExecutorKind = "auto",
@@ -74,6 +70,7 @@ def simulate(
     address: str | None = None,
     checkpoint_every: int = 1,
     callbacks: Sequence[Callback] = (),
+    **costs: float | str | None,
 ) -> Run:
     """Run a Flower app on replayed devices.
 
@@ -108,14 +105,9 @@ def simulate(
         changes: what of it is another from some instant on, such as
             [{"at": "30m", "run-config": {"learning-rate": 0.05}}], made with the first new version
             at or after that instant, and for a strategy of fedstale alone.
-        work_per_example: work units to train one example once; one is a second of the median phone.
-        epochs: passes over a client's data, or the run-config key that holds them.
-        examples: examples of a client until its first reply states them.
-        evaluate_work_per_example: work units to evaluate one example.
         work: work units of a whole message by its type, or type and action, such as
             {"train.keys": 0}; or a function that returns them of a message, or None for what the
-            rest says.
-        model_bytes: size of the model, to stand for a bigger one.
+            rest says. A unit is a second of the median phone.
         on_interrupt: whether a device that goes offline loses its work, or goes on later.
         after_end: what follows when a trace is over.
         executor: what trains clients; auto measures.
@@ -124,6 +116,9 @@ def simulate(
         address: auto or HOST:PORT of a running Ray cluster, for the executor ray.
         checkpoint_every: model versions from one checkpoint to the next; 0 writes none.
         callbacks: told what happens in the run; see `fedstale.strategies.Callback`.
+        **costs: what devices pay, as `fedstale.simulation.Costs` has it, such as
+            work_per_example=0.5, epochs=1, examples=20, model_bytes=14_000_000; they come before
+            what the app says.
 
     Returns:
         The run. One that failed, got stuck or was interrupted keeps what was done: see `status`
@@ -136,15 +131,8 @@ def simulate(
     pause_s = np.inf if pause_at is None else instant_s(pause_at, "pause_at")
     if (resume or pause_at is not None) and out is None:
         raise ConfigError("resume and pause_at: expected out, the folder of the run that goes on")
-    costs = {
-        "work_per_example": work_per_example,
-        "epochs": epochs,
-        "examples": examples,
-        "evaluate_work_per_example": evaluate_work_per_example,
-        "work": None if callable(work) else work,
-        "model_bytes": model_bytes,
-    }
-    hook = work if callable(work) else None
+    declared = _declared(costs, work)
+    own, hook = Costs.from_table(declared), work if callable(work) else None
     if not isinstance(app, ClientApp) and (strategy, initial_arrays, evaluate) != (None,) * 3:
         raise ConfigError(
             "strategy, initial_arrays and evaluate: expected together with a ClientApp alone, "
@@ -159,7 +147,6 @@ def simulate(
         )
         name = "ServerApp" if strategy is None else type(strategy).__name__
         defaults = dict(run_config or {})
-        own = Costs.from_table(stated(costs))
         objects = FlowerApp(Path.cwd(), name, server, client, defaults, own, work=hook)
     elif hook is not None:
         objects = replace(FlowerApp.find(app), work=hook)
@@ -177,7 +164,7 @@ def simulate(
         checkpoint_every=checkpoint_every,
         run_config=dict(run_config or {}),
         changes=changes,
-        costs=stated(costs),
+        costs=declared,
     )
     if not isinstance(traces, TraceSet):
         traces = TraceSet.load(str(traces), seed=seed)
@@ -195,6 +182,24 @@ def simulate(
         )
         weakref.finalize(run, stack.pop_all().close)
     return run
+
+
+def _declared(
+    costs: Mapping[str, float | str | None], work: Mapping[str, float] | WorkHook | None
+) -> dict[str, Any]:
+    """Return the costs that are given, with the keys of [tool.fedstale].
+
+    Raises:
+        ConfigError: one is no cost, nor an option of `simulate`.
+    """
+    known = {f.name for f in fields(Costs)}
+    for name in costs:
+        if name not in known:
+            options = sorted(known | set(signature(simulate).parameters) - {"costs"})
+            raise ConfigError(f"simulate has no option {name!r}: expected {nearest(name, options)}")
+    by_kind = {} if work is None or callable(work) else {"work": work}
+    given = {key.replace("_", "-"): value for key, value in costs.items() if value is not None}
+    return dict(flat({**given, **by_kind}))
 
 
 def compare(

@@ -5,16 +5,15 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, nearest
 
 ExecutorKind = Literal["auto", "inline", "processes", "batched", "ray"]
 """The executors that can run clients."""
@@ -371,13 +370,15 @@ class Costs:
                 found[known[key]] = value
             else:
                 raise ConfigError(
-                    f"[tool.fedstale] has unknown key {key!r}: expected some of {sorted(known)}"
+                    f"costs has unknown key {key!r}: expected {nearest(key, sorted(known))}"
                 )
         return cls(**found)
 
     def table(self) -> dict[str, Any]:
         """Return what is declared, with dashed keys, as `from_table` reads it; no inner table."""
-        return stated(asdict(self))
+        plain = {k.replace("_", "-"): v for k, v in asdict(self).items() if v is not None}
+        del plain["work"]
+        return plain | {_WORK + kind: units for kind, units in self.work.items()}
 
     def resolved(self, run_config: Mapping[str, Any]) -> "Costs":
         """Return the costs with the number of epochs looked up in the run config."""
@@ -394,12 +395,6 @@ class Costs:
                 f"run-config {self.epochs} = {epochs!r}: expected a number of epochs >= 0"
             )
         return replace(self, epochs=int(epochs))
-
-
-def stated(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return costs under dashed keys, those that are None left out, and work by kind of message."""
-    plain = {k.replace("_", "-"): v for k, v in costs.items() if v is not None and k != "work"}
-    return plain | {_WORK + kind: units for kind, units in (costs.get("work") or {}).items()}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -419,18 +414,6 @@ def _is_plain(table: object) -> bool:
     return isinstance(table, Mapping) and all(
         isinstance(value, bool | int | float | str) for value in table.values()
     )
-
-
-def nearest(name: object, known: Iterable[str]) -> str:
-    """Return what may have been meant by an unknown name: the nearest known one, or all of them.
-
-    Example:
-        >>> nearest("trace", ["traces", "seed"])
-        "'traces'"
-    """
-    names = list(known)
-    near = get_close_matches(str(name), names, n=1)
-    return repr(near[0]) if near else f"one of {names}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

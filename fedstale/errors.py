@@ -7,8 +7,11 @@
     `-- ResumeError      a checkpoint does not belong to this run
 
 Each text says which field, what value it had, what would be accepted and what to do. This module
-imports nothing, so every layer may import it.
+imports none of the others, so every layer may import it.
 """
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 _EXTRAS = {
     **dict.fromkeys(("jinja2", "pandas", "pyarrow", "scipy"), "server"),
@@ -29,6 +32,18 @@ def not_installed(problem: ModuleNotFoundError) -> str | None:
         return None
     extra = _EXTRAS[package]
     return f"needs {package}, which is not installed: pip install 'fedstale[{extra}]'"
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return what may have been meant by an unknown name: the nearest known one, or all of them.
+
+    Example:
+        >>> nearest("trace", ["traces", "seed"])
+        "'traces'"
+    """
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1)
+    return repr(near[0]) if near else f"one of {names}"
 
 
 class FedstaleError(Exception):

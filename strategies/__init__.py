@@ -5,7 +5,8 @@ The strategies are here; their parts are in `selection`, `schedule`, `weighting`
 """
 
 from fedstale.strategies import robust, schedule, selection, server_optimizer, stages, weighting
-from fedstale.strategies.aliases import (
+from fedstale.strategies.expression import parse
+from fedstale.strategies.methods import (
     CA2FL,
     FADAS,
     REFL,
@@ -73,6 +74,7 @@ __all__ = [
     "StaleStrategy",
     "StopWhen",
     "Validation",
+    "parse",
     "read_checkpoint",
     "robust",
     "schedule",

@@ -22,6 +22,9 @@ from fedstale.strategies.types import Purpose, Stateful, require, require_choice
 
 Stragglers = Literal["keep", "cancel"]
 
+RECHECK_S = 30.0
+"""A strategy whose selector picks no node, or too few, selects again after this long."""
+
 # Rounding must not turn a size that is exactly whole into the next one.
 _SLACK = 1e-9
 
@@ -141,6 +144,8 @@ class Schedule:
     min_available_nodes: int = 1
     """Free nodes to wait for before sending after a server step, >= 1. Flower counts all connected
     nodes, also those that have not answered yet, and its default is 2."""
+    recheck_s: float = RECHECK_S
+    """Time in s after which to look again for nodes, when too few are online."""
 
     def __post_init__(self) -> None:
         jobs, size, share = self.concurrency, self.buffer_size, self.fraction_train
@@ -155,6 +160,7 @@ class Schedule:
         require_choice("send", self.send, "after_step", "after_reply")
         require_choice("stragglers", self.stragglers, "keep", "cancel")
         require_count("min_available_nodes", self.min_available_nodes)
+        require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if not isinstance(self.deadline_s, LearntDeadline):
             accepted = "seconds > 0 (inf for none), or LearntDeadline"
             require(self.deadline_s > 0, "deadline_s", self.deadline_s, accepted)

@@ -2,13 +2,13 @@
 
 A selector says which nodes to send to, a schedule when and how many updates to wait for, a
 weighting how much a stale update counts, and a server optimizer what to do with the aggregated
-update. Everything published is a composition of these; see `aliases`.
+update. Everything published is a composition of these; see `methods`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from inspect import Parameter, Signature, currentframe, signature, unwrap
 from pathlib import Path
 from typing import Literal, Self, TypedDict
@@ -22,8 +22,6 @@ from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server import (
-    RECHECK_S,
-    Checkpointer,
     Checkpoints,
     DrivenLoop,
     EventLoop,
@@ -31,7 +29,6 @@ from fedstale.strategies.server import (
     Progress,
     StopWhen,
     Validation,
-    take_up,
     without_stalls,
 )
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -58,10 +55,8 @@ class Options(TypedDict, total=False):
     normalise: Normalise
     update: UpdateForm
     robust: Rule | None
-    max_staleness: int | None
     validation: Validation | None
     stages: Sequence[Stage]
-    train_config: Mapping[str, float | str] | None
     fraction_evaluate: float
     min_evaluate_nodes: int
     evaluate_every: int
@@ -69,10 +64,7 @@ class Options(TypedDict, total=False):
     arrayrecord_key: str
     configrecord_key: str
     weighted_by_key: str
-    recheck_s: float
     checkpoints: Checkpoints | str | Path | None
-    resume: str | Path | None
-    version_memory_bytes: int | None
     seed: int
 
 
@@ -127,18 +119,11 @@ class StaleStrategy(Strategy):
         update: "delta" adds what a device changed; "model" pulls the server towards the device's
             whole model, as FedAsync does.
         robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
-            keeps the updates of one buffer. If not given, updates are averaged as they come.
-        max_staleness: an update with a larger staleness is rejected, >= 0: it fills no buffer, and
-            its device may start again at once. No limit if not given. FLSim and FedScale have the
-            same rule under the same name. In Ringmaster ASGD (Maranjyan, Tyurin, Richtarik. ICML
-            2025) an update counts if it is less than R versions behind, so R = max_staleness + 1,
-            with every update a step and a rate that is constant. Of its two forms this is the one
-            that lets jobs finish: Flower cannot recall a message, so a job that has become too
-            stale is not stopped, and costs its device the time until it would have ended.
-        validation: what checks replies.
+            keeps the updates of one buffer, in which no node is twice, since it counts nodes. If
+            not given, updates are averaged as they come.
+        validation: what checks replies, and rejects updates that are too stale.
         stages: what happens to messages, replies and steps besides, in this order: `Compression`,
             `LocalWork`, `ForecastRequest`, `Privacy`, `AuditRecord`, or a `Stage` of your own.
-        train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
         min_evaluate_nodes: nodes that evaluate a version at least, of those online; 0 for none.
@@ -149,18 +134,8 @@ class StaleStrategy(Strategy):
             hold several.
         configrecord_key: name of the ConfigRecord in messages.
         weighted_by_key: metric with the number of examples behind an update, > 0.
-        recheck_s: time after which to look again for nodes, in s, when too few are online.
-        checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints` for one in
-            some versions only. A grid that keeps the run itself, as a simulation does, comes first.
-        resume: a checkpoint, or a folder of them, to go on from; jobs in flight then are lost, and
-            their devices free. Strategy, seed, model and exchangeable parts must be those that
-            wrote it; another setting is logged as a warning. No other process may go on from the
-            same folder while this one lives. If it is the folder of `checkpoints`, and no version
-            is in it yet, the run begins anew: so the same settings start a run and take it up.
-        version_memory_bytes: memory that model versions in flight may take together, the current
-            one included, >= 0; past it the oldest ones wait on disk, in the folder of
-            `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
-            the process. No limit if not given. Results are the same to the last bit.
+        checkpoints: where to keep what a run must not lose, and what to go on from: a folder, or
+            `Checkpoints`. A grid that keeps the run itself, as a simulation does, comes first.
         seed: of all choices.
 
     Raises:
@@ -186,6 +161,7 @@ class StaleStrategy(Strategy):
             f"{name}={part.__name__}": [field.name for field in fields(part)]
             for name, part in (("schedule", Schedule), ("validation", Validation))
         }
+        parts["checkpoints=Checkpoints"] = list(signature(Checkpoints).parameters)
         for name in settings:
             require_known(name, known, cls.__name__, parts)
         return super().__new__(cls)
@@ -200,10 +176,8 @@ class StaleStrategy(Strategy):
         normalise: Normalise = "examples",
         update: UpdateForm = "delta",
         robust: Rule | None = None,
-        max_staleness: int | None = None,
         validation: Validation | None = None,
         stages: Sequence[Stage] = (),
-        train_config: Mapping[str, float | str] | None = None,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 0,
         evaluate_every: int = 1,
@@ -211,33 +185,32 @@ class StaleStrategy(Strategy):
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
         weighted_by_key: str = "num-examples",
-        recheck_s: float = RECHECK_S,
         checkpoints: Checkpoints | str | Path | None = None,
-        resume: str | Path | None = None,
-        version_memory_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
         self.selector = Random() if selector is None else selector
         self.schedule = Schedule() if schedule is None else schedule
+        if robust is not None and self.schedule.send == "after_reply":
+            self.schedule = replace(self.schedule, distinct=True)
         self.weighting = ByAge(constant()) if weighting is None else weighting
         self.server_optimizer = SGD() if server_optimizer is None else server_optimizer
         self.normalise: Normalise = normalise
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
-        self.robust, self.max_staleness = robust, max_staleness
+        self.robust = robust
         self.stages = tuple(stages)
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
-        self.train_config = dict(train_config or {})
+        self.train_config: dict[str, float | str] = {}
+        """Sent with every training job; what `start` is given comes first."""
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
         self.stop_when = stop_when or StopWhen()
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
-        self.weighted_by_key, self.recheck_s, self.seed = weighted_by_key, recheck_s, seed
+        self.weighted_by_key, self.seed = weighted_by_key, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
-        self.checkpoints, self.resume = checkpoints, resume
-        self.version_memory_bytes = version_memory_bytes
+        self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
         self._rounds: DrivenLoop | None = None
@@ -255,17 +228,9 @@ class StaleStrategy(Strategy):
         if rule is not None and isinstance(size, int):
             accepted = f"at least {rule.least} for {rule!r}"
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
-            once = self.schedule.send == "after_step" or self.schedule.distinct
-            require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
-        if self.max_staleness is not None:
-            accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
-            require_count("max_staleness", self.max_staleness, accepted, least=0)
-        if self.version_memory_bytes is not None:
-            accepted = "a whole number of bytes >= 0, or None for no limit"
-            require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
         names = [stage.name for stage in self.stages if isinstance(stage, Stage)]
         accepted = "instances of Stage, one of a name, such as [Compression('int8')]"
         is_known = len(names) == len(self.stages) == len(set(names))
@@ -275,7 +240,6 @@ class StaleStrategy(Strategy):
         require(len(asking) < 2, "stages", asking, accepted)
         for stage in self.stages:
             stage.check(self)
-        require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(
                 "normalise = 'weights' with buffer_size = 1 divides each update by its own weight, "
@@ -303,7 +267,7 @@ class StaleStrategy(Strategy):
     ) -> Result:
         """Train until `num_rounds` versions have been made, or a rule says stop.
 
-        Each call starts anew, or from `resume`: what selector, weighting and server optimizer
+        Each call starts anew, or from a checkpoint: what selector, weighting and server optimizer
         learn on the way is learnt by copies.
 
         Args:
@@ -323,7 +287,7 @@ class StaleStrategy(Strategy):
 
         Raises:
             ConfigError: the model or an argument is unusable, the selector breaks its contract, or
-                another process goes on from `resume`.
+                another process goes on from the same checkpoints.
             FedstaleError: jobs fail one after the other and none succeeds.
             ResumeError: there is no whole checkpoint, or it belongs to another strategy, seed or
                 model.
@@ -333,12 +297,12 @@ class StaleStrategy(Strategy):
         self.summary()
         self.result = Result(arrays=initial_arrays)
         with without_stalls(grid) as own:
-            checkpointer = own.runtime.checkpointer or self.checkpoints or Checkpointer()
+            checkpointer = own.runtime.checkpointer or self.checkpoints
             state = checkpointer.restored()
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
-            if state is None and self.resume is not None:
-                state = take_up(self.resume, self.checkpoints)
+            if state is None:
+                state = self.checkpoints.to_resume()
             with own.runtime.loop(tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,
@@ -419,11 +383,11 @@ class StaleStrategy(Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints", "resume")),
+            (self, usual, ("stop_when", "checkpoints")),
         ):
             for name in names:
                 value = getattr(part, name)
-                if value != getattr(default, name):
+                if repr(value) != repr(getattr(default, name)):
                     raise ConfigError(
                         f"{type(self).__name__} cannot be wrapped: with {name}={value!r} it has no "
                         "rounds that another strategy's loop could run; wrap a synchronous "

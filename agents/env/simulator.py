@@ -32,7 +32,8 @@ from fedstale.agents.env.episodes import (
 from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, update_norms
 from fedstale.agents.policy import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
-from fedstale.strategies.server import HEARTBEAT_S, RECHECK_S
+from fedstale.strategies.schedule import RECHECK_S
+from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.types import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
 from fedstale.traces import Array, Index, Mask, Status
 

@@ -125,7 +125,7 @@ def write_log(path: Path, states: Lie, n: int, rng: np.random.Generator) -> None
 def simulated(seed: int, until: str) -> dict[str, object]:
     """Return how many devices alarm that forecast themselves by fedstale's own forecaster."""
     config = {
-        **{"forecasts": True, "strategy": "fedbuff", "concurrency": 10, "buffer-size": 5},
+        **{"forecasts": True, "strategy": "FedBuff(10, 5, stages=[ForecastRequest()])"},
         "num-server-rounds": 100_000,
     }
     run = fedstale.simulate(

@@ -237,7 +237,7 @@ def audited(recordings: Path, seed: int, until: str) -> Row:
     traces = fleets(recordings, seed=0, kind="phones", assumed=ASSUMED)["test"]
     traces = traces.take(np.random.default_rng((seed, 73)).permutation(traces.n_devices)[:100])
     config = {
-        **{"forecasts": True, "strategy": "fedbuff", "concurrency": 10, "buffer-size": 5},
+        **{"forecasts": True, "strategy": "FedBuff(10, 5, stages=[ForecastRequest()])"},
         "num-server-rounds": 100_000,
     }
     with TemporaryDirectory() as folder:

@@ -67,9 +67,10 @@ device-notes = ""
 SERVER = """
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
-from fedstale.strategies import StaleStrategy
+from fedstale.strategies import Checkpoints, StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -88,10 +89,8 @@ def main(grid, context):
             notes.write(json.dumps({"pid": os.getpid(), **facts}) + chr(10))
 
     strategy = StaleStrategy(
-        schedule=k_batch_async(concurrency=2, buffer_size=1),
-        checkpoints=config["checkpoints"] or None,
-        resume=config["resume"] or None,
-        recheck_s=1.0,
+        schedule=replace(k_batch_async(concurrency=2, buffer_size=1), recheck_s=1.0),
+        checkpoints=Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None),
     )
     strategy.start(
         grid=grid,

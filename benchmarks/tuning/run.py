@@ -39,7 +39,7 @@ from threadpoolctl import threadpool_limits
 from fedstale.comparison.statistics import estimate
 from fedstale.traces.arrays import Array
 from fedstale.tuning.proposals import How, Proposals, result_of, scheduler_of
-from fedstale.tuning.space import Space
+from fedstale.tuning.space import Choices, Range, Space
 from fedstale.tuning.trials import Ledger, Report
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -93,9 +93,7 @@ def space_of(app: str) -> Space:
     """Return the space that is searched; its devices are not those that it is played on."""
     low, high = RATES[app]
     rate = {"from": low, "to": high, "log": True}
-    search: dict[str, object] = {"strategy": list(STRATEGIES), "learning-rate": rate}
-    search["concurrency"] = {"from": 2, "to": 16, "step": 2}
-    search["buffer-size"] = {"from": 2, "to": 10}
+    search: dict[str, object] = {"learning-rate": rate}
     search["local-epochs"] = [1, 2, 5, 10] if app == "digits" else [1, 2, 4]
     table: dict[str, Any] = {
         "app": app,
@@ -107,7 +105,15 @@ def space_of(app: str) -> Space:
         "held-out": {"seeds": list(HELD_OUT_SEEDS)},
         "search": search,
     }
-    return Space.from_table(table, where=app)
+    space = Space.from_table(table, where=app)
+    # What `runs.described` makes a strategy of; not each has both sizes.
+    sizes: dict[str, Choices | Range] = {
+        "strategy": Choices(values=STRATEGIES),
+        "learning-rate": space.domains["learning-rate"],
+        "concurrency": Range(low=2, high=16, step=2, is_whole=True),
+        "buffer-size": Range(low=2, high=10, is_whole=True),
+    }
+    return replace(space, domains={**sizes, "local-epochs": space.domains["local-epochs"]})
 
 
 def drawn(space: Space, repetition: int) -> list[Settings]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
-from fedstale.apps.registry import strategy
+from fedstale.apps.strategy import strategy
 from fedstale.errors import ConfigError
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.traces import TraceSet
@@ -92,14 +92,14 @@ def run(app: str, place: Place, settings: Settings, seed: int, recordings: Path)
     Args:
         app: digits, fashion or shakespeare.
         place: devices and hours.
-        settings: keys of the run config that are not the app's defaults.
+        settings: as `described` takes them.
         seed: of the deal, of the first model and of all choices.
         recordings: folder of the published files.
     """
     own = opened(app)
     skew = {"alpha": ALPHA} if own.has_skew else {}
     fixed = {key: own.settings[key] for key in ("text",) if key in own.settings}
-    config = own.flower.run_config({**skew, **fixed, **settings, "seed": seed})
+    config = own.flower.run_config({**skew, **fixed, **described(app, settings), "seed": seed})
     grid = TraceGrid(
         devices(recordings, place),
         own.executor(),
@@ -128,6 +128,22 @@ def run(app: str, place: Place, settings: Settings, seed: int, recordings: Path)
     with grid.running(), suppress(RunEnded), np.errstate(all="ignore"):
         made.start(grid, own.initial(seed), 10**6, TIMEOUT_S, evaluate_fn=evaluate)
     return replace(found, total_cpu_s=round(time.process_time() - began, 4))
+
+
+def described(app: str, settings: Settings) -> dict[str, bool | int | float | str]:
+    """Return the run config of some settings: a method by name, its two sizes, and other keys."""
+    found = dict(settings)
+    name, n, size = found.pop("strategy"), found.pop("concurrency", 10), found.pop("buffer-size", 5)
+    texts = {
+        "fedavg": f"FedAvg(fraction_train={0.1 if app == 'shakespeare' else 0.5})",
+        "fedbuff": f"FedBuff({n}, {size})",
+        "gap-aware": f"GapAware({n}, {size})",
+        "direction-aware": f"DirectionAware({n}, {size})",
+        "refl": f"REFL({n}, {size})",
+        "fedasync": f"FedAsync({n})",
+    }
+    # The app's default is Flower's own FedAvg.
+    return found | ({} if name == "flower-fedavg" else {"strategy": texts[str(name)]})
 
 
 @cache

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
 
-from fedstale.apps.registry import strategy
+from fedstale.apps.strategy import strategy
 from fedstale.config import Until
 from fedstale.deployment.run_folder import recorded
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected

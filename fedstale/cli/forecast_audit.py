@@ -31,9 +31,9 @@ def audit(
         bool,
         typer.Option(
             "--verify",
-            help="Check the record that a run with record=true has written, and make each of its "
-            "picks again. Exit code 1: it does not hold; 3: it holds, and picks could not be made "
-            "again. Several folders are parts of one run, in their order.",
+            help="Check the audit record that a run with AuditRecord() has written, and make each "
+            "of its picks again. Exit code 1: it does not hold; 3: it holds, and picks could not "
+            "be made again. Several folders are parts of one run, in their order.",
         ),
     ] = False,
     head: Annotated[

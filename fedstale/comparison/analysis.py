@@ -24,8 +24,8 @@ from fedstale.comparison.statistics import (
     estimate,
     speed_up,
 )
-from fedstale.config import SimulationConfig, Until, nearest
-from fedstale.errors import ConfigError
+from fedstale.config import SimulationConfig, Until
+from fedstale.errors import ConfigError, nearest
 from fedstale.reports.figure import SOURCES, time_unit
 from fedstale.reports.learning import by_kind, measured_names
 from fedstale.reports.run import Run

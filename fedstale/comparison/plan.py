@@ -21,8 +21,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedstale.config import Change, SimulationConfig, Until, flat, nearest
-from fedstale.errors import ConfigError, FedstaleError
+from fedstale.config import Change, SimulationConfig, Until, flat
+from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.run import Run
@@ -143,7 +143,7 @@ class Plan:
             resolved = app.resolved(replace(config, run_config=overrides))
             if app.is_built_in:
                 # Loads all strategies, which a comparison of other apps never does here.
-                from fedstale.apps.registry import check  # noqa: PLC0415
+                from fedstale.apps.strategy import check  # noqa: PLC0415
 
                 check(resolved.run_config)
                 for change in map(Change.parse, resolved.changes):

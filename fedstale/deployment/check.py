@@ -25,11 +25,11 @@ from flwr.app.message import make_message
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.config import Costs, nearest
+from fedstale.config import Costs
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
-from fedstale.errors import ConfigError, FedstaleError
+from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line, n_objects
 from fedstale.simulation.costs import missing_costs, missing_text
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor

@@ -18,8 +18,8 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedstale.config import Change, Costs, SimulationConfig, nearest
-from fedstale.errors import ConfigError, not_installed
+from fedstale.config import Change, Costs, SimulationConfig
+from fedstale.errors import ConfigError, nearest, not_installed
 from fedstale.flower import command_line, features, legacy
 from fedstale.simulation.costs import WorkHook
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.config import Until, is_lower_better, nearest
-from fedstale.errors import ConfigError
+from fedstale.config import Until, is_lower_better
+from fedstale.errors import ConfigError, nearest
 from fedstale.reports.learning import BOOKKEEPING
 from fedstale.reports.run import Run
 from fedstale.traces import Array

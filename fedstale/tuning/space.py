@@ -1,8 +1,10 @@
 """What is to be tuned, read from a TOML file and checked before anything runs.
 
 The keys at the top are those of a comparison's plan: what every run has. A table `search` names
-keys of the app's run config, each with a list of values or with a range; `held-out` has the seeds
-and devices on which nothing is tuned. All that can be wrong is found here, without Ray.
+keys of the app's run config, each with a list of values or with a range, and arguments of the
+strategy that stands there: with `strategy = "FedBuff(20, 5)"`, `strategy.eta` is one. `held-out`
+has the seeds and devices on which nothing is tuned. All that can be wrong is found here, without
+Ray.
 """
 
 import math
@@ -13,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedstale.comparison.plan import Plan, PlannedRun
-from fedstale.config import SimulationConfig, instant_s, nearest, read_toml
-from fedstale.errors import ConfigError
+from fedstale.config import SimulationConfig, flat, instant_s, read_toml
+from fedstale.errors import ConfigError, nearest
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
 from fedstale.tuning.objective import Objective
@@ -35,6 +37,7 @@ _FIXED = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.n
 _ONE_PROCESS = {"executor", "workers", "gpus", "client-limit-s"}
 _IN_ONE_PROCESS = (("executor", "inline"), ("executor", "batched"))
 _RANGE = {"from", "to", "log", "step"}
+_STRATEGY = "strategy."
 _RUNGS = (8, 4, 2)
 _KEEP = 1 / 4
 _BEST_OF = 2
@@ -46,6 +49,11 @@ class Choices:
     """A key that takes one of some values."""
 
     values: tuple[Plain, ...]
+
+    @property
+    def first(self) -> Plain:
+        """The value that stands first."""
+        return self.values[0]
 
     def grid(self, key: str) -> Sequence[Plain]:
         """Return all values."""
@@ -62,6 +70,11 @@ class Range:
     step: float | None = None
     is_log: bool = False
     is_whole: bool = False
+
+    @property
+    def first(self) -> Plain:
+        """The lowest value."""
+        return self.low
 
     def grid(self, key: str) -> Sequence[Plain]:
         """Return the values in steps.
@@ -238,13 +251,42 @@ class Space:
             table["seed-key"] = self.seed_key
         return Plan.from_table(table, where="space")
 
+    def run_config(self, parameters: Parameters) -> dict[str, Plain]:
+        """Return what a configuration has in its run config: keys, and arguments of `strategy`.
+
+        Raises:
+            ConfigError: the strategy has no such argument.
+        """
+        keys = {key: value for key, value in parameters.items() if not self._of_strategy(key)}
+        arguments = {
+            key.removeprefix(_STRATEGY): value
+            for key, value in parameters.items()
+            if key not in keys
+        }
+        if not arguments:
+            return keys
+        # Loads all strategies, which a search of other keys never does here.
+        from fedstale.strategies.expression import with_arguments  # noqa: PLC0415
+
+        text = keys.get("strategy", self._defaults()["strategy"])
+        return {**keys, "strategy": with_arguments(str(text), arguments)}
+
+    def _of_strategy(self, key: str) -> bool:
+        """Return whether a searched key is an argument of the app's strategy."""
+        return key.startswith(_STRATEGY) and key not in self._defaults()
+
+    def _defaults(self) -> Mapping[str, Any]:
+        """Return the run config of all runs."""
+        defaults = FlowerApp.find(self.shared["app"]).defaults
+        return {**defaults, **dict(flat(self.shared.get("run-config", {})))}
+
     def runs(self, parameters: Parameters, folder: Path) -> list[PlannedRun]:
         """Return the runs of a configuration, one a seed.
 
         Raises:
             ConfigError: the app cannot run so.
         """
-        variant = {"run-config": dict(parameters)}
+        variant = {"run-config": self.run_config(parameters)}
         plan = self.plan({"trial": variant}, held_out=False, reference="trial")
         return [
             PlannedRun(
@@ -270,6 +312,8 @@ class Space:
         app = FlowerApp.find(self.shared["app"])
         seed_key = "seed" if self.seed_key is None else self.seed_key
         for key, domain in self.domains.items():
+            if self._of_strategy(key) and "strategy" in app.defaults:
+                continue
             _check_key(key, app.defaults, {seed_key, *self.shared.get("run-config", {})}, where)
             default = app.defaults[key]
             is_number = isinstance(default, int | float) and not isinstance(default, bool)
@@ -283,16 +327,19 @@ class Space:
                     f"{where}: search.{key} is a range of whole numbers, but the app's default is "
                     f"{default}: write them as {domain.low:.1f} and {domain.high:.1f}"
                 )
-            if app.is_built_in and isinstance(domain, Choices):
-                # Loads all strategies, which a search of other apps never does here.
-                from fedstale.apps.registry import NAMES, named  # noqa: PLC0415
+        self._check_variant({})
+        first = {key: domain.first for key, domain in self.domains.items()}
+        self._check_variant(first)
+        for key, domain in self.domains.items():
+            if isinstance(domain, Choices) and (key == "strategy" or self._of_strategy(key)):
+                for value in domain.values[1:]:
+                    self._check_variant({**first, key: value})
 
-                for value in domain.values if key in NAMES else ():
-                    if value != "":
-                        named(key, str(value))
-        self.plan({"defaults": {}}, held_out=False, reference="defaults").config(
-            "defaults", self.seeds[0]
-        )
+    def _check_variant(self, parameters: Parameters) -> None:
+        """Check that one configuration can run, by what it has in its run config."""
+        variant = {"run-config": self.run_config(parameters)}
+        plan = self.plan({"one": variant}, held_out=False, reference="one")
+        plan.config("one", self.seeds[0])
 
 
 def _check_key(key: str, defaults: Mapping[str, Any], taken: set[str], where: str) -> None:

@@ -4,7 +4,6 @@ from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import (
     Checkpoints,
     read_checkpoint,
-    take_up,
     write_checkpoint,
 )
 from fedstale.strategies.server.driven import DrivenLoop
@@ -14,7 +13,6 @@ from fedstale.strategies.server.packing import pack, says_so, stating, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     HEARTBEAT_S,
-    RECHECK_S,
     REJECTED,
     REPORTED,
     Callback,
@@ -36,7 +34,6 @@ from fedstale.strategies.server.versions import Snapshot
 __all__ = [
     "CLIENT_ERROR",
     "HEARTBEAT_S",
-    "RECHECK_S",
     "REJECTED",
     "REPORTED",
     "UPDATE_KEY",
@@ -65,7 +62,6 @@ __all__ = [
     "records_in",
     "says_so",
     "stating",
-    "take_up",
     "unpack",
     "without_stalls",
     "write_checkpoint",

@@ -25,7 +25,7 @@ from safetensors.numpy import load, save_file
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.files import exposure, hold, make_private
 from fedstale.strategies.server.runtime import Checkpointer
-from fedstale.strategies.types import Array, State, is_count, require
+from fedstale.strategies.types import Array, State, is_count, require, require_count
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,16 @@ _ERROR = re.compile(r"os error (\d+)")
 
 
 class Checkpoints(Checkpointer):
-    """Checkpoints in a folder, one every few versions; the last two are kept, for their owner only.
+    """What a run keeps on disk: checkpoints, and model versions for which memory has no room.
 
-    `StaleStrategy(resume=...)` says what to continue from.
+    One checkpoint every few versions is written into a folder, and the last two are kept, for their
+    owner only. The folder is held until the process ends, even by kill -9: two runs that go on from
+    the same checkpoints would undo each other's versions. `resume` holds it likewise.
 
-    The folder is held until the process ends, even by kill -9: two runs that go on from the same
-    checkpoints would undo each other's versions. `resume` holds it likewise.
+    A run that goes on has lost the jobs in flight, and their devices are free. Strategy, seed,
+    model and exchangeable parts must be those that wrote the checkpoint; another setting is logged
+    as a warning. If `resume` is `folder`, and no version is in it yet, the run begins anew: so the
+    same settings start a run and resume it.
 
     Example:
         >>> import tempfile
@@ -55,12 +59,26 @@ class Checkpoints(Checkpointer):
         {'w': array([0., 0.]), 'version': 3}
     """
 
-    def __init__(self, folder: str | Path, *, every: int = 1, is_held: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        every: int = 1,
+        resume: str | Path | None = None,
+        version_memory_bytes: int | None = None,
+        is_held: bool = False,
+    ) -> None:
         """Write into a folder, which is made if it does not exist.
 
         Args:
-            folder: where; checkpoints of an earlier run in it are replaced as new ones come.
+            folder: where; checkpoints of an earlier run in it are replaced as new ones come. None
+                keeps none.
             every: versions from one checkpoint to the next, >= 1.
+            resume: a checkpoint, or a folder of them, to go on from.
+            version_memory_bytes: memory that model versions in flight may take together, the
+                current one included, >= 0; past it the oldest ones wait on disk, in the folder or
+                else the system's temporary folder (TMPDIR), in files that vanish with the process.
+                None for no limit. Results are the same to the last bit.
             is_held: whether whoever calls keeps other processes out already, and for less long.
 
         Raises:
@@ -68,7 +86,15 @@ class Checkpoints(Checkpointer):
                 holds it, or other users may write into it.
         """
         require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
-        self.folder, self.every = Path(folder), every
+        if version_memory_bytes is not None:
+            accepted = "a whole number of bytes >= 0, or None for no limit"
+            name = "checkpoints.version_memory_bytes"
+            require_count(name, version_memory_bytes, accepted, least=0)
+        self.folder = None if folder is None else Path(folder)
+        self.every, self.resume = every, resume
+        self.version_memory_bytes = version_memory_bytes
+        if self.folder is None:
+            return
         try:
             make_private(self.folder)
         except OSError as problem:
@@ -78,12 +104,32 @@ class Checkpoints(Checkpointer):
         if not is_held:
             _hold(self.folder, "checkpoints")
 
+    def to_resume(self) -> State | None:
+        """Return the state to go on from, and hold its folder; None to begin anew.
+
+        Raises:
+            ConfigError: another process holds it: a run goes on, and would be done twice; or other
+                users may write there.
+            ResumeError: there is none, or it is damaged.
+        """
+        if self.resume is None:
+            return None
+        path = Path(self.resume)
+        folder = path if path.is_dir() else path.parent
+        if folder.is_dir():
+            _hold(folder, "resume")
+            is_own = self.folder is not None and path.is_dir() and self.folder.samefile(path)
+            if is_own and not _found(folder):
+                logger.info("no checkpoint is in %s yet: the run begins anew", folder)
+                return None
+        return read_checkpoint(path)
+
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on.
 
         For space on the disk it waits: a run that went on would lose versions when it is killed.
         """
-        if version % self.every:
+        if self.folder is None or version % self.every:
             return
         for torn in self.folder.glob(f".*{SUFFIX}.*.part"):  # of a process that was killed
             torn.unlink(missing_ok=True)
@@ -103,7 +149,10 @@ class Checkpoints(Checkpointer):
             other.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
-        return f"Checkpoints({str(self.folder)!r}, every={self.every})"
+        folder = None if self.folder is None else str(self.folder)
+        others = {"resume": self.resume, "version_memory_bytes": self.version_memory_bytes}
+        texts = [f", {name}={value!r}" for name, value in others.items() if value is not None]
+        return f"Checkpoints({folder!r}, every={self.every}{''.join(texts)})"
 
 
 def write_checkpoint(path: Path, state: State) -> None:
@@ -170,33 +219,6 @@ def read_checkpoint(path: str | Path) -> State:
         f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
         "expected a folder that a run has written checkpoints into"
     )
-
-
-def take_up(path: str | Path, own: Checkpoints | None = None) -> State | None:
-    """Return what `read_checkpoint` does, and hold the folder, as `Checkpoints` does.
-
-    Args:
-        path: of a checkpoint, or of a folder.
-        own: where this run keeps its checkpoints. If that is the same folder, and no run has kept
-            any there, the run begins anew.
-
-    Returns:
-        The state; None to begin anew.
-
-    Raises:
-        ConfigError: another process holds it: a run goes on, and would be done twice; or other
-            users may write there.
-        ResumeError: there is none, or it is damaged.
-    """
-    path = Path(path)
-    folder = path if path.is_dir() else path.parent
-    if folder.is_dir():
-        _hold(folder, "resume")
-        is_own = own is not None and path.is_dir() and own.folder.samefile(path)
-        if is_own and not _found(folder):
-            logger.info("no checkpoint is in %s yet: the run begins anew", folder)
-            return None
-    return read_checkpoint(path)
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:

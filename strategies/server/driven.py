@@ -57,7 +57,7 @@ class DrivenLoop(EventLoop):
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
         self._open_buffer()
         while len(free := self._free_nodes(self.clock.now())) < self.schedule.min_available_nodes:
-            self.clock.wait(self.clock.now() + self.strategy.recheck_s)
+            self.clock.wait(self.clock.now() + self.schedule.recheck_s)
         n_sent = int(self.schedule.n_sent(len(free)))
         now = self.clock.now()
         return self._messages(self.dispatcher.choose(free, n_sent, now, self.timeout_s), "train")

@@ -93,8 +93,8 @@ class EventLoop(Stateful):
         self.should_stop = should_stop
         self.versions = Versions(
             Snapshot.of(initial),
-            memory_bytes=strategy.version_memory_bytes,
-            folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
+            memory_bytes=strategy.checkpoints.version_memory_bytes,
+            folder=strategy.checkpoints.folder,
         )
         self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
         self.asking = next((stage for stage in self.stages if stage.query), None)
@@ -248,7 +248,7 @@ class EventLoop(Stateful):
             if not self.jobs.n_out["train"]:
                 instants.append(self.changed_at + self.timeout_s)
         if self.slots.is_short and (self.jobs.n_open or self.buffer.updates):
-            instants.append(now + self.strategy.recheck_s)
+            instants.append(now + self.schedule.recheck_s)
         return min(instants)
 
     def _take_turn(self, until: float) -> None:
@@ -318,7 +318,7 @@ class EventLoop(Stateful):
             self._fail(job, "rejected", str(problem))
 
     def _accept(self, job: Job, update: ClientUpdate) -> None:
-        most = self.strategy.max_staleness
+        most = self.strategy.validation.max_staleness
         is_too_stale = most is not None and update.staleness > most
         reason = f"too stale: more than max_staleness = {most} versions behind"
         self.failures = 0

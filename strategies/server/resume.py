@@ -26,9 +26,7 @@ logger = logging.getLogger(__name__)
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 # Settings of a process that may be others when a run goes on.
-_OF_PROCESS = (
-    *("checkpoints", "resume", "stages", "recheck_s", "stop_when", "version_memory_bytes"),
-)
+_OF_PROCESS = ("checkpoints", "stages", "recheck_s", "stop_when")
 
 
 def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) -> None:
@@ -55,7 +53,7 @@ def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) ->
             "selector": loop.selector.described(),
         },
         folder=loop.runtime.folder,
-        may_resume=strategy.resume is not None,
+        may_resume=strategy.checkpoints.resume is not None,
         repeats=checkpointer is not None and checkpointer.jobs_survive,
         is_resumed=state is not None,
         earlier=earlier,

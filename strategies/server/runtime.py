@@ -35,8 +35,6 @@ REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 
 HEARTBEAT_S = 60.0
 """A SuperLink notices a silent node when its heartbeat, every 30 s, has been missed twice."""
-RECHECK_S = 30.0
-"""A strategy whose selector picks no node, or too few, selects again after this long."""
 
 
 class Clock(ABC):

@@ -218,6 +218,14 @@ class Validation:
     with the steps of its training, at most in proportion, so there is room for clients with many
     examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
     updates and withstand large ones, do without."""
+    max_staleness: int | None = None
+    """An update with a larger staleness is rejected, >= 0: it fills no buffer, and its device may
+    start again at once. None for no limit. FLSim and FedScale have the same rule under the same
+    name. In Ringmaster ASGD (Maranjyan, Tyurin, Richtarik. ICML 2025) an update counts if it is
+    less than R versions behind, so R = max_staleness + 1, with every update a step and a rate that
+    is constant. Of its two forms this is the one that lets jobs finish: Flower cannot recall a
+    message, so a job that has become too stale is not stopped, and costs its device the time until
+    it would have ended."""
     loss_key: str = "train_loss"
     """Metric with a device's mean training loss."""
     square_loss_key: str = "square_loss"
@@ -259,6 +267,9 @@ class Validation:
             0 < self.most_examples < float("inf"),
             *("validation.most_examples", self.most_examples, "a finite number > 0"),
         )
+        if self.max_staleness is not None:
+            accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
+            require_count("validation.max_staleness", self.max_staleness, accepted, least=0)
         require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
         require(
             self.loss_from in {"stated", "norm"},

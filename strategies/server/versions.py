@@ -203,9 +203,9 @@ class Versions:
                 tempfile.TemporaryFile(dir=self._folder).close()
             except OSError as problem:
                 raise ConfigError(
-                    f"strategy.version_memory_bytes = {memory_bytes}: versions cannot be written "
-                    f"to {str(self._folder)!r} ({problem.strerror}); expected a writable folder: "
-                    "set TMPDIR, or checkpoints, to one"
+                    f"strategy.checkpoints.version_memory_bytes = {memory_bytes}: versions cannot "
+                    f"be written to {str(self._folder)!r} ({problem.strerror}); expected a "
+                    "writable folder: set TMPDIR, or checkpoints, to one"
                 ) from None
 
     def __getitem__(self, version: int) -> Snapshot:
@@ -348,7 +348,7 @@ class Versions:
                 raise FedstaleError(
                     f"version {version} of the model ({snapshot.n_bytes:,} bytes) cannot be "
                     f"written to {str(self._folder)!r}: {problem.strerror}; make room there, or "
-                    "raise version_memory_bytes"
+                    "raise checkpoints.version_memory_bytes"
                 ) from None
             held.snapshot = replace(
                 snapshot,

@@ -15,7 +15,7 @@ from fedstale.strategies.weighting.base import (
 )
 from fedstale.strategies.weighting.cached import CachedUpdates
 from fedstale.strategies.weighting.euclidean import EuclideanStaleness
-from fedstale.strategies.weighting.gap import DirectionalGap, Gap
+from fedstale.strategies.weighting.gap import DirectionalGap, Gap, Grain
 from fedstale.strategies.weighting.relevance import RelevanceAware
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "DirectionalGap",
     "EuclideanStaleness",
     "Gap",
+    "Grain",
     "RelevanceAware",
     "Weighting",
     "constant",

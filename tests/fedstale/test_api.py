@@ -143,6 +143,11 @@ def test_an_app_in_a_folder_runs_by_its_path(tmp_path):
         ({"until": "soon"}, "until = 'soon': expected"),
         ({"epochs": None, "examples": None}, "is not declared: epochs, examples missing in"),
         ({"work_per_example": -1.0}, "costs.work_per_example = -1.0"),
+        (
+            {"work_per_exmple": 1.0},
+            "simulate has no option 'work_per_exmple': expected 'work_per_ex",
+        ),
+        ({"trces": "x"}, "simulate has no option 'trces': expected 'traces'"),
         ({"executor": "processes"}, "executor = 'processes', workers = None: a ClientApp that is"),
         ({"traces": "nowhere.parquet"}, "traces = 'nowhere.parquet': no such file"),
     ],

@@ -171,7 +171,7 @@ target = "accuracy 0.9"
 reference = "fedavg"
 [variants.fedavg]
 [variants.gap.run-config]
-strategy = "gap-aware"
+strategy = "GapAware(10, 5)"
 [variants.gap.costs]
 examples = 10
 """

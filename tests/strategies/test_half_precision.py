@@ -9,7 +9,15 @@ from virtual_grid import VirtualGrid, content, record
 
 from fedstale import strategies
 from fedstale.errors import ResumeError
-from fedstale.strategies import FedAvg, FedBuff, GapAware, StaleStrategy, Validation, robust
+from fedstale.strategies import (
+    Checkpoints,
+    FedAvg,
+    FedBuff,
+    GapAware,
+    StaleStrategy,
+    Validation,
+    robust,
+)
 from fedstale.strategies.server.versions import Snapshot
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, RelevanceAware
@@ -128,13 +136,17 @@ def test_a_version_is_rounded_to_what_devices_see_and_a_record_holds_half_precis
 def test_a_run_in_half_precision_goes_on_from_its_checkpoint(tmp_path):
     whole, _ = trained(made("FedAvg"), np.float16, rounds=6)
     trained(made("FedAvg", checkpoints=tmp_path), np.float16, rounds=3)
-    rest, _ = trained(made("FedAvg", resume=tmp_path), np.float16, rounds=6, start=9.0)
+    rest, _ = trained(
+        made("FedAvg", checkpoints=Checkpoints(resume=tmp_path)), np.float16, rounds=6, start=9.0
+    )
     assert rest.tobytes() == whole.tobytes()
     with pytest.raises(ResumeError, match="float"):
-        trained(made("FedAvg", resume=tmp_path), np.float32, rounds=6)
+        trained(made("FedAvg", checkpoints=Checkpoints(resume=tmp_path)), np.float32, rounds=6)
 
 
 def test_stale_updates_that_wait_on_disk_are_those_in_memory():
     plain, _ = trained(GapAware(6, 2, seed=1), np.float16)
-    small, _ = trained(GapAware(6, 2, seed=1, version_memory_bytes=0), np.float16)
+    small, _ = trained(
+        GapAware(6, 2, seed=1, checkpoints=Checkpoints(version_memory_bytes=0)), np.float16
+    )
     assert plain.tobytes() == small.tobytes()

@@ -636,7 +636,7 @@ def test_the_settings_of_users_reach_the_clients():
         lambda: StaleStrategy(evaluate_every=0),
         lambda: StaleStrategy(min_evaluate_nodes=-1),
         lambda: StaleStrategy(fraction_evaluate=1.5),
-        lambda: StaleStrategy(recheck_s=0.0),
+        lambda: Schedule(recheck_s=0.0),
         lambda: StopWhen(elapsed_s=0.0),
     ],
 )

@@ -173,22 +173,21 @@ def trained(weighting, **options):
 @pytest.mark.parametrize("update", ["delta", "model"])
 def test_a_limit_changes_no_bit_of_a_run(weighting, update, tmp_path):
     expected = trained(weighting(), update=update)
-    options = {"update": update, "checkpoints": Checkpoints(tmp_path, every=7)}
-    assert trained(weighting(), version_memory_bytes=0, **options) == expected
+    kept = Checkpoints(tmp_path, every=7, version_memory_bytes=0)
+    assert trained(weighting(), update=update, checkpoints=kept) == expected
     kept = read_checkpoint(tmp_path)["versions"]["held"]
     assert len(kept) > 2
 
 
 def test_a_run_with_a_limit_goes_on_from_a_checkpoint(tmp_path):
-    def strategy(**options):
-        return StaleStrategy(
-            schedule=k_batch_async(4, 2), weighting=Gap(), version_memory_bytes=0, **options
-        )
+    def strategy(folder=None, resume=None):
+        kept = Checkpoints(folder, resume=resume, version_memory_bytes=0)
+        return StaleStrategy(schedule=k_batch_async(4, 2), weighting=Gap(), checkpoints=kept)
 
     nodes = {key: adder(0.1 * key, 1.0 + key**2) for key in range(1, 9)}
     arrays = record(w=np.zeros(3))
     with identity():
-        strategy(checkpoints=tmp_path).start(VirtualGrid(nodes), arrays, 5)
+        strategy(tmp_path).start(VirtualGrid(nodes), arrays, 5)
         later = VirtualGrid(nodes)
         strategy(resume=tmp_path).start(later, arrays, 8)
     assert [version for version, _ in later.models] == [6, 7, 8]
@@ -197,4 +196,4 @@ def test_a_run_with_a_limit_goes_on_from_a_checkpoint(tmp_path):
 @pytest.mark.parametrize("limit", [-1, 0.5, True, "1 GB"])
 def test_a_limit_is_a_number_of_bytes(limit):
     with pytest.raises(ConfigError, match=r"version_memory_bytes = .*a whole number of bytes"):
-        StaleStrategy(version_memory_bytes=limit)
+        StaleStrategy(checkpoints=Checkpoints(version_memory_bytes=limit))

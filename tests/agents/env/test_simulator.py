@@ -78,9 +78,8 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
     grid = TraceGrid(traces, counting_client(10), costs=costs)
     strategy = StaleStrategy(
         selector=LowestId(),
-        schedule=schedule,
+        schedule=replace(schedule, recheck_s=RECHECK_S),
         weighting=ByAge(inverse_root()),
-        recheck_s=RECHECK_S,
         seed=0,
     )
     merged_at = []

@@ -38,7 +38,7 @@ def record(tmp_path_factory):
         traces="synthetic:20",
         until="3 rounds",
         out=folder / "run",
-        run_config={"strategy": "fedbuff", "selector": "agent", "record": True},
+        run_config={"strategy": "FedBuff(10, 5, selector=AgentSelector(), stages=[AuditRecord()])"},
     )
     return found.folder
 
@@ -158,7 +158,7 @@ def test_a_run_without_a_record_is_refused(tmp_path):
 
 
 def test_a_record_of_flowers_own_strategy_is_refused(tmp_path):
-    done = CliRunner().invoke(
-        app, ["simulate", "digits", "--out", str(tmp_path / "run"), "-c", "record=true"]
-    )
-    assert "flower-fedavg is Flower's own and has none" in done.output
+    text = "strategy='flower.FedAvg(stages=[AuditRecord()])'"
+    words = ["simulate", "digits", "--out", str(tmp_path / "run"), "-c", text]
+    done = CliRunner().invoke(app, words)
+    assert "flower.FedAvg has no setting 'stages'" in done.output

@@ -22,7 +22,7 @@ PLAN = {
     "traces": "synthetic:20",
     "until": "6m",
     "seeds": [1],
-    "run-config": {"strategy": "fedbuff", "buffer-size": 2, "concurrency": 6},
+    "run-config": {"strategy": "FedBuff(6, 2)"},
     "variants": {"one": {}},
 }
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")

@@ -15,11 +15,11 @@ TABLE = {
     "seeds": [1, 2],
     "target": "accuracy 0.9",
     "reference": "FedAvg",
-    "run-config": {"local-epochs": 1, "concurrency": 3},
+    "run-config": {"local-epochs": 1, "batch-size": 3},
     "variants": {
-        "FedAvg": {"run-config": {"strategy": "fedavg"}},
+        "FedAvg": {"run-config": {"strategy": "FedAvg()"}},
         "Gap-Aware": {
-            "run-config": {"strategy": "gap-aware", "concurrency": 4},
+            "run-config": {"strategy": "GapAware(10, 5)", "batch-size": 4},
             "traces": "synthetic:9",
             "after_end": "stop",
         },
@@ -38,11 +38,11 @@ def test_a_variant_replaces_settings_and_merges_tables():
         *("synthetic:9", "stop", "1h"),
         2,
     )
-    assert config.run_config["concurrency"] == 4
+    assert config.run_config["batch-size"] == 4
     assert config.run_config["local-epochs"] == 1
-    assert config.run_config["batch-size"] == 8, "the app's own defaults are resolved"
+    assert config.run_config["learning-rate"] == 0.1, "the app's own defaults are resolved"
     assert config.costs["epochs"] == 1
-    assert plan().config("FedAvg", 1).run_config["concurrency"] == 3
+    assert plan().config("FedAvg", 1).run_config["batch-size"] == 3
 
 
 def test_the_seed_reaches_the_app_unless_it_is_set_there():
@@ -95,7 +95,7 @@ def test_the_first_variant_is_the_reference_if_none_is_named():
         ({"devices": "all"}, "devices = 'all': expected a whole number"),
         ({"run-config": {"a": {"b": [1]}}}, "expected a table of numbers"),
         ({"run-config": 3}, "run-config = 3: expected a table"),
-        ({"run_config": {"concurrency": 1}}, "run-config is there twice"),
+        ({"run_config": {"batch-size": 1}}, "run-config is there twice"),
         ({"app": None}, "app is missing, for all or for 'FedAvg'"),
         ({"traces": None}, "traces is missing, for all or for 'FedAvg'"),
     ],
@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_one_sentence(changes, sentence):
     ("changes", "sentence"),
     [
         ({"app": "digit"}, "variant 'FedAvg': app = 'digit'"),
-        ({"run-config": {"concurency": 1}}, "key 'concurency' is unknown: expected 'concurrency'"),
+        ({"run-config": {"batchsize": 1}}, "key 'batchsize' is unknown: expected 'batch-size'"),
         ({"until": "soon"}, "variant 'FedAvg': until = 'soon'"),
         ({"devices": 0}, "variant 'FedAvg': devices = 0"),
         ({"costs": {"epochs": True}}, "costs.epochs = True"),

@@ -69,14 +69,12 @@ def run(tmp_path_factory):
         app="digits",
         traces="synthetic:20",
         run_config={
-            "strategy": "fedbuff",
+            "strategy": (
+                "FedBuff(6, 3, stages=[Compression('int4', down='int8'), LocalWork(within_s=120), "
+                "ForecastRequest()])"
+            ),
             "num-server-rounds": 6,
-            "concurrency": 6,
-            "buffer-size": 3,
-            "work": "2m",
             "forecasts": True,
-            "messages": "int4",
-            "messages-down": "int8",
         },
     )
     traces = TraceSet.synthetic(20, days=7, seed=0)

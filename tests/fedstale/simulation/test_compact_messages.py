@@ -257,12 +257,8 @@ CONFIG = SimulationConfig(
     app="digits",
     traces="synthetic:20",
     run_config={
-        "strategy": "fedbuff",
+        "strategy": "FedBuff(6, 3, stages=[Compression('int4', down='int8')])",
         "num-server-rounds": 6,
-        "concurrency": 6,
-        "buffer-size": 3,
-        "messages": "int4",
-        "messages-down": "int8",
         "local-epochs": 1,
     },
 )

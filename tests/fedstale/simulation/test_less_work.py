@@ -362,14 +362,13 @@ CONFIG = SimulationConfig(
     app="digits",
     traces="synthetic:20",
     run_config={
-        "strategy": "fedbuff",
+        "strategy": (
+            "FedBuff(6, 3, stages=[Compression('int4'), LocalWork(within_s=120), "
+            "ForecastRequest()])"
+        ),
         "num-server-rounds": 8,
-        "concurrency": 6,
-        "buffer-size": 3,
-        "work": "2m",
         "batch-size": 32,
         "forecasts": True,
-        "messages": "int4",
     },
 )
 
@@ -402,10 +401,14 @@ def test_events_are_those_of_one_process(tmp_path, executor, whole):
 # Looking ahead.
 
 
+def sharing(share):
+    return f"FedAvg(10, stages=[LocalWork({share})])"
+
+
 def test_costs_measured_of_a_share_are_those_of_a_whole_job():
     work = {
         share: measure(
-            replace(CONFIG, run_config={"strategy": "fedavg", "work": share, "local-epochs": 40}), 5
+            replace(CONFIG, run_config={"strategy": sharing(share), "local-epochs": 40}), 5
         )[0].work_per_example
         for share in (0.125, 1)
     }
@@ -417,7 +420,7 @@ def test_a_dry_run_counts_the_share():
     traces = TraceSet.ideal(20)
     found = {
         share: look_ahead(
-            replace(CONFIG, run_config={"strategy": "fedavg", "work": share}), traces
+            replace(CONFIG, run_config={"strategy": sharing(share)}), traces
         ).phases_s["training"]
         for share in (0.25, 1)
     }

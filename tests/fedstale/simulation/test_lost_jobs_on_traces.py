@@ -8,10 +8,16 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from tiny import counting_app, fleet
 
 import fedstale
-from fedstale.strategies import REFL, AdaptiveSync, FedAvg, FedBuff
+from fedstale.strategies import REFL, AdaptiveSync, FedAvg, FedBuff, Validation
 from fedstale.strategies.server.runtime import Callback
 
-COSTS = {"work_per_example": 1.0, "evaluate_work_per_example": 0.5, "epochs": 1, "examples": 10}
+COSTS = {
+    "work_per_example": 1.0,
+    "evaluate_work_per_example": 0.5,
+    "epochs": 1,
+    "examples": 10,
+    "model_bytes": 10**6,
+}
 
 
 class Versions(Callback):
@@ -47,11 +53,10 @@ def test_too_stale_updates_are_rejected_with_their_reason_in_events_and_summary(
     traces = fleet([[(0.0, 4000.0)]] * 6, length=4000.0, compute=[1.0] * 5 + [0.05])
     run = fedstale.simulate(
         counting_app(),
-        strategy=FedBuff(6, 2, max_staleness=4, seed=1),
+        strategy=FedBuff(6, 2, validation=Validation(max_staleness=4), seed=1),
         initial_arrays=model(),
         traces=traces,
         until="200 rounds",
-        model_bytes=10**6,
         out=tmp_path / "run",
         **COSTS,
     )
@@ -77,7 +82,6 @@ def test_without_a_limit_the_slow_device_counts(tmp_path):
         initial_arrays=model(),
         traces=traces,
         until="200 rounds",
-        model_bytes=10**6,
         **COSTS,
     )
     assert run.summary["rejected"] == {}

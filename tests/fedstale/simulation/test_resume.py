@@ -60,7 +60,7 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
 
 
 def test_a_run_that_trains_with_torch_goes_on_too(tmp_path, traces):
-    short = {"strategy": "fedbuff", "num-server-rounds": 4, "buffer-size": 2, "local-epochs": 1}
+    short = {"strategy": "FedBuff(10, 2)", "num-server-rounds": 4, "local-epochs": 1}
     config = SimulationConfig(app="digits", traces="given", run_config=short)
     simulate(config, tmp_path / "whole", traces=traces)
     with power_cut(lambda version, now: version == 2):

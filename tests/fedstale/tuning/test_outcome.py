@@ -17,7 +17,7 @@ BASE = space()
 
 def trial(number, *values, status="complete"):
     report = Report(rung=2, values=values, n_never=(0,) * len(values))
-    own = {"concurrency": 5 + number}
+    own = {"strategy.concurrency": 5 + number}
     return Trial(number=number, parameters=own, reports=[report], status=status)
 
 

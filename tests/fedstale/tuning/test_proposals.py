@@ -113,7 +113,7 @@ def searched(asked, how, folder, *, kill_after=math.inf):
         own = SimpleNamespace(trial_id=f"now-{trial.number}")
         proposals.scheduler.on_trial_add(None, own)
         for rung, at_s in enumerate(asked.instants_s):
-            draw = hash((trial.parameters["concurrency"], rung)) % 7
+            draw = hash((trial.parameters["strategy.concurrency"], rung)) % 7
             value = trial.parameters["learning-rate"] * at_s / (1 + draw)
             fails = rung == 0 and trial.parameters["learning-rate"] > 0.8
             values = (math.nan if fails else value, -value)[: len(asked.objectives)]
@@ -169,7 +169,9 @@ def test_tpe_learns_from_what_was_reported(tmp_path):
 
 
 def test_a_grid_is_proposed_whole_and_in_its_order(tmp_path):
-    asked = space(trials=None, search={"concurrency": [5, 10], "learning-rate": [0.1, 0.2]})
+    asked = space(
+        trials=None, search={"strategy.concurrency": [5, 10], "learning-rate": [0.1, 0.2]}
+    )
     found = searched(asked, How(search="grid", stop="none"), tmp_path)
     assert [trial["parameters"] for trial in found["trials"]] == asked.grid()
 

@@ -22,15 +22,15 @@ from fedstale.tuning.space import Space
 def test_ranges_and_lists_make_a_grid_with_the_last_key_changing_fastest():
     grid = space(
         search={
-            "strategy": ["fedbuff", "gap-aware"],
-            "concurrency": {"from": 5, "to": 16, "step": 5},
+            "strategy": ["FedBuff(5, 2)", "GapAware(5, 2)"],
+            "strategy.concurrency": {"from": 5, "to": 16, "step": 5},
         },
         run_config={},
     ).grid()
     assert [tuple(one.values()) for one in grid] == [
-        (name, size) for name in ("fedbuff", "gap-aware") for size in (5, 10, 15)
+        (name, size) for name in ("FedBuff(5, 2)", "GapAware(5, 2)") for size in (5, 10, 15)
     ]
-    assert all(type(one["concurrency"]) is int for one in grid)
+    assert all(type(one["strategy.concurrency"]) is int for one in grid)
 
 
 def test_rungs_are_an_eighth_a_quarter_and_half_unless_they_are_said():
@@ -39,16 +39,18 @@ def test_rungs_are_an_eighth_a_quarter_and_half_unless_they_are_said():
 
 
 def test_keys_of_inner_tables_have_dots():
-    found = space(search={"privacy": {"clip-norm": {"from": 0.1, "to": 1.0}}})
-    assert list(found.domains) == ["privacy.clip-norm"]
+    found = space(search={"strategy": {"eta": {"from": 0.1, "to": 1.0}}})
+    assert list(found.domains) == ["strategy.eta"]
 
 
 def test_every_run_of_a_configuration_has_its_seed_and_its_parameters(tmp_path):
-    runs = space().runs({"concurrency": 10, "learning-rate": 0.5}, tmp_path)
+    runs = space().runs({"strategy.concurrency": 7, "learning-rate": 0.5}, tmp_path)
     assert [run.folder.name for run in runs] == ["seed-1", "seed-2"]
     assert [run.config.run_config["seed"] for run in runs] == [1, 2]
     assert {run.config.run_config["learning-rate"] for run in runs} == {0.5}
-    assert {run.config.run_config["buffer-size"] for run in runs} == {2}
+    assert {run.config.run_config["strategy"] for run in runs} == {
+        "FedBuff(concurrency=7, buffer_size=2)"
+    }
 
 
 def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
@@ -69,25 +71,25 @@ def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
         )
 
 
-def test_shares_of_the_work_can_be_searched():
-    found = space(search={"work": [0.125, 0.5, 1.0], "normalise": ["", "steps"]})
-    (run, _) = found.runs({"work": 0.5, "normalise": "steps"}, Path("out"))
-    assert run.config.run_config["work"] == 0.5
-    by_time = {"strategy": "fedbuff", "buffer-size": 2, "forecasts": True}
-    found = space(search={"work": ["", "2m", "10m"]}, run_config=by_time)
-    (run, _) = found.runs({"work": "10m"}, Path("out"))
-    assert run.config.run_config["work"] == "10m"
+def test_parts_of_a_strategy_are_searched_as_expressions():
+    parts = ["Gap()", "ByAge(hinge(a=2.0))"]
+    found = space(search={"strategy.weighting": parts, "strategy.normalise": ["'weights'"]})
+    trial = {"strategy.weighting": parts[1], "strategy.normalise": "'weights'"}
+    (run, _) = found.runs(trial, Path("out"))
+    assert run.config.run_config["strategy"] == (
+        "FedBuff(concurrency=10, buffer_size=2, weighting=ByAge(hinge(a=2.0)), normalise='weights')"
+    )
 
 
 def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
     plan = space(objective="time to accuracy 0.8").plan(
-        {"best": {"run-config": {"concurrency": 15}}, "defaults": {}},
+        {"best": {"run-config": {"batch-size": 15}}, "defaults": {}},
         held_out=True,
         reference="defaults",
     )
     assert (plan.seeds, plan.target) == ((11, 12), "accuracy 0.8")
     config = plan.config("defaults", 11).run_config
-    assert (config["buffer-size"], config["concurrency"], config["learning-rate"]) == (2, 10, 0.1)
+    assert (config["strategy"], config["learning-rate"]) == ("FedBuff(10, 2)", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +99,14 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ({"search": {"until": ["1h"]}}, "cannot be tuned: it is a setting of all runs"),
         ({"search": {"executor": ["inline"]}}, "cannot be tuned: it is a setting of all runs"),
         ({"search": {"seed": [1, 2]}}, "cannot be tuned: it is the seed of a run"),
-        ({"search": {"buffer-size": [2]}}, "stands in run-config already"),
-        ({"search": {"strategy": ["fedbuf"]}, "run_config": {}}, "expected 'fedbuff'"),
+        ({"search": {"strategy": ["FedBuff(3)"]}}, "stands in run-config already"),
+        (
+            {"search": {"strategy": ["FedBuff(3)", "FedBuf(3)"]}, "run_config": {}},
+            "expected 'FedBuff'",
+        ),
+        ({"search": {"strategy.weighting": ["Gap()", "Gaps()"]}}, "expected 'Gap'"),
+        ({"search": {"strategy.etas": [0.5]}}, "FedBuff has no setting 'etas': expected 'eta'"),
+        ({"search": {"strategy.eta": {"from": -1.0, "to": 1.0}}}, "eta = -1.0: expected a number"),
         ({"search": {}}, "search is missing"),
         ({"search": {"alpha": {"from": 1.0, "to": 0.5}}}, "from = 1.0 is above to = 0.5"),
         ({"search": {"alpha": {"from": 0.0, "to": 0.5, "log": True}}}, "expected a number > 0"),
@@ -137,7 +145,7 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ({"keep": 1.0}, "keep = 1.0: expected a share above 0 and below 1"),
         ({"executor": "ray"}, "executor = 'ray': configurations run side by side already"),
         ({"objectiv": "loss"}, "unknown key 'objectiv': expected 'objective'"),
-        ({"run_config": {"concurency": 1}}, "expected 'concurrency'"),
+        ({"run_config": {"batchsize": 1}}, "expected 'batch-size'"),
         ({"app": "digit"}, "expected a directory with a Flower app"),
     ],
 )
@@ -161,7 +169,7 @@ def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
         ({"stop": "asha"}, {"objective": ["accuracy", "bytes"]}, "expected 'none'"),
         (
             {"search": "grid"},
-            {"search": {"concurrency": [1, 2, 3, 4, 5]}},
+            {"search": {"strategy.concurrency": [1, 2, 3, 4, 5]}},
             "trials = 4: the grid has 5 configurations",
         ),
         ({"workers": 0}, {}, "workers = 0: expected a number of processes >= 1"),
@@ -222,7 +230,9 @@ def test_the_space_of_the_page_can_be_read():
     given["held-out"]["traces"] = "ideal:6"
     found = Space.from_table(given, where="space.toml")
     assert found.instants_s == (1800.0, 3600.0, 7200.0, 14400.0)
-    assert found.domains["concurrency"].grid("concurrency") == list(range(5, 61, 5))
+    assert found.domains["strategy.concurrency"].grid("strategy.concurrency") == list(
+        range(5, 61, 5)
+    )
     # Each key of a space has its row.
     for key in (*given, "budget", "keep"):
         assert f"`{key}`" in page or f"`[{key}]`" in page

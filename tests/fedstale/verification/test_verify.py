@@ -497,27 +497,29 @@ def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "strategy",
     [
-        {"strategy": "fedbuff", "selector": "agent", "work": "2m", "messages": "int4"},
-        {"strategy": "fedavg", "selector": "oort", "work": 0.5, "messages": "int4"},
-        {"strategy": "gap-aware", "selector": "expected-utility", "normalise": "steps"},
+        "FedBuff(10, 5, selector=AgentSelector(), stages=[Compression('int4'), "
+        "LocalWork(within_s=120), ForecastRequest(), AuditRecord()])",
+        "FedAvg(fraction_train=0.5, selector=Oort(), stages=[Compression('int4'), LocalWork(0.5), "
+        "ForecastRequest(), AuditRecord()])",
+        "GapAware(10, 5, selector=ExpectedUtility(), normalise='steps', stages=[ForecastRequest(), "
+        "AuditRecord()])",
     ],
 )
-def test_picks_are_made_again_where_devices_are_asked_for_less(settings):
+def test_picks_are_made_again_where_devices_are_asked_for_less(strategy):
     found = fedstale.simulate(
         "digits",
         traces=synthetic(20),
         until="15m",
         seed=0,
         run_config={
-            **{"forecasts": True, "num-server-rounds": 999, "record": True},
+            **{"forecasts": True, "num-server-rounds": 999, "strategy": strategy},
             **{"local-epochs": 2, "batch-size": 32},
-            **settings,
         },
     )
     verified = fedstale.verify(found)
     assert verified.holds
     assert verified.made_again == verified.picks > 5
-    if "work" in settings:
+    if "LocalWork" in strategy:
         assert (found.jobs["work_share"] < 1.0).any()

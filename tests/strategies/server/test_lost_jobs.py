@@ -17,6 +17,7 @@ from fedstale.strategies import (
     FedAvg,
     FedBuff,
     StaleStrategy,
+    Validation,
 )
 from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.schedule import (
@@ -54,7 +55,9 @@ def test_an_update_that_is_too_stale_is_rejected_and_one_at_the_limit_is_not():
     for most, merged, value in ((1, 3, 3.0), (2, 3, 12.0)):
         nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
         schedule = k_batch_async(2, 1)
-        strategy = StaleStrategy(schedule=schedule, max_staleness=most, normalise="buffer_size")
+        strategy = StaleStrategy(
+            schedule=schedule, validation=Validation(max_staleness=most), normalise="buffer_size"
+        )
         result, grid = start(strategy, nodes, 3)
         assert len(grid.merged) == merged
         np.testing.assert_array_equal(result.arrays["w"].numpy(), value)
@@ -65,7 +68,7 @@ def test_an_update_that_is_too_stale_is_rejected_and_one_at_the_limit_is_not():
 
 def test_a_device_whose_update_was_too_stale_starts_again_at_once_and_has_no_strike():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
-    strategy = FedAsync(2, max_staleness=0)
+    strategy = FedAsync(2, validation=Validation(max_staleness=0))
     _, grid = start(strategy, nodes, 12)
     sent = [at for at, node in receivers(grid) if node == 11]
     assert sent == [0.0, 2.5, 5.0, 7.5, 10.0][: len(sent)]
@@ -75,7 +78,7 @@ def test_a_device_whose_update_was_too_stale_starts_again_at_once_and_has_no_str
 
 def test_an_update_that_is_too_stale_fills_no_buffer():
     nodes = {10: adder(1.0, 1.0), 11: adder(1.0, 1.1), 12: adder(100.0, 3.5)}
-    strategy = FedBuff(3, 2, max_staleness=0, staleness=constant())
+    strategy = FedBuff(3, 2, validation=Validation(max_staleness=0), staleness=constant())
     result, grid = start(strategy, nodes, 4)
     by_version = {}
     for _, facts in grid.merged:
@@ -110,7 +113,7 @@ def test_with_any_schedule_nothing_older_is_merged_and_the_run_comes_to_its_end(
     schedule, most, delays
 ):
     nodes = {10 + i: adder(1.0, delay) for i, delay in enumerate(delays)}
-    strategy = StaleStrategy(schedule=schedule, max_staleness=most)
+    strategy = StaleStrategy(schedule=schedule, validation=Validation(max_staleness=most))
     with identity():
         result, grid = start(strategy, nodes, 8, timeout=100)
     assert max(result.train_metrics_clientapp) == 8
@@ -122,7 +125,7 @@ def test_with_any_schedule_nothing_older_is_merged_and_the_run_comes_to_its_end(
 def test_the_limit_must_be_a_count():
     for value in (-1, 1.5, True):
         with pytest.raises(ConfigError, match="max_staleness"):
-            FedBuff(2, 2, max_staleness=value)
+            FedBuff(2, 2, validation=Validation(max_staleness=value))
 
 
 class Plain(Grid):
@@ -158,7 +161,7 @@ def _quick(monkeypatch):
 @pytest.mark.usefixtures("_quick")
 def test_a_limit_holds_on_flowers_own_grid():
     grid = Plain({10: adder(1.0, 1.0), 11: adder(100.0, 9.0)})
-    strategy = FedAsync(2, max_staleness=2)
+    strategy = FedAsync(2, validation=Validation(max_staleness=2))
     result = strategy.start(grid, record(w=np.zeros(2)), num_rounds=30, timeout=10_000)
     assert strategy.rejections["rejected: too stale"] >= 2
     assert result.arrays["w"].numpy()[0] < 31.0
@@ -296,7 +299,7 @@ def test_an_update_that_is_too_stale_is_replaced_too():
     # The straggler of version 0 comes back at 12, when versions 1 and 2 have been made.
     nodes = {0: adder(1.0, 12.0), 1: adder(1.0, 5.0), 2: adder(1.0, 5.0), 3: adder(1.0, 100.0)}
     online = lambda now: [0, 1, 2] if now < 11.0 else [0, 1, 2, 3]  # noqa: E731
-    strategy = StaleStrategy(schedule=k_async(3, 2), max_staleness=0)
+    strategy = StaleStrategy(schedule=k_async(3, 2), validation=Validation(max_staleness=0))
     _, grid = start(strategy, VirtualGrid(nodes, online), 3)
     at_12 = [node for at, node in receivers(grid) if at == 12.0]
     assert len(at_12) == 1

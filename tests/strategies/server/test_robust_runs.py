@@ -8,7 +8,7 @@ from flwr.app import MetricRecord
 from virtual_grid import VirtualGrid, adder, content, record
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies import FedAvg, FedBuff, StaleStrategy, Validation
+from fedstale.strategies import FedAvg, StaleStrategy, Validation
 from fedstale.strategies.robust.base import CentredClipping, GeometricMedian, Median, TrimmedMean
 from fedstale.strategies.robust.ctma import CTMA
 from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
@@ -115,8 +115,6 @@ def test_a_lone_node_at_rest_is_asked_again():
 def test_a_buffer_size_below_what_a_rule_needs_is_an_error_before_the_run():
     with pytest.raises(ConfigError, match=r"buffer_size = 4: expected at least 5"):
         StaleStrategy(schedule=Schedule(concurrency=4, buffer_size=4), robust=Median(f=2))
-    with pytest.raises(ConfigError, match="distinct"):
-        FedBuff(5, 5, robust=Median(f=2))
 
 
 def test_a_deadline_with_too_few_waits_for_more():

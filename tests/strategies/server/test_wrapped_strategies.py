@@ -11,6 +11,7 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import (
+    Checkpoints,
     FedAdagrad,
     FedAdam,
     FedAsync,
@@ -150,7 +151,10 @@ def test_second_start_begins_anew():
         (FedAsync(4), "FedAsync cannot be wrapped: with send='after_reply'"),
         (FedAvgOverSelected(3), "FedAvgOverSelected cannot be wrapped: with buffer_size=3"),
         (FedAvg(stop_when=StopWhen(elapsed_s=60)), "FedAvg cannot be wrapped: with stop_when="),
-        (FedAvg(resume="somewhere"), "FedAvg cannot be wrapped: with resume='somewhere'"),
+        (
+            FedAvg(checkpoints=Checkpoints(resume="somewhere")),
+            "FedAvg cannot be wrapped: with checkpoints=Checkpoints",
+        ),
     ],
 )
 def test_strategies_without_rounds_refuse_a_wrapper_before_anything_is_done(strategy, says):

@@ -216,7 +216,7 @@ def test_a_reply_that_is_lost_changes_nothing_of_what_is_owed():
 def test_a_rejected_reply_changes_nothing_of_what_is_owed():
     device, other = Device(), Device(2, delay=0.4)
     other.step = {**other.step, "w": np.zeros((20, 30), np.float32)}
-    strategy = FedBuff(2, 1, stages=[Compression("int2")], max_staleness=0)
+    strategy = FedBuff(2, 1, stages=[Compression("int2")], validation=Validation(max_staleness=0))
     grid, _ = start(strategy, {1: device, 2: other}, 6)
     refused = {message_id for message_id, _ in grid.refused}
     assert refused
@@ -328,7 +328,9 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path):
     # Devices keep what they owe; no job was in flight between two rounds.
     later = VirtualGrid(first)
     later.sent = [None] * 6  # message ids count on, as those of a SuperLink never repeat
-    result = strategy(resume=tmp_path).start(later, record(**MODEL), num_rounds=6)
+    result = strategy(checkpoints=Checkpoints(resume=tmp_path)).start(
+        later, record(**MODEL), num_rounds=6
+    )
     assert forms(first[1].received[3])["w"] == "int8"
     for name, array in whole.items():
         np.testing.assert_array_equal(result.arrays[name].numpy(), array)

@@ -54,11 +54,11 @@ def initial():
     return ArrayRecord({k: Array(np.asarray(a, np.float32)) for k, a in made.items()})
 
 
-def run(app, strategy=None, rounds=4):
+def run(app, strategy=None, rounds=4, **settings):
     link = LoopLink(dict.fromkeys(NODES, app))
     strategy = strategy or FedAvg(stages=[Compression("int4", down="int8")])
     with without_stalls(quick_grid_of(link)) as grid:
-        result = strategy.start(grid, initial(), num_rounds=rounds, timeout=60.0)
+        result = strategy.start(grid, initial(), num_rounds=rounds, timeout=60.0, **settings)
     return link, result, strategy
 
 
@@ -111,17 +111,17 @@ def private(kind):
         np.random.seed(0)
         return LocalDpMod(clipping_norm=0.5, sensitivity=0.01, epsilon=1.0, delta=1e-5), {}
     mod = {"fixed": fixedclipping_mod, "adaptive": adaptiveclipping_mod}[kind]
-    return mod, {"train_config": {"clipping_norm": 0.5}}
+    return mod, {"train_config": ConfigRecord({"clipping_norm": 0.5})}
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "local"])
 def test_mods_for_privacy_inside_change_arrays_before_they_are_quantised(kind):
     mod, settings = private(kind)
-    fine = FedAvg(stages=[Compression("int8")], **settings)
-    _, result, strategy = run(client([CompressionMod(), mod]), fine, 1)
+    fine = FedAvg(stages=[Compression("int8")])
+    _, result, strategy = run(client([CompressionMod(), mod]), fine, 1, **settings)
     assert not strategy.rejections
     mod, settings = private(kind)
-    _, expected, _ = run(client([mod]), FedAvg(**settings), 1)
+    _, expected, _ = run(client([mod]), FedAvg(), 1, **settings)
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(result.arrays[name].numpy(), array.numpy(), atol=0.01)
     moved = [result.arrays[n].numpy() - a.numpy() for n, a in initial().items()]
@@ -131,10 +131,10 @@ def test_mods_for_privacy_inside_change_arrays_before_they_are_quantised(kind):
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "local"])
 def test_devices_with_mods_for_privacy_and_without_this_one_answer_in_full(kind):
     mod, settings = private(kind)
-    _, expected, _ = run(client([mod]), FedAvg(**settings), 1)
+    _, expected, _ = run(client([mod]), FedAvg(), 1, **settings)
     mod, settings = private(kind)
-    asking = FedAvg(stages=[Compression("int8", down="int8")], **settings)
-    _, result, strategy = run(client([mod]), asking, 1)
+    asking = FedAvg(stages=[Compression("int8", down="int8")])
+    _, result, strategy = run(client([mod]), asking, 1, **settings)
     assert not strategy.rejections
     assert bits(result) == bits(expected)
 

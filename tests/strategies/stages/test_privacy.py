@@ -313,7 +313,7 @@ def test_epsilon_is_the_largest_of_all_devices_by_the_library(steps):
 def test_a_run_counts_what_was_merged_and_not_what_was_rejected():
     # The slow one is always too stale; the two others alternate.
     nodes = {10: adder(1.0, 1.0), 11: adder(1.0, 1.5), 12: adder(1.0, 9.25)}
-    strategy = FedBuff(3, 2, max_staleness=1, stages=[private(noise=5.0)])
+    strategy = FedBuff(3, 2, validation=Validation(max_staleness=1), stages=[private(noise=5.0)])
     result, grid = start(strategy, nodes, 20)
     assert strategy.rejections["rejected: too stale"] >= 1
     owners = {f"m{i}": m.metadata.dst_node_id for i, (_, m) in enumerate(grid.sent)}
@@ -358,7 +358,7 @@ def test_a_resumed_run_counts_on_and_draws_no_noise_twice(tmp_path, seed):
 
     whole, _ = start(strategy(), {10: adder(0.0)}, 6)
     start(strategy(checkpoints=Checkpoints(tmp_path)), {10: adder(0.0)}, 4)
-    resumed, _ = start(strategy(resume=tmp_path), {10: adder(0.0)}, 6)
+    resumed, _ = start(strategy(checkpoints=Checkpoints(resume=tmp_path)), {10: adder(0.0)}, 6)
     metrics = resumed.train_metrics_clientapp[6]
     assert metrics["epsilon"] == pytest.approx(library([(1.0, 6)]))
     same = whole.arrays["w"].numpy() == resumed.arrays["w"].numpy()
@@ -369,7 +369,11 @@ def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
     start(FedBuff(1, 1, stages=[private()], checkpoints=tmp_path), {10: adder(1.0)}, 2)
     for others in ([], [private(noise=2.0)], [private(clip=2.0)]):
         with pytest.raises(ResumeError, match="Privacy"):
-            start(FedBuff(1, 1, stages=others, resume=tmp_path), {10: adder(1.0)}, 3)
+            start(
+                FedBuff(1, 1, stages=others, checkpoints=Checkpoints(resume=tmp_path)),
+                {10: adder(1.0)},
+                3,
+            )
 
 
 # What it refuses.

@@ -24,7 +24,9 @@ def test_digits_learns_under_flowers_own_simulation_engine(load, monkeypatch):
         return results[-1]
 
     monkeypatch.setattr(FedAvg, "start", kept)
-    config = digits.run_config({"num-server-rounds": 2, "fraction-train": 1.0})
+    config = digits.run_config(
+        {"num-server-rounds": 2, "strategy": "flower.FedAvg(fraction_evaluate=0.0)"}
+    )
     server = ServerApp()
 
     @server.main()

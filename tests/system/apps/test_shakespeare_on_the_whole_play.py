@@ -12,7 +12,11 @@ def test_shakespeare_learns_from_its_roles(tmp_path):
     run = fedstale.simulate(
         "shakespeare",
         traces="ideal:100",
-        run_config={"text": str(PLAY), "num-server-rounds": 4, "fraction-train": 0.05},
+        run_config={
+            "text": str(PLAY),
+            "num-server-rounds": 4,
+            "strategy": "flower.FedAvg(fraction_train=0.05, fraction_evaluate=0.0)",
+        },
         out=tmp_path / "run",
     )
     seen = run.curve("accuracy", "server")[1]

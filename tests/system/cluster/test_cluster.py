@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.timeout(900), *LEFT_OVERS]
 
 def plan(**changes):
     """Return a plan of two variants and two seeds."""
-    own = {"num-server-rounds": 100000, "buffer-size": 2, "concurrency": 6}
+    own = {"num-server-rounds": 100000}
     return {
         "app": "digits",
         "traces": "synthetic:20",
@@ -41,8 +41,8 @@ def plan(**changes):
         "seeds": [1, 2],
         "run-config": own,
         "variants": {
-            "FedBuff": {"run-config": {"strategy": "fedbuff"}},
-            "Gap-Aware": {"run-config": {"strategy": "gap-aware"}},
+            "FedBuff": {"run-config": {"strategy": "FedBuff(6, 2)"}},
+            "Gap-Aware": {"run-config": {"strategy": "GapAware(6, 2)"}},
         },
         **changes,
     }
@@ -63,7 +63,9 @@ def files(folder):
 
 
 def test_a_run_on_a_node_is_the_run_on_this_machine(tmp_path):
-    one = plan(seeds=[1], until="4m", variants={"one": {"run-config": {"strategy": "fedbuff"}}})
+    one = plan(
+        seeds=[1], until="4m", variants={"one": {"run-config": {"strategy": "FedBuff(6, 2)"}}}
+    )
     shares = []
     with cluster(0, cores=1) as nodes:
         fedstale.compare(
@@ -148,11 +150,11 @@ def test_clients_of_an_app_that_no_node_has_train_in_actors_of_two_nodes(nodes, 
 
 @pytest.mark.slow
 def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tmp_path):
-    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
+    search = {"strategy": ["FedBuff(6, 2)", "GapAware(6, 2)"]}
     given = table(
         **{**own, "search": search, "trials": None, "until": "8m", "rungs": ["2m", "4m"]},
         seeds=[1],
-        run_config={"num-server-rounds": 100000, "buffer-size": 2},
+        run_config={"num-server-rounds": 100000},
     )
     words = {"search": "grid", "stop": "none"}
     fedstale.tune(given, out=tmp_path / "here", workers=1, **words)
@@ -228,7 +230,7 @@ def test_a_plan_goes_on_without_a_node_and_with_one_that_comes(own, tmp_path):
 @ISOLATED
 def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tmp_path):
     given = plan(**own, until="4h", seeds=[1], variants={"one": {}})
-    given["run-config"] = {**given["run-config"], "strategy": "fedbuff"}
+    given["run-config"] = {**given["run-config"], "strategy": "FedBuff(6, 2)"}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
     command = [*COMMAND, "compare", "plan.toml", "-o", "out", "--address", nodes.address, "--json"]
     process = subprocess.Popen(

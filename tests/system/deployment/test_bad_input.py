@@ -30,9 +30,11 @@ train-s = 0.0
 # After version 2, no file of the ServerApp can be larger than most-bytes.
 SERVER = """
 import resource
+from dataclasses import replace
 
 import numpy as np
-from fedstale.strategies import FedBuff
+from fedstale.strategies import Checkpoints, FedBuff
+from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
@@ -48,13 +50,9 @@ def main(grid, context):
             resource.setrlimit(resource.RLIMIT_FSIZE, (config["most-bytes"],) * 2)
         print(f"version {version} mean {arrays['w'].numpy().mean():.6f}", flush=True)
 
-    strategy = FedBuff(
-        concurrency=2,
-        buffer_size=1,
-        checkpoints=config["checkpoints"] or None,
-        resume=config["resume"] or None,
-        recheck_s=1.0,
-    )
+    kept = Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None)
+    schedule = replace(k_batch_async(2, 1), recheck_s=1.0)
+    strategy = FedBuff(2, schedule=schedule, checkpoints=kept)
     initial = ArrayRecord({"w": Array(np.zeros(config["size"], dtype=np.float32))})
     strategy.start(
         grid=grid,

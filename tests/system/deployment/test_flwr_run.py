@@ -17,6 +17,12 @@ from fedstale.simulation.flower_app import BUILT_IN
 pytestmark = pytest.mark.deployment
 
 
+FLOWERS = (
+    "flower.FedAvg(fraction_train={}, fraction_evaluate=0.0, min_train_nodes=1, "
+    "min_available_nodes=1)"
+)
+
+
 def accuracies(lines):
     """Return the accuracies that the server logged round by round."""
     found = [re.search(r"MetricRecord: \{.*?'accuracy': ([\d.]+)", line) for line in lines]
@@ -25,7 +31,7 @@ def accuracies(lines):
 
 def test_digits_runs_on_real_supernodes_as_it_is(deployment):
     lines = []
-    config = "num-server-rounds=2 fraction-train=0.67"
+    config = f"num-server-rounds=2 strategy='{FLOWERS.format(0.67)}'"
     run_app(deployment, BUILT_IN / "digits", run_config=config, show=lines.append)
     found = accuracies(lines)
     assert len(found) == 2, lines
@@ -44,7 +50,7 @@ def get(port, path):
 @pytest.mark.timeout(600)
 def test_a_run_of_digits_is_scraped_and_watched_while_it_goes_on(deployment):
     live, metrics = free_port(), free_port()
-    config = "strategy='fedbuff' num-server-rounds=2 concurrency=3 buffer-size=2"
+    config = "strategy='FedBuff(3, 2)' num-server-rounds=2"
     config += f" live-port={live} metrics-port={metrics}"
     run = Running(deployment, BUILT_IN / "digits", config)
     texts = []
@@ -83,7 +89,8 @@ def test_a_run_of_digits_is_scraped_and_watched_while_it_goes_on(deployment):
 def test_fashion_reads_its_folder_on_real_supernodes(deployment, tmp_path):
     write_clothes(tmp_path / "clothes", packed=True)
     lines = []
-    config = f"data='{tmp_path}/clothes' alpha=10 batch-size=5 fraction-train=1 num-server-rounds=3"
+    config = f"data='{tmp_path}/clothes' alpha=10 batch-size=5 num-server-rounds=3 "
+    config += f"strategy='{FLOWERS.format(1.0)}'"
     run_app(deployment, BUILT_IN / "fashion", run_config=config, show=lines.append)
     found = accuracies(lines)
     assert len(found) == 3, lines
@@ -93,7 +100,7 @@ def test_fashion_reads_its_folder_on_real_supernodes(deployment, tmp_path):
 def test_a_new_app_runs_on_real_supernodes_as_it_is(deployment, tmp_path):
     create(tmp_path / "my-app")
     lines = []
-    config = "num-server-rounds=1 concurrency=2 buffer-size=2"
+    config = "num-server-rounds=1 strategy='FedBuff(2, 2)'"
     run_app(deployment, tmp_path / "my-app", run_config=config, show=lines.append)
     assert any("ended at version 1" in line for line in lines), lines
 

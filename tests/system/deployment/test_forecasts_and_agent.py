@@ -146,11 +146,8 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
 @pytest.mark.timeout(900)
 def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
     settings = {
-        "strategy": "gap-aware",
-        "selector": "agent",
+        "strategy": "GapAware(2, 2, selector=AgentSelector(), stages=[ForecastRequest()])",
         "forecasts": True,
-        "concurrency": 2,
-        "buffer-size": 2,
         "num-server-rounds": 2,
         "round-timeout": 20_000.0,
     }

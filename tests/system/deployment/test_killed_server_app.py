@@ -28,10 +28,11 @@ server-notes = ""
 SERVER = """
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 from fedstale.strategies.server_optimizer import SGD
-from fedstale.strategies import StaleStrategy
+from fedstale.strategies import Checkpoints, StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -54,12 +55,10 @@ def main(grid, context):
     note()
 
     strategy = StaleStrategy(
-        schedule=k_batch_async(concurrency=2, buffer_size=2),
+        schedule=replace(k_batch_async(concurrency=2, buffer_size=2), recheck_s=1.0),
         server_optimizer=SGD(2.0),
         normalise="buffer_size",
-        checkpoints=config["checkpoints"] or None,
-        resume=config["resume"] or None,
-        recheck_s=1.0,
+        checkpoints=Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None),
     )
     strategy.start(
         grid=grid,
@@ -147,7 +146,7 @@ def lines(path):
 @pytest.mark.timeout(900)
 def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     folder = tmp_path / "checkpoints"
-    common = f"strategy='fedbuff' concurrency=2 buffer-size=1 checkpoints='{folder}'"
+    common = f"strategy='FedBuff(2, 1)' checkpoints='{folder}'"
     with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         digits = BUILT_IN / "digits"
         run_app(

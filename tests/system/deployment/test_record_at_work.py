@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 def test_the_record_of_a_deployed_run_goes_on_in_a_new_run_and_holds(tmp_path):
     kept, first, second = (tmp_path / name for name in ("kept", "first", "second"))
     common = (
-        "strategy='fedbuff' selector='oort' concurrency=2 buffer-size=1 forecasts=true "
-        f"record=true checkpoints='{kept}'"
+        "strategy='FedBuff(2, 1, selector=Oort(), stages=[ForecastRequest(), AuditRecord()])' "
+        f"forecasts=true checkpoints='{kept}'"
     )
     with LocalDeployment(tmp_path / "deployment", nodes=3, limit_s=300.0) as deployment:
         for rounds, folder in ((3, first), (6, second)):

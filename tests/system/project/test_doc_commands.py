@@ -82,10 +82,10 @@ seeds = [1, 2]
 target = "accuracy 0.85"
 
 [variants.A]
-run-config = { strategy = "fedbuff" }
+run-config = { strategy = "FedBuff(10, 5)" }
 
 [variants.B]
-run-config = { strategy = "gap-aware" }
+run-config = { strategy = "GapAware(10, 5)" }
 """
 
 
@@ -138,9 +138,8 @@ def prepare(name, words):
         pytest.importorskip("tensorboard")
     if name == "compare" and "runs/a" in words:
         for i, run in enumerate(words[1:5]):
-            called(
-                *RUN, run, "--seed", i % 2, "-c", f"strategy='{('fedbuff', 'gap-aware')[i // 2]}'"
-            )
+            strategy = ("FedBuff", "GapAware")[i // 2]
+            called(*RUN, run, "--seed", i % 2, "-c", f"strategy='{strategy}(10, 5)'")
 
 
 def test_there_are_such_commands():

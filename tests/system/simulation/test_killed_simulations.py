@@ -59,10 +59,8 @@ def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(
 @pytest.mark.usefixtures("every_version_kept", "no_pages")
 def test_a_run_that_trains_with_torch_goes_on_from_any_version(tmp_path, traces, cut):
     run_config = {
-        "strategy": "gap-aware",
+        "strategy": "GapAware(8, 3)",
         "num-server-rounds": 12,
-        "concurrency": 8,
-        "buffer-size": 3,
     }
     config = SimulationConfig(app="digits", traces="given", run_config=run_config)
     simulate(config, tmp_path / "whole", traces=traces)
@@ -77,8 +75,11 @@ def test_a_run_that_trains_with_torch_goes_on_from_any_version(tmp_path, traces,
 def test_a_run_that_asks_for_shares_of_the_work_goes_on_from_any_version(tmp_path, promise):
     traces = synthetic(20)
     run_config = {
-        **{"strategy": "fedbuff", "num-server-rounds": 8, "concurrency": 6, "buffer-size": 3},
-        **{"work": "2m", "forecasts": True, "messages": "int4"},
+        "strategy": (
+            "FedBuff(6, 3, stages=[Compression('int4'), LocalWork(within_s=120), "
+            "ForecastRequest()])"
+        ),
+        **{"num-server-rounds": 8, "forecasts": True},
     }
     costs = {"constant-replies": promise}
     config = SimulationConfig(app="digits", traces="given", run_config=run_config, costs=costs)
@@ -120,7 +121,7 @@ def test_kill_9_at_a_hundred_random_moments_loses_nothing(tmp_path):
     rng, kills = np.random.default_rng(0), 0
     words = [
         *("digits", "--traces", "synthetic:30", "--quiet", "-c"),
-        'strategy="gap-aware" num-server-rounds=120 concurrency=8 buffer-size=3',
+        'strategy="GapAware(8, 3)" num-server-rounds=120',
     ]
     subprocess.run(fedstale(*words, "--out", str(tmp_path / "whole")), check=True)
     for turn in range(1000):

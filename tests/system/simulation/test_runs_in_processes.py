@@ -17,17 +17,26 @@ from fedstale.simulation.executors.workers import RayExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 
-DIGITS = {"strategy": "fedbuff", "num-server-rounds": 8, "concurrency": 6, "buffer-size": 3}
+DIGITS = {"num-server-rounds": 8, "forecasts": True}
 RUNS = {
     "replies of all sizes": lambda path: (
         write_small_app(path, client=UNEVEN, server=BUFFERED),
         {},
     ),
     "the older API": lambda path: (write_server_fn_app(path), {"rounds": 5}),
-    "formats": lambda path: ("digits", {**DIGITS, "messages": "int4", "messages-down": "int8"}),
+    "formats": lambda path: (
+        "digits",
+        {**DIGITS, "strategy": "FedBuff(6, 3, stages=[Compression('int4', down='int8')])"},
+    ),
     "shares of the work": lambda path: (
         "digits",
-        {**DIGITS, "work": "2m", "forecasts": True, "messages": "int4"},
+        {
+            **DIGITS,
+            "strategy": (
+                "FedBuff(6, 3, stages=[Compression('int4'), LocalWork(within_s=120), "
+                "ForecastRequest()])"
+            ),
+        },
     ),
 }
 

@@ -42,8 +42,8 @@ def searched(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path):
-    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
-    own = {"num-server-rounds": 1000, "buffer-size": 2}
+    search = {"strategy": ["FedBuff(6, 2)", "GapAware(6, 2)"]}
+    own = {"num-server-rounds": 1000}
     given = table(search=search, run_config=own, trials=None, until="8m", rungs=["3m"])
     found = fedstale.tune(given, out=tmp_path / "grid", search="grid", stop="none", workers=2)
     assert list(found.trials["status"]) == ["complete"] * 2
@@ -98,10 +98,10 @@ def test_everything_is_written_and_what_is_best_was_held_out(searched):
     assert fedstale.Plan.from_table(plan, where="plan.toml").reference == "defaults"
     best = SimulationConfig.read(folder / "best.toml")
     assert best.run_config["learning-rate"] == found.best.parameters["learning-rate"]
-    assert (
-        fedstale.Plan.from_table(plan, where="plan").config("best", 11).run_config["concurrency"]
-        == (found.best.parameters["concurrency"])
-    )
+    config = fedstale.Plan.from_table(plan, where="plan").config("best", 11)
+    concurrency = found.best.parameters["strategy.concurrency"]
+    strategy = f"FedBuff(concurrency={concurrency}, buffer_size=2)"
+    assert config.run_config["strategy"] == strategy
     page = (folder / "tuning.html").read_text(encoding="utf-8")
     for words in ("accuracy at the rungs", "stopped at a rung", "On held-out seeds and devices"):
         assert words in page
@@ -202,10 +202,10 @@ def over(given, folder, trials, monkeypatch):
 
 def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
     report = Report(rung=0, values=(math.nan,), n_never=(0,), failure="no memory", arrival=0)
-    words = {"parameters": {"concurrency": 5}, "status": "failed", "reason": "no memory"}
+    words = {"parameters": {"strategy.concurrency": 5}, "status": "failed", "reason": "no memory"}
     trials = [Trial(number=0, reports=[report], ended=0, **words)]
     with pytest.raises(ConfigError, match=r"1 of 1 configurations failed.*no memory"):
-        over(table(search={"concurrency": [5]}, trials=1), tmp_path, trials, monkeypatch)
+        over(table(search={"strategy.concurrency": [5]}, trials=1), tmp_path, trials, monkeypatch)
     (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
     assert (row["status"], row["reason"]) == ("failed", "no memory")
     assert math.isnan(row["accuracy at 180 s"])
@@ -213,10 +213,11 @@ def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
 
 def test_a_target_that_none_reaches_is_said(tmp_path, monkeypatch):
     reports = [Report(rung=i, values=(720.0,), n_never=(2,), arrival=i) for i in range(3)]
-    trials = [
-        Trial(number=0, parameters={"concurrency": 5}, reports=reports, status="complete", ended=0)
-    ]
-    given = table(search={"concurrency": [5]}, trials=1, objective="time to accuracy 0.999")
+    own = {"strategy.concurrency": 5}
+    trials = [Trial(number=0, parameters=own, reports=reports, status="complete", ended=0)]
+    given = table(
+        search={"strategy.concurrency": [5]}, trials=1, objective="time to accuracy 0.999"
+    )
     with pytest.raises(ConfigError, match="no configuration reached it in any run until 720 s"):
         over(given, tmp_path, trials, monkeypatch)
     (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")

@@ -26,7 +26,7 @@ def called(tmp_path):
 
 
 def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
-    search = {"concurrency": [5, 10]}
+    search = {"strategy.concurrency": [5, 10]}
     changes = {"search": search, "until": "4m", "rungs": ["2m"], "seeds": [1], "trials": None}
     result = called("--workers", "1", "--search", "grid", **changes)
     assert result.returncode == 0, result.stderr
@@ -37,13 +37,13 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     assert lines[2:] == ["settings: tunings/space/best.toml", "report: tunings/space/tuning.html"]
     said = result.stderr.splitlines()
     assert "one seed alone" in said[0]
-    assert said[1] == "configuration 0: concurrency=5"
+    assert said[1] == "configuration 0: strategy.concurrency=5"
     assert [line for line in said[1:] if not line.startswith("configuration ")] == []
     # What is over is judged again from its files, without a word on the way.
     again = called("--workers", "1", "--search", "grid", "--json", "--quiet", **changes)
     told = json.loads(again.stdout)
     assert told["verdict"] == lines[0]
-    assert told["best"]["parameters"]["concurrency"] in (5, 10)
+    assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
     # Nothing of Ray is left behind.
     assert not (tmp_path / "tunings" / "space" / ".ray").exists()
 

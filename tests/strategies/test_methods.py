@@ -208,8 +208,6 @@ def test_updates_of_a_dropped_server_step_are_not_remembered():
     ("strategy", "options", "expected"),
     [
         (FedProx(2, proximal_mu=0.5), {}, 0.5),
-        (FedProx(2, proximal_mu=0.5, train_config={"rate": 0.1}), {}, 0.5),
-        (FedProx(2, train_config={"proximal-mu": 0.1}), {}, 0.1),
         (FedProx(2, proximal_mu=0.5), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
         (FedBuff(2, 1), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
     ],

@@ -1,0 +1,241 @@
+"""A strategy as text, for run configs and plans: `FedBuff(20, 5, selector=Oort())`.
+
+It is written as in Python, of literals and of names of this package: the methods, their parts and
+the stages, and `flower.FedAvg(...)` for a strategy of Flower's. Nothing else is evaluated. Other
+packages add names by entry points of the group `fedstale.strategies`, as fedstale's agents do.
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from inspect import isabstract, isroutine, signature
+from math import inf
+from types import ModuleType
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+
+from fedstale.errors import ConfigError
+from fedstale.strategies import (
+    methods,
+    robust,
+    schedule,
+    selection,
+    server,
+    server_optimizer,
+    stages,
+    weighting,
+)
+from fedstale.strategies.strategy import StaleStrategy
+from fedstale.strategies.types import require_known
+
+GROUP = "fedstale.strategies"
+"""Entry points that add names, each of a class or a function that makes a part."""
+_ROOMS = {
+    room.__name__.rpartition(".")[2]: room
+    for room in (methods, selection, schedule, weighting, robust, server_optimizer, stages)
+}
+_BASES = (
+    *(Strategy, selection.Selector, weighting.Weighting, robust.Rule, stages.Stage),
+    server_optimizer.ServerOptimizer,
+)
+_SETTINGS = (schedule.Schedule, schedule.AdaSync, schedule.LearntDeadline, selection.OortSettings)
+_EXAMPLE = "expected a strategy such as 'FedBuff(20, 5)'"
+
+
+class _UnreadableError(Exception):
+    """A text that describes no strategy, and why."""
+
+
+def parse(text: str, **settings: object) -> Strategy:
+    """Return the strategy that a text describes.
+
+    Args:
+        text: the call of a method, such as "FedBuff(20, 5, stages=[Compression('int8')])".
+        **settings: more options of `StaleStrategy`, which the text must not repeat; those that are
+            None are left out. A strategy of Flower's has no seed, and takes no other that is set.
+
+    Raises:
+        ConfigError: the text is no such call, a name or an argument is unknown (the nearest one is
+            named), an argument is out of range, or Flower's strategy lacks a setting.
+
+    Example:
+        >>> parse("GapAware(20, 5, of='layer')", seed=1)  # doctest: +NORMALIZE_WHITESPACE
+        GapAware(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep',
+        weighting=Gap(of='layer', decay=0.97, steps='maximal'), normalise='buffer_size', seed=1)
+    """
+    try:
+        return _strategy(text, {k: v for k, v in settings.items() if v is not None})
+    except _UnreadableError as problem:
+        raise ConfigError(f"strategy = {text!r}: {problem}") from None
+
+
+def with_arguments(text: str, arguments: Mapping[str, object]) -> str:
+    """Return a text with arguments of its outermost call set, as a search does.
+
+    Args:
+        text: the call of a method.
+        arguments: values by name; one that is a text is an expression, such as "Gap()".
+
+    Raises:
+        ConfigError: the text is no such call, an expression is none, or there is no such argument.
+
+    Example:
+        >>> with_arguments("FedBuff(20, 5)", {"buffer_size": 10, "weighting": "Gap()"})
+        'FedBuff(concurrency=20, buffer_size=10, weighting=Gap())'
+    """
+    try:
+        call = _call(text)
+        make, name = _named(call.func), ast.unparse(call.func)
+        known = signature(make).parameters if callable(make) else {}
+        given = dict(zip(known, call.args, strict=False))
+        given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
+        for argument, value in arguments.items():
+            require_known(argument, known, name, {})
+            given[argument] = _parsed(value if isinstance(value, str) else repr(value))
+    except _UnreadableError as problem:
+        raise ConfigError(f"strategy = {text!r}: {problem}") from None
+    keywords = [ast.keyword(argument, value) for argument, value in given.items()]
+    return ast.unparse(ast.Call(call.func, [], keywords))
+
+
+def names() -> list[str]:
+    """Return the names that a text may hold without `flower.`, sorted."""
+    return sorted({**_own(), **_added()})
+
+
+@cache
+def _own() -> Mapping[str, object]:
+    """Return what this package offers, by name."""
+    found: dict[str, object] = {"inf": inf}
+    for room in _ROOMS.values():
+        found |= _offered(room)
+    return found | {
+        name: getattr(server, name) for name in ("Checkpoints", "StopWhen", "Validation")
+    }
+
+
+def _offered(room: ModuleType) -> dict[str, object]:
+    """Return the parts of a room, the functions that make some, and settings that it names."""
+    found = {name: getattr(room, name) for name in getattr(room, "__all__", vars(room))}
+    return {name: value for name, value in found.items() if _is_part(value)}
+
+
+def _is_part(value: object) -> bool:
+    if not isinstance(value, type):
+        makers = (schedule.__name__, weighting.constant.__module__)
+        return isinstance(value, _SETTINGS) or (isroutine(value) and value.__module__ in makers)
+    is_kind = issubclass(value, _BASES) and value not in _BASES and not isabstract(value)
+    return is_kind or value in _SETTINGS
+
+
+@cache
+def _added() -> Mapping[str, Callable[[], object]]:
+    """Return what loads the names that other packages add."""
+    return {point.name: point.load for point in entry_points(group=GROUP)}
+
+
+def _strategy(text: str, settings: dict[str, object]) -> Strategy:
+    tree = _call(text)
+    make = _named(tree.func)
+    if not isinstance(make, type) or not issubclass(make, Strategy):
+        raise _UnreadableError(f"{ast.unparse(tree.func)} is no strategy: {_EXAMPLE}")
+    twice = [keyword.arg for keyword in tree.keywords if keyword.arg in settings]
+    if not issubclass(make, StaleStrategy):
+        usual = StaleStrategy()
+        unknown = [
+            name
+            for name, value in settings.items()
+            if name != "seed" and repr(value) != repr(getattr(usual, name, None))
+        ]
+        if unknown:
+            name = ast.unparse(tree.func)
+            raise _UnreadableError(f"{name} has no {unknown[0]}: expected a strategy of fedstale's")
+        settings = {}
+    elif twice:
+        raise _UnreadableError(f"{twice[0]} is set outside of the text already: expected it once")
+    made = _called(tree, settings)
+    assert isinstance(made, Strategy)
+    return made
+
+
+def _call(text: str) -> ast.Call:
+    tree = _parsed(text)
+    if not isinstance(tree, ast.Call):
+        raise _UnreadableError(_EXAMPLE)
+    return tree
+
+
+def _parsed(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _UnreadableError(_EXAMPLE) from None
+
+
+def _value(node: ast.expr) -> object:
+    """Return what a part of the text stands for."""
+    match node:
+        case ast.Call():
+            return _called(node, {})
+        case ast.Name() | ast.Attribute():
+            found = _named(node)
+            if callable(found):
+                raise _UnreadableError(f"{ast.unparse(node)}: expected {ast.unparse(node)}(...)")
+            return found
+        case ast.List(items):
+            return [_value(item) for item in items]
+        case ast.Tuple(items):
+            return tuple(_value(item) for item in items)
+        case ast.Dict(keys, items) if None not in keys:
+            pairs = zip(keys, items, strict=True)
+            return {_value(key): _value(item) for key, item in pairs if key is not None}
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        text = ast.unparse(node)
+        raise _UnreadableError(f"{text!r}: expected a literal or a part such as Gap()") from None
+
+
+def _called(node: ast.Call, settings: Mapping[str, object]) -> object:
+    make, name = _named(node.func), ast.unparse(node.func)
+    if not callable(make):
+        raise _UnreadableError(f"{name}() is a value: expected {name}")
+    arguments = [_value(argument) for argument in node.args]
+    named: dict[str, object] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise _UnreadableError(f"{name}: expected arguments by name, not **")
+        named[keyword.arg] = _value(keyword.value)
+    how = signature(make)
+    for argument in named:
+        require_known(argument, how.parameters, name, {})
+    try:
+        how.bind(*arguments, **named, **settings)
+    except TypeError as problem:
+        raise _UnreadableError(f"{name}: {problem}") from None
+    return make(*arguments, **named, **settings)
+
+
+def _named(node: ast.expr) -> object:
+    """Return what a name stands for."""
+    match node:
+        case ast.Attribute(ast.Name("flower"), name):
+            return _one(name, {name: getattr(flower, name) for name in flower.__all__})
+        case ast.Attribute(ast.Name(room), name) if room in _ROOMS:
+            return _one(name, _offered(_ROOMS[room]))
+        case ast.Name(name):
+            load = _added().get(name)
+            return _one(name, _own(), _added()) if load is None else load()
+    raise _UnreadableError(f"{ast.unparse(node)!r}: expected a name such as FedBuff")
+
+
+def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:
+    """Return what one of some names stands for, or say which one may be meant."""
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, [*known, *more], n=1)
+    expected = repr(near[0]) if near else "a method, a part or a stage such as FedBuff"
+    raise _UnreadableError(f"{name!r} is unknown: expected {expected}")

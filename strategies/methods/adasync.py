@@ -1,0 +1,24 @@
+"""AdaSync: the server waits for more and more of the devices as the loss falls."""
+
+from typing import Unpack
+
+from fedstale.strategies.schedule import AdaSync, k_sync
+from fedstale.strategies.strategy import Options, StaleStrategy
+
+
+class AdaptiveSync(StaleStrategy):
+    """Waits for more and more of the devices as the loss falls, and cancels the others.
+
+    Args:
+        concurrency: devices to send to, >= 1.
+        start: devices to wait for at the first loss, >= 1.
+        **options: of `StaleStrategy`.
+
+    Reference:
+        Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021.
+    """
+
+    def __init__(self, concurrency: int, start: int = 1, **options: Unpack[Options]) -> None:
+        size = AdaSync(start=start, most=concurrency, form="worker")
+        parts = Options(schedule=k_sync(concurrency, size), normalise="buffer_size")
+        super().__init__(**(parts | options))

@@ -1,0 +1,59 @@
+"""Gap-Aware: an update is divided by how far the model has moved since its base version."""
+
+from typing import Unpack
+
+from fedstale.strategies.methods.fedbuff import buffered
+from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.server_optimizer import SGD, Rate
+from fedstale.strategies.strategy import Options, StaleStrategy
+from fedstale.strategies.weighting import DirectionalGap, Gap, Grain
+
+
+class GapAware(StaleStrategy):
+    """Runs FedBuff with updates divided by the gap instead of the root of their age.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        of: one gap for each "parameter", for each "layer" or for the "model".
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        **options: of `StaleStrategy`.
+
+    Reference:
+        Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        of: Grain = "parameter",
+        eta: Rate = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**(buffered(concurrency, buffer_size, Gap(of=of), SGD(eta)) | options))
+
+
+class DirectionAware(StaleStrategy):
+    """Runs FedBuff with updates divided by the directional gap; fedstale's own.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        share: of the plain gap that counts in any direction, in [0, 1].
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        **options: of `StaleStrategy`.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        share: float = 0.1,
+        eta: Rate = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = buffered(concurrency, buffer_size, DirectionalGap(share=share), SGD(eta))
+        super().__init__(**(parts | options))

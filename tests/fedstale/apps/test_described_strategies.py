@@ -1,0 +1,288 @@
+"""The strategies that a run config describes: each that there is runs, also by the command."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import tomli_w
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from named_parts import VARIANTS, table_of
+from tiny import COSTS
+from typer.testing import CliRunner
+
+import fedstale
+from fedstale import strategies
+from fedstale.apps.strategy import check, strategy
+from fedstale.cli.main import app as command
+from fedstale.comparison.plan import Plan
+from fedstale.errors import ConfigError
+from fedstale.simulation import TraceGrid
+from fedstale.simulation.executors import InlineExecutor
+from fedstale.simulation.flower_app import FlowerApp, overrides_in
+from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.strategies import robust, selection
+from fedstale.strategies.server.runtime import Callback
+from fedstale.traces import TraceSet
+
+FLOWERS = "flower.FedAvg(fraction_train=0.8, fraction_evaluate=0, min_train_nodes=1)"
+EVERY = [
+    FLOWERS,
+    *("FedAvg(fraction_train=0.8)", "FedAvgOverSelected(8)", "FedProx(10)", "FedAvgM(10)"),
+    *("FedAdam(10)", "FedYogi(10)", "FedAdagrad(10)", "FedBuff(10, 8)", "FedAsync(10)"),
+    *("GapAware(10, 8)", "DirectionAware(10, 8)", "REFL(10, 8)", "FADAS(10, 8)"),
+    *("AsyncFedED(10)", "CA2FL(10, 8)", "FedStale(10)", "AdaptiveSync(10)"),
+    *(
+        f"FedBuff(10, 8, selector={selector})"
+        for selector in (
+            *("Random()", "Fastest()", "PowerOfChoice(30)", "Oort(PAPER)", "LeastAvailable()"),
+            *("MostReliable()", "ExpectedUtility()", "Probing(ExpectedUtility(), 0.2)"),
+            "AgentSelector()",
+        )
+    ),
+    *(
+        f"FedBuff(10, 8, weighting={weighting})"
+        for weighting in (
+            *("ByAge(constant())", "ByAge(polynomial(0.3))", "ByAge(hinge())"),
+            *("ByAge(exponential())", "ByAge(staleness_aware())", "ByAge(inverse())"),
+            *("ByAge(inverse_root())", "Gap(of='layer')", "DirectionalGap()", "RelevanceAware()"),
+            *("EuclideanStaleness()", "CachedUpdates(1.0)"),
+        )
+    ),
+    *(
+        f"FedBuff(10, 8, robust={rule})"
+        for rule in (
+            *(
+                "Median(f=1)",
+                "TrimmedMean(f=1)",
+                "GeometricMedian(f=1)",
+                "Krum(f=1)",
+                "MultiKrum(f=1)",
+            ),
+            *("Bulyan(f=1)", "CentredClipping(f=1)", "CTMA(f=1)"),
+        )
+    ),
+    "FedAvg(schedule=semi_synchronous(10, LearntDeadline(quantile=0.5)), server_optimizer=Yogi())",
+    "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), stop_when=StopWhen())",
+]
+
+
+def loss_of(arrays, place):
+    return float(sum(((w - place) ** 2).sum() for w in arrays))
+
+
+def client():
+    """Return a client whose devices pull the model to places of their own."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        place = 1.0 + context.node_config["partition-id"] / 12
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        loss = loss_of(arrays, place)
+        metrics = {"train_loss": loss, "square_loss": loss**2, "num-examples": 10}
+        moved = ArrayRecord([w + 0.5 * (place - w) for w in arrays])
+        content = {"arrays": moved, "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+class Seen(Callback):
+    """What a server measured of its models, and how jobs ended."""
+
+    def __init__(self):
+        self.losses, self.endings = [], []
+
+    def metrics(self, run, version, source, values):
+        if source == "server":
+            self.losses.append(values["loss"])
+
+    def reply(self, run, message_id, reply, status):
+        self.endings.append(status)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_every_strategy_and_part_runs_some_rounds(text):
+    config = FlowerApp.find("digits").run_config({"strategy": text})
+    grid = TraceGrid(TraceSet.ideal(12), InlineExecutor(client()), costs=COSTS, run_config=config)
+    seen = Seen()
+    grid.runtime.add(seen)
+
+    def evaluate(server_round, arrays):
+        return MetricRecord({"loss": loss_of(arrays.to_numpy_ndarrays(), 1.0)})
+
+    with grid.running(), stock_strategies_reporting():
+        strategy(config).start(
+            grid=grid,
+            initial_arrays=ArrayRecord([np.zeros((3, 2)), np.zeros(4, dtype=np.float32)]),
+            num_rounds=3,
+            timeout=3600.0,
+            evaluate_fn=evaluate,
+        )
+    assert len(seen.losses) == len(set(seen.losses)) == 4
+    assert seen.endings.count("reported") >= 3
+
+
+@pytest.mark.parametrize("text", [FLOWERS, "FedBuff(10, 8, selector=AgentSelector())"])
+def test_the_strategy_of_a_built_in_app_is_the_one_that_is_described(text, tmp_path):
+    run = fedstale.simulate(
+        "digits",
+        traces=TraceSet.ideal(12),
+        run_config={"strategy": text, "local-epochs": 1, "num-server-rounds": 3},
+        executor="inline",
+        out=tmp_path / "run",
+    )
+    assert run.status == "finished", run.reason
+    assert run.summary["rounds"] == 3
+    losses = run.curve("loss", "server")[1]
+    assert len(set(losses.tolist())) == 4
+    assert (run.jobs["status"] == "reported").sum() >= 3
+
+
+def called(*words):
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def summary_of(folder, text, settings=""):
+    run = called(
+        *("simulate", "digits", "--traces", "synthetic:30", "--out", folder, "--quiet", "-c"),
+        f'strategy="{text}" num-server-rounds=6 local-epochs=1 {settings}',
+    )
+    assert run.exit_code == 0, run.output
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_the_command_line_rejects_updates_beyond_max_staleness(tmp_path):
+    (too_old,) = summary_of(
+        tmp_path / "run", "FedBuff(10, 2, validation=Validation(max_staleness=0))"
+    )["rejected"].values()
+    assert too_old > 0
+    assert not summary_of(tmp_path / "any", "FedBuff(10, 2)")["rejected"]
+
+
+def test_the_command_line_makes_models_private(tmp_path):
+    spent = {}
+    for z in (1.0, 4.0):
+        stage = f"Privacy(clip_norm=0.5, noise_multiplier={z}, delta=1e-6, noise_seed=3)"
+        summary = summary_of(tmp_path / str(z), f"FedBuff(10, 2, stages=[{stage}])")
+        spent[z] = summary["metrics"]["train epsilon"]
+    assert spent[1.0] > 2 * spent[4.0] > 0
+
+
+def test_the_command_line_makes_messages_smaller(tmp_path):
+    uploaded = {}
+    for stages in ("", "Compression('int8')", "Compression('int4', down='int8')"):
+        folder = tmp_path / str(len(uploaded))
+        summary_of(folder, f"FedBuff(10, 2, stages=[{stages}])")
+        events = pd.read_parquet(folder / "events.parquet")
+        reported = events[events["status"] == "reported"]
+        uploaded[stages] = reported["uploaded_bytes"].median()
+    full, int8, int4 = uploaded.values()
+    # A fiftieth of the small model is in arrays that go in full.
+    assert 0.25 < int8 / full < 0.28
+    assert 0.125 < int4 / full < 0.16
+
+
+def test_the_command_line_asks_for_less_work(tmp_path):
+    work, shares = {}, {}
+    by_time = "LocalWork(within_s=120, least=0.25), ForecastRequest()"
+    for stages in ("", "LocalWork(0.5)", by_time):
+        folder = tmp_path / str(len(work))
+        settings = "forecasts=true" if stages == by_time else ""
+        summary_of(folder, f"FedBuff(10, 2, stages=[{stages}])", settings)
+        events = pd.read_parquet(folder / "events.parquet")
+        jobs = events[(events["status"] == "reported") & (events["kind"] == "train")]
+        work[stages], shares[stages] = jobs["work"].sum() / len(jobs), jobs["work_share"]
+    whole, half, by_forecast = work.values()
+    assert 0.3 < half / whole < 0.6
+    assert by_forecast < whole
+    _, fixed, chosen = shares.values()
+    assert set(fixed) == {0.5}
+    assert set(chosen) <= {0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0}
+    assert chosen.nunique() > 1
+
+
+def test_the_command_line_normalises_by_steps(tmp_path):
+    text = "FedBuff(10, 2, stages=[LocalWork(0.5)], normalise='steps')"
+    assert not summary_of(tmp_path / "run", text)["rejected"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("seed='one'", "seed = 'one': expected a whole number"),
+        ("checkpoints='x'", "flower.FedAvg has no checkpoints: expected a strategy of fedstale's"),
+        (
+            "strategy='FedBuff(9, stages=[ForecastRequest()])'",
+            "forecasts = false: expected true, which ForecastRequest(",
+        ),
+        (
+            "strategy='FedBuff(9, stages=[LocalWork(within_s=60)])'",
+            "forecasts = false: expected true, which LocalWork(",
+        ),
+        (
+            "strategy='FedAsync(9, robust=Krum(f=1))'",
+            "strategy.schedule.buffer_size = 1: expected at least 3 for Krum(f=1)",
+        ),
+        (
+            "strategy=\"FedBuff(9, robust=Median(f=1), normalise='steps')\"",
+            "strategy.normalise = 'steps': expected another one with a robust rule",
+        ),
+        (
+            "strategy='FedAvg(stages=[Privacy(delta=0.5, clip_norm=1, noise_multiplier=1)])'",
+            "strategy.normalise = 'examples': expected 'buffer_size' with Privacy",
+        ),
+    ],
+)
+def test_what_a_run_config_cannot_have_is_one_sentence(settings, sentence):
+    config = FlowerApp.find("digits").run_config(overrides_in([settings], "run-config"))
+    with pytest.raises(ConfigError) as refused:
+        strategy(config)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_check_needs_none_of_the_folders_that_the_run_has():
+    config = FlowerApp.find("digits").run_config({"resume": "nowhere", "checkpoints": "nowhere"})
+    check({**config, "strategy": "FedBuff(9)"})
+
+
+def test_the_command_line_says_the_sentence_and_no_more(tmp_path):
+    run = called(
+        *("simulate", "digits", "--traces", "ideal:5", "--out", tmp_path / "run"),
+        *("-c", "strategy='GapAwares(9)'", "--quiet"),
+    )
+    assert run.exit_code != 0
+    assert run.stderr.count("\n") == 1
+    assert "'GapAwares' is unknown: expected 'GapAware'" in run.stderr
+    assert "Traceback" not in run.output
+
+
+def test_plans_of_a_comparison_describe_strategies():
+    plan = Plan.from_table(table_of(VARIANTS, traces="ideal:12"), where="plan")
+    made = {name: strategy(plan.config(name, 1).run_config) for name in VARIANTS}
+    assert type(made["REFL"]) is strategies.REFL
+    assert made["REFL"].validation.max_staleness == 3
+    assert type(made["Oort and a median"].selector) is selection.Oort
+    assert type(made["Oort and a median"].robust) is robust.Median
+    stages = {name: {stage.name: stage for stage in made[name].stages} for name in made}
+    assert stages["private"]["Privacy"].noise_multiplier == 4.0
+    small = stages["small"]["Compression"]
+    assert (small.up, small.down) == ("int4", "int8")
+    assert (stages["half"]["LocalWork"].share, made["half"].normalise) == (0.5, "steps")
+    assert stages["fits"]["LocalWork"].within_s == 600.0
+
+
+@pytest.mark.parametrize("where", ["plan", "changes"])
+def test_a_plan_with_a_wrong_strategy_is_refused_before_anything_runs(tmp_path, where):
+    wrong = {"strategy": "FedBuff(9, robust=Crum(1))"}
+    table = table_of({"one": wrong if where == "plan" else {}}, traces="ideal:12")
+    if where == "changes":
+        table["changes"] = [{"at": "10m", "run-config": wrong}]
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(table))
+    run = called("compare", tmp_path / "plan.toml", "--out", tmp_path / "out")
+    assert run.exit_code == 2
+    assert "'Crum' is unknown: expected 'Krum'" in run.stderr
+    assert not (tmp_path / "out").exists()

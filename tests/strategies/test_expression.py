@@ -1,0 +1,192 @@
+"""Strategies as text: what is read, what is refused, and in which words."""
+
+from inspect import isroutine
+
+import pytest
+from flwr.serverapp import strategy as flower
+
+from fedstale import agents, strategies
+from fedstale.errors import ConfigError
+from fedstale.strategies import (
+    Checkpoints,
+    FedBuff,
+    parse,
+    robust,
+    schedule,
+    selection,
+    server_optimizer,
+    stages,
+    weighting,
+)
+from fedstale.strategies.expression import names, with_arguments
+
+
+def offered(module, *bases):
+    """Return the names of a module's public classes that are of a kind, without the kind itself."""
+    return {
+        name
+        for name in getattr(module, "__all__", vars(module))
+        if isinstance(found := getattr(module, name), type)
+        and not name.startswith("_")
+        and issubclass(found, bases)
+        and found not in bases
+    }
+
+
+def test_every_part_of_every_room_has_a_name():
+    parts = (
+        offered(strategies, strategies.StaleStrategy)
+        | offered(selection, selection.Selector)
+        | offered(weighting, weighting.Weighting)
+        | offered(robust, robust.Rule)
+        | offered(server_optimizer, server_optimizer.ServerOptimizer)
+        | offered(stages, stages.Stage)
+        | {name for name in weighting.__all__ if isroutine(getattr(weighting, name))}
+        | {
+            name
+            for name, f in vars(schedule).items()
+            if isroutine(f) and f.__module__ == schedule.__name__
+        }
+    )
+    assert parts | {"AgentSelector"} <= set(names())
+    assert len(offered(strategies, strategies.StaleStrategy)) == 17
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("FedBuff(20, 5)", FedBuff(20, 5)),
+        (" FedBuff(20,\n 5)", FedBuff(20, 5)),
+        (
+            "GapAware(20, 5, of='layer', eta=0.5, min_evaluate_nodes=3)",
+            strategies.GapAware(20, 5, of="layer", eta=0.5, min_evaluate_nodes=3),
+        ),
+        (
+            "FedBuff(20, 5, weighting=ByAge(weighting.polynomial(0.3)), selector=Oort(RELEASED))",
+            FedBuff(
+                20,
+                5,
+                weighting=weighting.ByAge(weighting.polynomial(0.3)),
+                selector=selection.Oort(selection.RELEASED),
+            ),
+        ),
+        (
+            "FedAvg(schedule=Schedule(concurrency=3, deadline_s=inf), "
+            "stages=[ForecastRequest(job={'work': 1.5})])",
+            strategies.FedAvg(
+                schedule=schedule.Schedule(concurrency=3),
+                stages=[strategies.ForecastRequest(job={"work": 1.5})],
+            ),
+        ),
+        (
+            "FedBuff(20, 5, stages=[Compression('int8', down=None), LocalWork(0.5)])",
+            FedBuff(20, 5, stages=[strategies.Compression("int8"), strategies.LocalWork(0.5)]),
+        ),
+        (
+            "FedBuff(20, 5, selector=AgentSelector())",
+            FedBuff(20, 5, selector=agents.AgentSelector()),
+        ),
+    ],
+)
+def test_a_text_describes_what_the_same_call_makes(text, same):
+    assert repr(parse(text)) == repr(same)
+
+
+def test_a_strategy_of_flowers_is_made_and_takes_no_seed():
+    made = parse(
+        "flower.FedProx(fraction_train=0.5, proximal_mu=0.2)", seed=1, checkpoints=Checkpoints()
+    )
+    assert type(made) is flower.FedProx
+    assert (made.fraction_train, made.proximal_mu) == (0.5, 0.2)
+
+
+def test_settings_beside_the_text_reach_the_strategy():
+    made = parse("FedBuff(20, 5)", seed=7, checkpoints=Checkpoints(resume="x"), selector=None)
+    assert (made.seed, made.checkpoints.resume) == (7, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "strategy = '': expected a strategy such as 'FedBuff(20, 5)'"),
+        ("FedBuff", "strategy = 'FedBuff': expected a strategy such as"),
+        ("fedbuff(20)", "'fedbuff' is unknown: expected 'FedBuff'"),
+        ("FedBuff(", "expected a strategy such as"),
+        ("FedBuff(20); 1", "expected a strategy such as"),
+        ("(" * 500, "expected a strategy such as"),
+        ("FedBuff()", "FedBuff: missing a required argument: 'concurrency'"),
+        (
+            "FedBuff(20, bufer_size=3)",
+            "FedBuff has no setting 'bufer_size': expected 'buffer_size'",
+        ),
+        ("FedBuff(0)", "strategy.concurrency = 0: expected an integer >= 1"),
+        ("FedBuff('many')", "strategy.concurrency = 'many': expected an integer >= 1"),
+        ("FedBuff(20, 5, seed=2)", "seed is set outside of the text already"),
+        ("FedBuff(20, 5, 1, 2)", "FedBuff: too many positional arguments"),
+        ("Gap()", "Gap is no strategy: expected a strategy such as"),
+        ("FedBuff(20, weighting=Gap)", "Gap: expected Gap(...)"),
+        ("FedBuff(20, selector=Oort(PAPER()))", "PAPER() is a value: expected PAPER"),
+        ("FedBuff(20, weighting=Gap(off=1))", "Gap has no setting 'off': expected 'of'"),
+        ("FedBuff(20, weighting=weighting.Krum())", "'Krum' is unknown"),
+        ("FedBuff(20, weighting=seed)", "'seed' is unknown"),
+        ("FedBuff(20, **{})", "FedBuff: expected arguments by name, not **"),
+        ("FedBuff(*[20])", "'*[20]': expected a literal or a part"),
+        ("FedBuff(10 + 10)", "'10 + 10': expected a literal or a part"),
+        ("FedBuff(20, stop_when=lambda p: True)", "expected a literal or a part"),
+        ("FedBuff(20, stages={**{}})", "expected a literal or a part"),
+        ("flower.FedAvgg()", "'FedAvgg' is unknown: expected 'FedAvg'"),
+        ("flower.FedAvg(fraction=1)", "flower.FedAvg has no setting 'fraction'"),
+        ("__import__('os').system('true')", "expected a name such as FedBuff"),
+        ("().__class__()", "expected a name such as FedBuff"),
+        ("FedBuff(20, stages=FedBuff.__globals__)", "expected a name such as FedBuff"),
+    ],
+)
+def test_what_describes_no_strategy_is_one_sentence(text, sentence):
+    with pytest.raises(ConfigError) as refused:
+        parse(text, seed=1)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_flowers_strategies_have_no_checkpoints():
+    with pytest.raises(ConfigError, match=r"flower\.FedAvg has no checkpoints"):
+        parse("flower.FedAvg()", seed=1, checkpoints=Checkpoints(resume="x"))
+
+
+def test_a_rule_counts_each_node_once_whatever_the_schedule():
+    made = parse("FedBuff(20, 5, robust=Krum(f=1))")
+    assert made.schedule.distinct
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "found"),
+    [
+        ("FedBuff(20, 5)", {}, "FedBuff(concurrency=20, buffer_size=5)"),
+        ("FedBuff(20)", {"eta": 0.1}, "FedBuff(concurrency=20, eta=0.1)"),
+        ("FedBuff(20, eta=1)", {"eta": 0.1}, "FedBuff(concurrency=20, eta=0.1)"),
+        (
+            "FedBuff(20, weighting=Gap())",
+            {"weighting": "ByAge(hinge())", "normalise": "'weights'"},
+            "FedBuff(concurrency=20, weighting=ByAge(hinge()), normalise='weights')",
+        ),
+        ("flower.FedAvg()", {"fraction_train": 0.5}, "flower.FedAvg(fraction_train=0.5)"),
+    ],
+)
+def test_arguments_are_set_by_name_and_all_else_stays(text, arguments, found):
+    assert with_arguments(text, arguments) == found
+    assert repr(parse(found)) != repr(parse("FedAvg()"))
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "sentence"),
+    [
+        ("FedBuff(20)", {"etas": 1}, "FedBuff has no setting 'etas': expected 'eta'"),
+        ("FedBuff(20)", {"weighting": "Gap("}, "expected a strategy such as"),
+        ("FedBuf(20)", {"eta": 1}, "'FedBuf' is unknown: expected 'FedBuff'"),
+        ("fedbuff", {"eta": 1}, "expected a strategy such as"),
+    ],
+)
+def test_arguments_that_a_strategy_has_not_are_one_sentence(text, arguments, sentence):
+    with pytest.raises(ConfigError) as refused:
+        with_arguments(text, arguments)
+    assert sentence in str(refused.value)
