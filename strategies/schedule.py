@@ -3,7 +3,8 @@
 `Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
 the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
 step (their K). The buffer size may grow with progress (`AdaSync`), and a deadline may follow the
-durations of jobs (`LearntDeadline`). `Slots` is where a run stands in its schedule.
+durations of jobs (`LearntDeadline`). Where a run stands in its schedule are `Slots`, the jobs that
+may be sent, and `Timing`, when to go on although nothing arrives.
 
 Reference:
     Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
@@ -11,7 +12,8 @@ Reference:
     Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019 (over-selection).
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, sqrt
 from typing import Literal
@@ -24,6 +26,10 @@ Stragglers = Literal["keep", "cancel"]
 
 RECHECK_S = 30.0
 """A strategy whose selector picks no node, or too few, selects again after this long."""
+
+# Where trainings take next to no time, a message may still take some seconds.
+_LAST_WAIT_S = 5.0
+_DURATIONS_KEPT = 200
 
 # Rounding must not turn a size that is exactly whole into the next one.
 _SLACK = 1e-9
@@ -106,11 +112,11 @@ class LearntDeadline:
         accepted = "seconds from 0 to at_most_s"
         require(0 <= shortest <= longest, "deadline_s.at_least_s", shortest, accepted)
 
-    def seconds(self, durations_s: Sequence[float]) -> float:
+    def seconds(self, durations_s: Collection[float]) -> float:
         """Return the deadline in s, given recent durations in s."""
         if not durations_s:
             return self.at_most_s
-        quantile = float(np.quantile(np.asarray(durations_s), self.quantile))
+        quantile = float(np.quantile(np.array([*durations_s]), self.quantile))
         return min(max(quantile, self.at_least_s), self.at_most_s)
 
 
@@ -317,3 +323,56 @@ class Slots(Stateful):
         """Count a job that will bring nothing, where the buffer waits for a number of updates."""
         if self._after_step and self._schedule.buffer_size is not None:
             self.n_to_replace += 1
+
+
+class Timing(Stateful):
+    """When a buffer closes although replies are missing, and how long the last ones are awaited."""
+
+    saved = ("durations_s", "changed_at", "deadline")
+
+    def __init__(self, schedule: Schedule, timeout_s: float) -> None:
+        """Set the time in s after which a job is given up."""
+        self._schedule, self._timeout_s = schedule, timeout_s
+        self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        """Of the latest jobs that were answered, in s."""
+        self.changed_at = 0.0
+        """When the buffer was opened, or a job last ended."""
+        self.deadline = inf
+        """When the buffer closes with what is in it."""
+
+    def open(self, now: float) -> None:
+        """Begin a buffer."""
+        self.changed_at = now
+        self.deadline = now + self._deadline_s()
+
+    def left_s(self, now: float) -> float:
+        """Return how long a job may take to count: a straggler counts only where it is kept."""
+        return inf if self._schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
+
+    def next_instant(self, now: float, *, n_out: int) -> float:
+        """Return when a buffer with updates may close, with so many training jobs out."""
+        deadline = self.deadline if now < self.deadline else inf
+        return deadline if n_out else min(deadline, self.changed_at + self._timeout_s)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether to step, if no job is out, with what there is.
+
+        After a reply, jobs go out again at once; if that is impossible for long, go on without.
+        """
+        return self._schedule.send == "after_step" or now >= self.changed_at + self._timeout_s
+
+    def patience_s(self) -> float:
+        """Return how long the last evaluations are waited for, in s.
+
+        To evaluate takes a device less than to train, so twice the longest of the last trainings is
+        enough for one that stays online. It is never more than a job may take, or the schedule's
+        deadline gives a whole round.
+        """
+        longest = max(self.durations_s, default=inf)
+        return min(self._timeout_s, max(_LAST_WAIT_S, min(2.0 * longest, self._deadline_s())))
+
+    def _deadline_s(self) -> float:
+        deadline = self._schedule.deadline_s
+        return (
+            deadline.seconds(self.durations_s) if isinstance(deadline, LearntDeadline) else deadline
+        )

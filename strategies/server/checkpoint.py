@@ -29,7 +29,7 @@ from fedstale.strategies.types import Array, State, is_count, require, require_c
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT = 8
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

@@ -60,7 +60,7 @@ class DrivenLoop(EventLoop):
             self.clock.wait(self.clock.now() + self.schedule.recheck_s)
         n_sent = int(self.schedule.n_sent(len(free)))
         now = self.clock.now()
-        return self._messages(self.dispatcher.choose(free, n_sent, now, self.timeout_s), "train")
+        return self._messages(self.dispatcher.choose(free, n_sent, now, DEFAULT_TTL), "train")
 
     def aggregate_train(
         self, replies: Iterable[Message]
@@ -80,8 +80,8 @@ class DrivenLoop(EventLoop):
         """Return the messages to the nodes that evaluate a version; mostly none, see `Options`."""
         self._take_over(server_round, arrays)
         self.dispatcher.configs["evaluate"] = dict(config)
-        is_due = server_round % self.strategy.evaluate_every == 0
-        nodes = self._evaluators() if is_due and self.evaluates else []
+        is_due = self.evaluations.by_nodes and self.evaluations.is_due(server_round)
+        nodes = self._evaluators() if is_due else []
         return self._messages(nodes, "evaluate")
 
     def aggregate_evaluate(

@@ -6,24 +6,22 @@ which their jobs were sent, so that their order of arrival within one instant ch
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from math import inf, nan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.schedule import LearntDeadline, Slots
+from fedstale.strategies.schedule import Slots, Timing
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes, array_bytes
 from fedstale.strategies.server.jobs import OpenJobs
-from fedstale.strategies.server.metrics import Evaluations, Progress
+from fedstale.strategies.server.metrics import EvaluateFn, Evaluations, Progress
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
@@ -52,11 +50,7 @@ logger = logging.getLogger(__name__)
 
 # An app whose clients always fail would otherwise train for ever.
 _FAILURES_IN_A_ROW = 1000
-_DURATIONS_KEPT = 200
-# Where trainings take next to no time, a message may still take some seconds.
-_LAST_WAIT_S = 5.0
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 ShouldStop = Callable[[int, Result], bool]
 
 
@@ -64,9 +58,8 @@ class EventLoop(Stateful):
     """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
-        *("selector", "buffer", "evaluations", "progress", "durations_s"),
+        *("selector", "buffer", "evaluations", "progress", "timing"),
         *("failures", "slots", "jobs", "history", "reputation"),
-        *("opened_at", "changed_at", "deadline"),
     )
 
     def __init__(
@@ -89,8 +82,7 @@ class EventLoop(Stateful):
         )
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
-        self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
-        self.should_stop = should_stop
+        self.checkpointer, self.should_stop = checkpointer, should_stop
         self.versions = Versions(
             Snapshot.of(initial),
             memory_bytes=strategy.checkpoints.version_memory_bytes,
@@ -100,6 +92,7 @@ class EventLoop(Stateful):
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
         self.slots = Slots(self.schedule, self.jobs.n_out)
+        self.timing = Timing(self.schedule, timeout_s)
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -133,12 +126,10 @@ class EventLoop(Stateful):
             versions=self.versions,
             latest=initial,
         )
-        self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
+        self.evaluations = Evaluations(strategy, self.progress, self.runtime, evaluate_fn)
         self.buffer = Buffer(
             strategy, weighting, optimizer, self.versions, self.reputation, self.stages
         )
-        self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
-        self.evaluates = strategy.fraction_evaluate > 0 or strategy.min_evaluate_nodes > 0
         self.failures = self.n_versions = 0
         self.done = False
         self._open_buffer()
@@ -180,12 +171,8 @@ class EventLoop(Stateful):
 
     def _open_buffer(self) -> None:
         self.buffer.open()
-        self.opened_at = self.changed_at = self.clock.now()
         self.slots.open()
-        deadline = self.schedule.deadline_s
-        if isinstance(deadline, LearntDeadline):
-            deadline = deadline.seconds(self.durations_s)
-        self.deadline = self.opened_at + deadline
+        self.timing.open(self.clock.now())
 
     def _send(self) -> None:
         """Send to as many nodes as there are slots for, if enough are free."""
@@ -197,9 +184,7 @@ class EventLoop(Stateful):
         k = self.slots.n_of(len(free), slots)
         if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
             return
-        # A reply that comes after the step counts only where stragglers are kept.
-        deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
-        chosen = self.dispatcher.choose(free, k, now, deadline_s)
+        chosen = self.dispatcher.choose(free, k, now, self.timing.left_s(now))
         self.slots.picked(len(chosen))
         self._push(chosen, "train", now)
         self.slots.sent(len(chosen), slots)
@@ -243,10 +228,7 @@ class EventLoop(Stateful):
         if self.reputation.records:
             instants.append(self.reputation.next_return(now))
         if self.buffer.updates:
-            if now < self.deadline:
-                instants.append(self.deadline)
-            if not self.jobs.n_out["train"]:
-                instants.append(self.changed_at + self.timeout_s)
+            instants.append(self.timing.next_instant(now, n_out=self.jobs.n_out["train"]))
         if self.slots.is_short and (self.jobs.n_open or self.buffer.updates):
             instants.append(now + self.schedule.recheck_s)
         return min(instants)
@@ -294,7 +276,7 @@ class EventLoop(Stateful):
             self._reject_stray(reply)
             return
         self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
-        self.changed_at = self.clock.now()
+        self.timing.changed_at = self.clock.now()
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
             self._fail(job, "failed", reason[:MOST_REASON])
@@ -304,7 +286,7 @@ class EventLoop(Stateful):
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if forecast := forecast_in(reply.content):
-                self.history.forecast(job.node_id, forecast, self.changed_at)
+                self.history.forecast(job.node_id, forecast, self.timing.changed_at)
             if job.purpose == "query":
                 self.end(job, End("accepted"))
             elif job.purpose == "evaluate":
@@ -314,7 +296,7 @@ class EventLoop(Stateful):
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
         except ProtocolError as problem:
-            self.reputation.reject(job.node_id, problem, self.changed_at)
+            self.reputation.reject(job.node_id, problem, self.timing.changed_at)
             self._fail(job, "rejected", str(problem))
 
     def _accept(self, job: Job, update: ClientUpdate) -> None:
@@ -322,18 +304,14 @@ class EventLoop(Stateful):
         is_too_stale = most is not None and update.staleness > most
         reason = f"too stale: more than max_staleness = {most} versions behind"
         self.failures = 0
-        duration = self.changed_at - job.sent_at
-        self.durations_s.append(duration)
-        losses = self.reputation.losses(
-            update,
-            stated=update.metrics.get(self.strategy.validation.loss_key, nan),
-            stated_square=update.metrics.get(self.strategy.validation.square_loss_key, nan),
-        )
+        duration = self.timing.changed_at - job.sent_at
+        self.timing.durations_s.append(duration)
+        loss, square_loss = self.reputation.losses(update)
         facts: dict[str, Any] = {
             "duration_s": duration,
             "examples": update.examples,
-            "loss": losses.loss,
-            "square_loss": losses.square_loss,
+            "loss": loss,
+            "square_loss": square_loss,
             "staleness": update.staleness,
             "version": self.versions.version,
         }
@@ -397,7 +375,7 @@ class EventLoop(Stateful):
     def _expire(self) -> None:
         now = self.clock.now()
         for job in self.jobs.expired(now):
-            self.changed_at = now
+            self.timing.changed_at = now
             reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
             logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
             self._fail(job, "timed out", reason)
@@ -413,12 +391,11 @@ class EventLoop(Stateful):
         if not self.buffer.updates or self.done:
             return False
         now = self.clock.now()
-        if now >= self.deadline and self.buffer.is_enough():
+        if now >= self.timing.deadline and self.buffer.is_enough():
             return True
         if self.jobs.n_out["train"] or (self.slots.n_to_replace and self.jobs.n_out["query"]):
             return False
-        # After a reply, jobs go out again at once; if that is impossible for long, go on without.
-        return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
+        return self.timing.is_over(now)
 
     def _step(self) -> None:
         """Make the next version of the model out of the buffer, or discard it."""
@@ -448,7 +425,7 @@ class EventLoop(Stateful):
         metrics = self.buffer.metrics()
         self.buffer.learn(metrics)
         self.evaluations.note("train", version, metrics)
-        if version % self.strategy.evaluate_every == 0:
+        if self.evaluations.is_due(version):
             self._evaluate()
         self._look_up()
         if self.should_stop is not None and self.should_stop(version, self.strategy.result):
@@ -459,21 +436,15 @@ class EventLoop(Stateful):
     def _evaluate(self) -> None:
         """Evaluate the current version on the server, and ask some nodes to."""
         version = self.versions.version
-        if self.evaluate_fn is not None:
-            record = self.dispatcher.record()
-            self.evaluations.on_server(version, self.evaluate_fn(version, record))
-        if version and self.evaluates:
+        self.evaluations.on_server(version, self.dispatcher.record)
+        if version and self.evaluations.by_nodes:
             self._push(self._evaluators(), "evaluate", self.clock.now())
 
     def _evaluators(self) -> list[int]:
         """Draw the nodes that evaluate the current version, and wait for what they measure."""
-        share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
         online = self.grid.online_nodes()
-        k = min(max(int(len(online) * share), least), len(online))
-        if not k:
-            return []
-        self.evaluations.start(self.versions.version, k)
-        return self.dispatcher.draw(online, k)
+        k = self.evaluations.start(self.versions.version, len(online))
+        return self.dispatcher.draw(online, k) if k else []
 
     # The end.
 
@@ -489,28 +460,15 @@ class EventLoop(Stateful):
             self.runtime.rejected(update.message_id, reason="the run ended before its server step")
         for left in (*self.jobs.open_jobs("train"), *self.jobs.open_jobs("query")):
             self.end(left, End("cancelled"))
-        if self.versions.version % self.strategy.evaluate_every:
+        if not self.evaluations.is_due(self.versions.version):
             self._evaluate()
-        patience_s = self._patience_s()
+        patience_s = self.timing.patience_s()
         until = self.clock.now() + patience_s
         while self.jobs.n_open and self.clock.now() < until:
             self._take_turn(min(self.jobs.next_deadline, until))
         for silent in self.jobs.open_jobs("evaluate"):
             self._fail(silent, "timed out", f"no reply within {patience_s:g} s of the last version")
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
-
-    def _patience_s(self) -> float:
-        """Return how long the last evaluations are waited for, in s.
-
-        To evaluate takes a device less than to train, so twice the longest of the last trainings is
-        enough for one that stays online. It is never more than a job may take, or the schedule's
-        deadline gives a whole round.
-        """
-        longest = max(self.durations_s, default=inf)
-        deadline = self.schedule.deadline_s
-        if isinstance(deadline, LearntDeadline):
-            deadline = deadline.seconds(self.durations_s)
-        return min(self.timeout_s, max(_LAST_WAIT_S, min(2.0 * longest, deadline)))
 
     def state_dict(self) -> State:
         """Return what a checkpoint must hold, between two turns."""

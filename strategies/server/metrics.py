@@ -4,16 +4,21 @@
 the progress and the callbacks; `StopWhen` is a limit of a strategy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from flwr.app import MetricRecord
-from flwr.serverapp.strategy import Result
+from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.types import Stateful, require
+
+if TYPE_CHECKING:
+    from fedstale.strategies.strategy import StaleStrategy
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Measures a version on the server, from its number and its model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,24 +103,40 @@ def means_of(sums: Sums) -> dict[str, float]:
     return means
 
 
-@dataclass(slots=True)
 class Evaluations(Stateful):
-    """Averages what devices measure of a version, and notes metrics wherever they are wanted.
+    """Says who evaluates a version, averages what devices measure of it, and notes all metrics.
 
-    These places are the result, the progress and the callbacks.
+    They are noted in the result, the progress and the callbacks.
     """
 
     saved = ("_waiting", "_sums")
 
-    result: Result
-    progress: Progress
-    runtime: Runtime
-    _waiting: dict[int, int] = field(default_factory=dict)
-    _sums: dict[int, Sums] = field(default_factory=dict)
+    def __init__(
+        self,
+        strategy: "StaleStrategy",
+        progress: Progress,
+        runtime: Runtime,
+        on_server: EvaluateFn | None,
+    ) -> None:
+        """Evaluate as a strategy says, and on the server by a function of version and model."""
+        self.result, self.progress, self.runtime = strategy.result, progress, runtime
+        self._on_server, self._every = on_server, strategy.evaluate_every
+        self._share, self._least = strategy.fraction_evaluate, strategy.min_evaluate_nodes
+        self.by_nodes = self._share > 0 or self._least > 0
+        """Whether nodes evaluate at all."""
+        self._waiting: dict[int, int] = {}
+        self._sums: dict[int, Sums] = {}
 
-    def start(self, version: int, n_devices: int) -> None:
-        """Wait for some devices' measurements of a version."""
-        self._waiting[version], self._sums[version] = n_devices, {}
+    def is_due(self, version: int) -> bool:
+        """Return whether a version is evaluated."""
+        return version % self._every == 0
+
+    def start(self, version: int, n_online: int) -> int:
+        """Return how many of the nodes that are online evaluate a version, and wait for them."""
+        n = min(max(int(n_online * self._share), self._least), n_online)
+        if n:
+            self._waiting[version], self._sums[version] = n, {}
+        return n
 
     def add(self, version: int, examples: float, metrics: dict[str, float]) -> None:
         """Take in one device's measurements."""
@@ -140,8 +161,9 @@ class Evaluations(Stateful):
         book[version] = MetricRecord(dict(metrics))
         self._tell(source, version, metrics)
 
-    def on_server(self, version: int, found: MetricRecord | None) -> None:
-        """Note what the app itself measured of a version, if it did."""
+    def on_server(self, version: int, record: Callable[[], ArrayRecord]) -> None:
+        """Let the app itself measure a version, if it does."""
+        found = None if self._on_server is None else self._on_server(version, record())
         if found is None:
             return
         self.result.evaluate_metrics_serverapp[version] = found

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from statistics import median
-from typing import NamedTuple
 
 from flwr.app import Message
 
@@ -77,15 +76,6 @@ class NodeMedian(Stateful):
         now = median(self._last.values())
         # Where most numbers are 0, any other would be beyond all multiples.
         return multiple * (max(now, self._largest) if ever else now) or inf
-
-
-class Losses(NamedTuple):
-    """What selectors take for the losses of a client; NaN is unknown."""
-
-    loss: float
-    """Mean over its examples."""
-    square_loss: float
-    """Mean of the squares."""
 
 
 class Reputation(Stateful):
@@ -200,24 +190,21 @@ class Reputation(Stateful):
         self._note_limit("capped", update.node_id, update.examples, examples)
         update.examples = examples
 
-    def losses(self, update: ClientUpdate, *, stated: float, stated_square: float) -> Losses:
-        """Return the losses of a client that selectors see.
+    def losses(self, update: ClientUpdate) -> tuple[float, float]:
+        """Return the mean loss of a client that selectors see, and its mean squared loss.
 
         Where devices are not trusted it is the norm of the update, as far as it counts, so that the
         utility |B| ||U|| is that by which Chen et al. sample. A loss costs a device nothing to
-        state; its update is what it is paid for.
-
-        Args:
-            update: that was opened.
-            stated: mean loss that the client states, NaN if none.
-            stated_square: mean squared loss that it states, NaN if none.
+        state; its update is what it is paid for. What is not known is NaN.
 
         Reference:
             Chen, Horvath, Richtarik. Optimal Client Sampling for Federated Learning. TMLR 2022.
         """
-        if self.validation.loss_from == "stated":
-            return Losses(stated, stated_square)
-        return Losses(min(update.norm, self.norms.times(self.validation.norm_cap)), nan)
+        rules = self.validation
+        if rules.loss_from == "norm":
+            return min(update.norm, self.norms.times(rules.norm_cap)), nan
+        stated = update.metrics
+        return stated.get(rules.loss_key, nan), stated.get(rules.square_loss_key, nan)
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
         """Return the number of examples, capped, and the scalar metrics of an evaluation reply.
