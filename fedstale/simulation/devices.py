@@ -407,16 +407,17 @@ class Fleet(Stateful):
     def _content_of(self, sent_as: str, content: RecordDict, jobs: JobTable) -> _Content:
         """Return what all messages of one type with the same records have in common."""
         book, kind, size = self._book, sent_as.removesuffix(".default"), content_size(content)
-        down, up = formats_of(content)
+        number, asks = _said_in(content)
+        down, up = formats_of(content) if asks else ("", "")
         scale, form = book.scale(size), reply_kind(kind, up)
         return _Content(
             kind=kind,
             form=form,
-            round=_round_in(content),
+            round=number,
             scale=scale,
             down=book.message_bytes(size, scale),
             promised=book.promised_size(form) if book.costs.constant_replies else None,
-            share=asked_share(content) if kind.startswith("train") else None,
+            share=asked_share(content) if asks and kind.startswith("train") else None,
             texts=(jobs.number(sent_as), jobs.number(down), jobs.number(up)),
         )
 
@@ -434,13 +435,17 @@ def _job(columns: Columns, places: Index | slice, on_interrupt: OnInterrupt) -> 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
     group_id = message.metadata.group_id
-    return int(group_id) if group_id.isdecimal() else _round_in(message.content)
+    return int(group_id) if group_id.isdecimal() else _said_in(message.content)[0]
 
 
-def _round_in(content: RecordDict) -> int:
-    """Return the round that a strategy wrote into the records of a message, or -1."""
+def _said_in(content: RecordDict) -> tuple[int, bool]:
+    """Return the round that a strategy wrote into a message, or -1, and if stages ask for more."""
+    number, asks = -1, False
     for record in entries(content).values():
-        number = entries(record).get("server-round") if isinstance(record, ConfigRecord) else None
-        if isinstance(number, int):
-            return number
-    return -1
+        if not isinstance(record, ConfigRecord):
+            continue
+        said = entries(record)
+        if number < 0 and isinstance(said.get("server-round"), int):
+            number = int(said["server-round"])
+        asks = asks or any(key.startswith("fedstale.") for key in said)
+    return number, asks
