@@ -96,7 +96,9 @@ def test_a_second_server_does_not_go_on_from_the_checkpoints_of_a_first(tmp_path
         with pytest.raises(ConfigError, match=r"checkpoints = .* is in use"):
             Checkpoints(copy)
         with pytest.raises(ConfigError, match=r"resume = .* is in use"):
-            FedBuff(2, 1, checkpoints=Checkpoints(resume=copy)).start(VirtualGrid(two_nodes()), model(), 4)
+            FedBuff(2, 1, checkpoints=Checkpoints(resume=copy)).start(
+                VirtualGrid(two_nodes()), model(), 4
+            )
         first.kill()
     third = subprocess.run(
         command, env=environment, text=True, input="xx", capture_output=True, check=True
