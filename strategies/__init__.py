@@ -28,7 +28,9 @@ from fedstale.strategies.methods import (
 from fedstale.strategies.server import (
     Callback,
     Checkpoints,
+    Options,
     Runtime,
+    StaleStrategy,
     StopWhen,
     Validation,
     read_checkpoint,
@@ -41,7 +43,6 @@ from fedstale.strategies.stages import (
     Privacy,
     Stage,
 )
-from fedstale.strategies.strategy import Options, StaleStrategy
 
 __all__ = [
     "CA2FL",

@@ -28,7 +28,7 @@ from fedstale.strategies import (
     stages,
     weighting,
 )
-from fedstale.strategies.strategy import StaleStrategy
+from fedstale.strategies.server import StaleStrategy
 from fedstale.strategies.types import require_known
 
 GROUP = "fedstale.strategies"
@@ -125,7 +125,7 @@ def _offered(room: ModuleType) -> dict[str, object]:
 
 def _is_part(value: object) -> bool:
     if not isinstance(value, type):
-        makers = (schedule.__name__, weighting.constant.__module__)
+        makers = (schedule.k_sync.__module__, weighting.constant.__module__)
         return isinstance(value, _SETTINGS) or (isroutine(value) and value.__module__ in makers)
     is_kind = issubclass(value, _BASES) and value not in _BASES and not isabstract(value)
     return is_kind or value in _SETTINGS

@@ -21,8 +21,7 @@ import numpy as np
 from fedstale.agents.policy.features import Inputs, features
 from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
-from fedstale.strategies.selection import ExpectedUtility, Selector
-from fedstale.strategies.selection.base import name_of_class
+from fedstale.strategies.selection import ExpectedUtility, Selector, name_of_class
 from fedstale.strategies.types import Candidates, is_count, require
 from fedstale.traces import Index, Mask
 

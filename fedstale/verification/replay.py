@@ -22,8 +22,7 @@ from fedstale.agents import AgentSelector
 from fedstale.agents.policy import digest, embedded, load
 from fedstale.errors import FedstaleError
 from fedstale.strategies import selection
-from fedstale.strategies.selection import OortSettings, Selector
-from fedstale.strategies.selection.base import name_of_class
+from fedstale.strategies.selection import OortSettings, Selector, name_of_class
 from fedstale.strategies.stages import FORMAT, plain_state
 from fedstale.strategies.types import Forecast, History, NodeIds, Situation
 from fedstale.verification.chain import Line, WrongError

@@ -3,7 +3,7 @@
 from typing import Unpack
 
 from fedstale.strategies.schedule import AdaSync, k_sync
-from fedstale.strategies.strategy import Options, StaleStrategy
+from fedstale.strategies.server import Options, StaleStrategy
 
 
 class AdaptiveSync(StaleStrategy):

@@ -4,8 +4,8 @@ from typing import Unpack
 
 from fedstale.strategies.methods.fedbuff import buffered
 from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate
-from fedstale.strategies.strategy import Options, StaleStrategy
 from fedstale.strategies.weighting import CachedUpdates
 
 

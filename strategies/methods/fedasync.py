@@ -3,8 +3,8 @@
 from typing import Unpack
 
 from fedstale.strategies.methods.fedbuff import INVERSE_ROOT, buffered
+from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate
-from fedstale.strategies.strategy import Options, StaleStrategy
 from fedstale.strategies.weighting import AgeCurve, ByAge
 
 

@@ -3,8 +3,8 @@
 from typing import Unpack
 
 from fedstale.strategies.schedule import Schedule, over_selection
+from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import Adagrad, Adam, Momentum, Rate, Yogi
-from fedstale.strategies.strategy import Options, StaleStrategy
 
 
 class RoundOptions(Options, total=False):

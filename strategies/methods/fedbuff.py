@@ -3,8 +3,8 @@
 from typing import Unpack
 
 from fedstale.strategies.schedule import AdaSync, k_batch_async
+from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate, ServerOptimizer
-from fedstale.strategies.strategy import Options, StaleStrategy
 from fedstale.strategies.weighting import AgeCurve, ByAge, Weighting, polynomial
 
 INVERSE_ROOT = polynomial(0.5)

@@ -4,7 +4,7 @@ from typing import Unpack
 
 from fedstale.strategies.schedule import k_async
 from fedstale.strategies.selection import LeastAvailable
-from fedstale.strategies.strategy import Options, StaleStrategy
+from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.weighting import RelevanceAware
 
 

@@ -6,6 +6,8 @@ from fedstale.strategies.robust.base import (
     Median,
     Rule,
     TrimmedMean,
+    aggregate,
+    heaviest,
 )
 from fedstale.strategies.robust.ctma import CTMA
 from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
@@ -20,4 +22,6 @@ __all__ = [
     "MultiKrum",
     "Rule",
     "TrimmedMean",
+    "aggregate",
+    "heaviest",
 ]

@@ -10,6 +10,7 @@ from fedstale.strategies.selection.base import (
     Probing,
     Random,
     Selector,
+    name_of_class,
 )
 from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
@@ -33,4 +34,5 @@ __all__ = [
     "Random",
     "Selector",
     "Situation",
+    "name_of_class",
 ]

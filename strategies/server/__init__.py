@@ -1,4 +1,4 @@
-"""The event loop of a strategy and what it keeps: jobs, clients, versions, the buffer."""
+"""A strategy of exchangeable parts and its event loop: jobs, clients, versions, the buffer."""
 
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import (
@@ -22,6 +22,7 @@ from fedstale.strategies.server.runtime import (
     Runtime,
     RuntimeGrid,
 )
+from fedstale.strategies.server.strategy import Options, StaleStrategy
 from fedstale.strategies.server.superlink import (
     ForwardingGrid,
     SuperLinkGrid,
@@ -45,11 +46,13 @@ __all__ = [
     "ForwardingGrid",
     "Limit",
     "Normalise",
+    "Options",
     "Progress",
     "RunLogger",
     "Runtime",
     "RuntimeGrid",
     "Snapshot",
+    "StaleStrategy",
     "StopWhen",
     "Sums",
     "SuperLinkGrid",

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.robust import Median, Rule
-from fedstale.strategies.robust.base import aggregate, heaviest
+from fedstale.strategies.robust import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
@@ -49,7 +48,7 @@ from fedstale.strategies.types import (
 from fedstale.strategies.weighting import Weighting
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server.strategy import StaleStrategy
 
 Normalise = Literal["examples", "buffer_size", "weights", "steps"]
 

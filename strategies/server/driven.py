@@ -20,7 +20,7 @@ from fedstale.strategies.server.versions import Snapshot
 from fedstale.strategies.types import Job, Purpose
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server.strategy import StaleStrategy
 
 
 class DrivenLoop(EventLoop):

@@ -44,7 +44,7 @@ from fedstale.strategies.types import (
 )
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server.strategy import StaleStrategy
 
 logger = logging.getLogger(__name__)
 

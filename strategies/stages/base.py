@@ -29,7 +29,7 @@ from fedstale.strategies.types import (
 )
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server import StaleStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import Forecast, Job, forecast_share, median_of, require
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server import StaleStrategy
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from fedstale.strategies.types import (
 )
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server import StaleStrategy
 
 
 class Privacy(Stage):

@@ -21,16 +21,13 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
-from fedstale.strategies.server import (
-    Checkpoints,
-    DrivenLoop,
-    EventLoop,
-    Normalise,
-    Progress,
-    StopWhen,
-    Validation,
-    without_stalls,
-)
+from fedstale.strategies.server.buffer import Normalise
+from fedstale.strategies.server.checkpoint import Checkpoints
+from fedstale.strategies.server.driven import DrivenLoop
+from fedstale.strategies.server.loop import EventLoop
+from fedstale.strategies.server.metrics import Progress, StopWhen
+from fedstale.strategies.server.superlink import without_stalls
+from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
 from fedstale.strategies.stages import LocalWork, Stage
 from fedstale.strategies.types import require, require_choice, require_count, require_known
