@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.cluster.connection import check_address
+from fedstale.cluster import check_address
 from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, Watch, check_target, run_all

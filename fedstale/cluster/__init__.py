@@ -1,1 +1,26 @@
-"""Runs on the machines of a Ray cluster: planned run folders go out, and come back."""
+"""The machines of a Ray cluster: how a process joins them, and the files that go and come back."""
+
+from fedstale.cluster.bundles import (
+    Bundle,
+    Bundles,
+    NodeStore,
+    packed_run,
+    put_back,
+    send,
+    unpack,
+)
+from fedstale.cluster.connection import check_address, joined, require_same, versions
+
+__all__ = [
+    "Bundle",
+    "Bundles",
+    "NodeStore",
+    "check_address",
+    "joined",
+    "packed_run",
+    "put_back",
+    "require_same",
+    "send",
+    "unpack",
+    "versions",
+]

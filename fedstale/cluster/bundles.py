@@ -11,17 +11,15 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import exposure, make_private
 from fedstale.runs import CHECKPOINTS, CONFIG, LOCK, SUMMARY
-from fedstale.simulation.flower_app import FlowerApp
 
 if os.name == "posix":
     import fcntl
@@ -47,24 +45,6 @@ class Bundle:
 
 Bundles = Mapping[str, Bundle]
 """What runs need, by the name that their settings have for it; what a node has anyway is not in."""
-
-
-def bundles_of(configs: Iterable[SimulationConfig]) -> Bundles:
-    """Put the apps and traces of runs into the object store of the cluster that is joined.
-
-    Built-in apps and generated devices are left out: every node makes its own.
-
-    Raises:
-        ConfigError: an app is too large to be sent.
-    """
-    found: dict[str, Bundle] = {}
-    for config in configs:
-        for name, is_app in ((config.app, True), (config.traces, False)):
-            path = Path(name)
-            if name in found or not path.exists() or (is_app and FlowerApp.find(name).is_built_in):
-                continue
-            found[name] = send(path, of_app=is_app)
-    return found
 
 
 def send(path: Path, *, of_app: bool) -> Bundle:

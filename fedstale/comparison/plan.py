@@ -21,6 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedstale.cluster import check_address, joined
 from fedstale.config import Change, SimulationConfig, Until, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.live.watching import Watcher
@@ -35,7 +36,7 @@ from fedstale.traces import TraceSet
 from fedstale.traces.io import Shared, share
 
 if TYPE_CHECKING:
-    from fedstale.cluster.pool import ClusterPool
+    from fedstale.comparison.cluster_pool import ClusterPool
 
 _OWN = ("seeds", "seed-key", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
@@ -351,12 +352,13 @@ def _cluster(
 
     With it comes how many runs at a time.
     """
-    # Ray is an extra, and takes seconds to import.
-    from fedstale.cluster.bundles import bundles_of  # noqa: PLC0415
-    from fedstale.cluster.connection import check_address, joined  # noqa: PLC0415
-
     check_address(address)
-    from fedstale.cluster.pool import ClusterPool, require_one_process  # noqa: PLC0415
+    # Ray is an extra, and takes seconds to import.
+    from fedstale.comparison.cluster_pool import (  # noqa: PLC0415
+        ClusterPool,
+        bundles_of,
+        require_one_process,
+    )
 
     configs = [run.config for run in runs]
     require_one_process(configs)

@@ -38,8 +38,8 @@ from ray.tune import (
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.tune.search import Searcher
 
-from fedstale.cluster.bundles import Bundles, bundles_of
-from fedstale.cluster.pool import ClusterPool
+from fedstale.cluster import Bundles
+from fedstale.comparison.cluster_pool import ClusterPool, bundles_of
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held

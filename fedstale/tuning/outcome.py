@@ -20,7 +20,7 @@ import pandas as pd
 import tomli_w
 
 from fedstale.api import check_guarded, compare, result_folder
-from fedstale.cluster.connection import check_address, joined
+from fedstale.cluster import check_address, joined
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.plan import Watch
 from fedstale.comparison.statistics import Estimate, difference

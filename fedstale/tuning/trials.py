@@ -23,7 +23,7 @@ from fedstale.traces import TraceSet
 from fedstale.tuning.space import Parameters, Space
 
 if TYPE_CHECKING:
-    from fedstale.cluster.pool import ClusterPool
+    from fedstale.comparison.cluster_pool import ClusterPool
 
 TRIALS, REPORTS = "trials", "reports.json"
 STATE = "trials.json"

@@ -22,12 +22,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
+from fedstale.cluster import Bundle, NodeStore, joined, send
 from fedstale.errors import ConfigError
 from fedstale.flower import (
     ErrorCode,
@@ -46,9 +47,6 @@ from fedstale.simulation.executors.base import (
     version_of,
 )
 from fedstale.simulation.flower_app import FlowerApp
-
-if TYPE_CHECKING:
-    from fedstale.cluster.bundles import Bundle, NodeStore
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
@@ -326,10 +324,6 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._ends = ExitStack()
         self._load: Callable[[], ClientApp] = app.load_client
         if address is not None:
-            # Imported here because both import this package.
-            from fedstale.cluster.bundles import send  # noqa: PLC0415
-            from fedstale.cluster.connection import joined  # noqa: PLC0415
-
             self._ends.enter_context(joined(address))
             if not app.is_built_in:
                 self._load = partial(_load_sent, app, send(app.directory, of_app=True))
@@ -378,13 +372,11 @@ class RayExecutor(WorkerExecutor[_Reference]):
         """Let Ray free the arrays, which it does when the last reference is gone."""
 
 
-_stores: list["NodeStore"] = []
+_stores: list[NodeStore] = []
 
 
-def _load_sent(app: FlowerApp, sent: "Bundle") -> ClientApp:
+def _load_sent(app: FlowerApp, sent: Bundle) -> ClientApp:
     """Load the ClientApp of an app that was sent to this machine, in an actor."""
-    from fedstale.cluster.bundles import NodeStore  # noqa: PLC0415 - it imports this package
-
     # The app's files stay for as long as this process.
     _stores.append(NodeStore())
     return replace(app, directory=_stores[-1].place(sent)).load_client()

@@ -21,8 +21,17 @@ from typing import Any
 
 import ray
 
-from fedstale.cluster.bundles import Bundles, NodeStore, packed_run, put_back, unpack
-from fedstale.cluster.connection import require_same, versions
+from fedstale.cluster import (
+    Bundle,
+    Bundles,
+    NodeStore,
+    packed_run,
+    put_back,
+    require_same,
+    send,
+    unpack,
+    versions,
+)
 from fedstale.comparison.plan import PlannedRun, RunJob, State, simulated
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -67,6 +76,24 @@ class _Response:
     """Archive of the run's folder, if it is over or has a new checkpoint."""
     printed: bytes = b""
     is_over: bool = False
+
+
+def bundles_of(configs: Iterable[SimulationConfig]) -> Bundles:
+    """Put the apps and traces of runs into the object store of the cluster that is joined.
+
+    Built-in apps and generated devices are left out: every node makes its own.
+
+    Raises:
+        ConfigError: an app is too large to be sent.
+    """
+    found: dict[str, Bundle] = {}
+    for config in configs:
+        for name, is_app in ((config.app, True), (config.traces, False)):
+            path = Path(name)
+            if name in found or not path.exists() or (is_app and FlowerApp.find(name).is_built_in):
+                continue
+            found[name] = send(path, of_app=is_app)
+    return found
 
 
 class ClusterPool:

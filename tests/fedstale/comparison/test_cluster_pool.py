@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from fedstale.cluster import bundles
-from fedstale.cluster.pool import ClusterPool, _Worker
+from fedstale.comparison.cluster_pool import ClusterPool, _Worker
 from fedstale.comparison.plan import PlannedRun, RunJob
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -59,7 +59,7 @@ def test_a_checkpoint_comes_back_on_the_way_once_and_not_too_often(tmp_path, mon
     worker = _Worker.__new__(_Worker)
     worker._folder, worker._sent_at, worker._sent = tmp_path / "run", 0.0, ""
     now = [29.0]
-    monkeypatch.setattr("fedstale.cluster.pool.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedstale.comparison.cluster_pool.time.monotonic", lambda: now[0])
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.toml").write_text("", encoding="utf-8")
     (tmp_path / "run" / "checkpoints" / "000000003.checkpoint").write_text("3", encoding="utf-8")
