@@ -23,10 +23,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.agents.env.episodes import Episodes
-from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
-from fedstale.agents.env.scenario import Scenario, online_share
-from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
+from fedstale.agents.env import (
+    TERMS,
+    Episodes,
+    Policy,
+    Reward,
+    Rollout,
+    RoundOutcome,
+    Scenario,
+    Simulator,
+    online_share,
+    picks_of,
+    rollout,
+)
 from fedstale.agents.policy import Agent, by_agent, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (

@@ -31,9 +31,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Schedule
 from torch import Tensor, nn
 
-from fedstale.agents.env.gym_env import VectorSelectionEnv
-from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.simulator import Reward
+from fedstale.agents.env import Reward, Scenario, VectorSelectionEnv
 from fedstale.agents.policy import TEMPERATURE, Weights
 from fedstale.agents.training import Training
 from fedstale.strategies.types import State

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstale.agents.env.learning_proxy import fitted
-from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
-from fedstale.agents.env.scenario import Scenario, several
-from fedstale.agents.env.simulator import Reward
+from fedstale.agents.env import TERMS, Reward, Scenario, fitted, rollout, several, training_picks_of
 from fedstale.agents.policy import (
     SCHEMA,
     Agent,

@@ -21,11 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedstale.agents.env.episodes import Episodes
-from fedstale.agents.env.rounds import Policy, picks_of, rollout
-from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.simulator import Reward
-from fedstale.agents.env.worlds import VARIED, Spread, Worlds, WorldSimulator, read_spread
+from fedstale.agents.env import (
+    VARIED,
+    Episodes,
+    Policy,
+    Reward,
+    Scenario,
+    Spread,
+    Worlds,
+    WorldSimulator,
+    picks_of,
+    read_spread,
+    rollout,
+)
 from fedstale.agents.evaluation import AGENT, HEURISTIC, LEAST_WINDOWS, Watch
 from fedstale.agents.policy import Agent, by_agent, by_heuristic
 from fedstale.errors import ConfigError

@@ -1,15 +1,30 @@
-"""Federated learning on Flower for devices that go offline, slow down and report late."""
+"""Federated learning on Flower for devices that go offline, slow down and report late.
 
-from typing import TYPE_CHECKING, Any
+Nothing else is imported here: importing fedstale.traces runs this file, and a device that only
+records and forecasts has neither flwr nor stable-baselines3.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.api import audit, compare, read_run, simulate
-    from fedstale.comparison.analysis import Comparison
-    from fedstale.comparison.plan import Plan
-    from fedstale.reports.forecast_audit import ForecastAudit
-    from fedstale.reports.run import Run
-    from fedstale.tuning.outcome import Tuning, tune
+    from fedstale.comparison import Comparison, Plan
+    from fedstale.reports import ForecastAudit, Run
+    from fedstale.tuning import Tuning, tune
     from fedstale.verification import Verification, verify
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "api": "audit compare read_run simulate",
+            "comparison": "Comparison Plan",
+            "reports": "ForecastAudit Run",
+            "tuning": "Tuning tune",
+            "verification": "Verification verify",
+        },
+    )
 
 __all__ = [
     "Comparison",
@@ -26,27 +41,3 @@ __all__ = [
     "verify",
 ]
 __version__ = "0.1.0"
-
-_PLACES = {
-    "Comparison": "fedstale.comparison.analysis",
-    "ForecastAudit": "fedstale.reports.forecast_audit",
-    "Plan": "fedstale.comparison.plan",
-    "Run": "fedstale.reports.run",
-    "Tuning": "fedstale.tuning.outcome",
-    "Verification": "fedstale.verification",
-    "tune": "fedstale.tuning.outcome",
-    "verify": "fedstale.verification",
-}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has the name
-    """Import a public name when it is first used.
-
-    Nothing may be imported before: importing fedstale.traces runs this file, and a device that only
-    records and forecasts has neither flwr nor stable-baselines3.
-    """
-    if name not in __all__:
-        raise AttributeError(f"module 'fedstale' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - nothing is imported eagerly
-
-    return getattr(import_module(_PLACES.get(name, "fedstale.api")), name)

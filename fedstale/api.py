@@ -19,9 +19,17 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.cluster import check_address
-from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
-from fedstale.comparison.page import write
-from fedstale.comparison.plan import Plan, Watch, check_target, run_all
+from fedstale.comparison import (
+    Comparison,
+    Plan,
+    Watch,
+    analyse,
+    check_target,
+    finished,
+    grouped,
+    run_all,
+    write,
+)
 from fedstale.config import (
     Costs,
     ExecutorKind,
@@ -32,12 +40,10 @@ from fedstale.config import (
     read_toml,
 )
 from fedstale.errors import ConfigError, nearest
-from fedstale.reports.forecast_audit import ForecastAudit, audited
-from fedstale.reports.run import Run
+from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
-from fedstale.simulation.costs import WorkHook
-from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.run import simulate as simulate_config
+from fedstale.simulation import FlowerApp, WorkHook
+from fedstale.simulation import simulate as simulate_config
 from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 

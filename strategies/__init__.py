@@ -5,7 +5,7 @@ The strategies are here; their parts are in `selection`, `schedule`, `weighting`
 """
 
 from fedstale.strategies import robust, schedule, selection, server_optimizer, stages, weighting
-from fedstale.strategies.expression import parse
+from fedstale.strategies.expression import parse, with_arguments
 from fedstale.strategies.methods import (
     CA2FL,
     FADAS,
@@ -83,4 +83,5 @@ __all__ = [
     "server_optimizer",
     "stages",
     "weighting",
+    "with_arguments",
 ]

@@ -24,7 +24,7 @@ from fedstale.traces.trip import Job, TripOutcomes, trips
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedstale.traces.synthetic.population import Population
+    from fedstale.traces.synthetic import Population
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
 _SYNTHETIC, _IDEAL = "synthetic:", "ideal:"
@@ -96,7 +96,7 @@ class TraceSet:
         if cls.is_synthetic(spec):
             count, at, preset = spec.removeprefix(_SYNTHETIC).partition("@")
             n = _number(spec, count, _SYNTHETIC)
-            from fedstale.traces.synthetic.population import PRESETS
+            from fedstale.traces.synthetic import PRESETS
 
             if at and preset not in PRESETS:
                 raise TraceError(
@@ -132,7 +132,7 @@ class TraceSet:
         Raises:
             TraceError: the path is missing, damaged, of no known kind or of a later version.
         """
-        from fedstale.traces.sources.catalogue import read
+        from fedstale.traces.sources import read
 
         return read(Path(path), source)
 
@@ -146,9 +146,9 @@ class TraceSet:
         Raises:
             TraceError: the file cannot be written.
         """
-        from fedstale.traces.io.parquet import write
+        from fedstale.traces.io import parquet
 
-        write(self, Path(path), private=private)
+        parquet.write(self, Path(path), private=private)
 
     @classmethod
     def synthetic(
@@ -184,7 +184,7 @@ class TraceSet:
             >>> TraceSet.synthetic(3, seed=0, days=1).known
             ('availability', 'compute', 'downlink', 'uplink')
         """
-        from fedstale.traces.synthetic.population import generate
+        from fedstale.traces.synthetic import generate
 
         return generate(n, days, seed, time_zones=time_zones, population=population)
 

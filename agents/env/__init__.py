@@ -1,1 +1,58 @@
 """The environment that agents are trained in: scenarios, episodes, and the Gymnasium interface."""
+
+from typing import TYPE_CHECKING
+
+from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
+from fedstale.agents.env.learning_proxy import LearningProxy, fitted
+from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout, training_picks_of
+from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted, online_share, several
+from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
+from fedstale.agents.env.worlds import (
+    VARIED,
+    Spread,
+    Worlds,
+    WorldSimulator,
+    outside_of_fit,
+    read_spread,
+)
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "gym_env": "SelectionEnv VectorSelectionEnv",
+        },
+    )
+
+__all__ = [
+    "TERMS",
+    "VARIED",
+    "EpisodeSettings",
+    "Episodes",
+    "JobKinds",
+    "LearningProxy",
+    "Policy",
+    "Reward",
+    "Rollout",
+    "RoundOutcome",
+    "Scenario",
+    "Scenarios",
+    "SelectionEnv",
+    "Simulator",
+    "Spread",
+    "VectorSelectionEnv",
+    "WorldSimulator",
+    "Worlds",
+    "cross_fitted",
+    "fitted",
+    "online_share",
+    "outside_of_fit",
+    "picks_of",
+    "read_spread",
+    "rollout",
+    "several",
+    "training_picks_of",
+]

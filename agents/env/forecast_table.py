@@ -19,9 +19,7 @@ import numpy.typing as npt
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
 from fedstale.traces import Array, Index, Status, TraceSet
-from fedstale.traces.forecast import Forecaster, TraceObserver
-from fedstale.traces.forecast.observation import AVAILABLE_S
-from fedstale.traces.forecast.sessions import HORIZONS_S
+from fedstale.traces.forecast import AVAILABLE_S, HORIZONS_S, Forecaster, TraceObserver
 from fedstale.traces.io import replacing
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedstale.apps.strategy import strategy
 from fedstale.config import Until
-from fedstale.deployment.run_folder import recorded
-from fedstale.strategies.server.superlink import SuperLinkGrid, connected
+from fedstale.deployment import recorded
+from fedstale.strategies.server import SuperLinkGrid, connected
 
 logger = logging.getLogger(__name__)
 

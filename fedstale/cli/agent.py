@@ -104,7 +104,7 @@ def train(
     How the training went is on the page training.html, how the agent does on evaluation.html.
     """
     from fedstale.agents import Training, save
-    from fedstale.reports.agent import write_training
+    from fedstale.reports import write_training
     from fedstale.strategies.types import n_cores
 
     if not resume and (out / "agent.toml").exists():
@@ -249,7 +249,7 @@ def show(
     """Say what an agent was trained on and reached, and which simple tests of picks it fails."""
     from fedstale.agents import AgentSelector, faults
     from fedstale.agents.policy import FILES, embedded
-    from fedstale.reports.agent import facts_of
+    from fedstale.reports import facts_of
 
     folder = folder or embedded()
     about, found = FILES.describe(folder), faults(AgentSelector(folder))
@@ -433,7 +433,7 @@ def _played(
 
 
 def _write_evaluation(result: "Evaluation", about: str, folder: Path) -> None:
-    from fedstale.reports.agent import write_evaluation
+    from fedstale.reports import write_evaluation
 
     folder.mkdir(parents=True, exist_ok=True)
     result.table.to_csv(folder / "evaluation.csv", index=False)
@@ -443,7 +443,7 @@ def _write_evaluation(result: "Evaluation", about: str, folder: Path) -> None:
 
 def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
     """Print the rewards and their terms, and then what became of the jobs."""
-    from fedstale.agents.env.rounds import TERMS
+    from fedstale.agents.env import TERMS
     from fedstale.agents.evaluation import undecided, wide
 
     found = wide(table)
@@ -472,7 +472,7 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
     with ExitStack() as stack:
         writer = None
         if tensorboard:
-            from fedstale.live.watching import event_writer
+            from fedstale.live import event_writer
 
             writer = stack.enter_context(event_writer(out / "tensorboard"))
         if has_bars:

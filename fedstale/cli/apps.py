@@ -68,18 +68,18 @@ def check(
     of an app without faults is run to its first message, to look at what devices make of it. A
     server is asked from outside, and nothing is changed there: run it from where devices are.
     """
-    from fedstale.deployment.check import check_app, check_messages, check_superlink
+    from fedstale.deployment import check_app, check_messages, check_superlink
 
     findings, name, sizes = [], server, []
     if server is not None:
-        from fedstale.deployment.commands import Address
+        from fedstale.deployment import Address
         from fedstale.deployment.probe import probe
 
         findings += probe(Address.parse(server), ca)
     elif app is None:
         raise ConfigError("app: expected an app, or --server HOST:PORT")
     if app is not None:
-        from fedstale.simulation.flower_app import FlowerApp
+        from fedstale.simulation import FlowerApp
 
         found = FlowerApp.find(app)
         name = found.name
@@ -139,9 +139,8 @@ def up(
 
     All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
-    from fedstale.deployment.check import check_app
-    from fedstale.deployment.local import LocalDeployment, run_app
-    from fedstale.simulation.flower_app import FlowerApp
+    from fedstale.deployment import LocalDeployment, check_app, run_app
+    from fedstale.simulation import FlowerApp
 
     found = FlowerApp.find(app)
     faults = [f.text for f in check_app(found, run_config) if f.is_fault]
@@ -151,7 +150,7 @@ def up(
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
     config = None
     if traces is not None:
-        from fedstale.deployment.replay import replay_config, write_replayed
+        from fedstale.deployment import replay_config, write_replayed
 
         if not 0 < speed_up < float("inf"):
             raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")

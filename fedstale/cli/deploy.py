@@ -56,8 +56,7 @@ def init(
     Nothing is started. The server is reached by devices and operators at different ports, and its
     SuperLink by nobody.
     """
-    from fedstale.deployment.commands import Address
-    from fedstale.deployment.doors import Doors, write_server
+    from fedstale.deployment import Address, Doors, write_server
 
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"folder = {str(folder)!r}: expected a new or an empty one")
@@ -104,8 +103,7 @@ def run(
     """
     import httpx
 
-    from fedstale.deployment import commands
-    from fedstale.deployment.control import Control, operators_side, run_streamed
+    from fedstale.deployment import Control, commands, operators_side, run_streamed
     from fedstale.flower import command_line
 
     if "'" in checkpoints or not Path(checkpoints).is_absolute():
@@ -173,16 +171,16 @@ def superlink(
     ] = "20s",
 ) -> None:
     """Run flower-superlink, with its options, behind a gate for what devices send."""
-    from fedstale.deployment.superlink import Quotas, run
+    from fedstale.deployment import superlink
 
-    quotas = Quotas(
+    quotas = superlink.Quotas(
         record_bytes=record_bytes,
         reply_objects=reply_objects,
         reply_bytes=reply_bytes,
         node_replies_per_hour=node_replies_per_hour,
         node_bytes_per_hour=node_bytes_per_hour,
     )
-    run(context.args, socket, quotas, hold_s=amount("hold", hold, UNITS_S))
+    superlink.run(context.args, socket, quotas, hold_s=amount("hold", hold, UNITS_S))
 
 
 @app.command(
@@ -234,9 +232,9 @@ def superexec(
 @one_sentence()
 def node(context: typer.Context) -> None:
     """Run flower-supernode, with its options; messages get forks in place of new interpreters."""
-    from fedstale.deployment.node import run
+    from fedstale.deployment import node as supernode
 
-    raise typer.Exit(run(context.args))
+    raise typer.Exit(supernode.run(context.args))
 
 
 @app.command(epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db")
@@ -261,8 +259,7 @@ def rotate(
 @one_sentence()
 def flwr(context: typer.Context) -> None:
     """Run flwr, with its arguments; it shows the certificate that config.toml names."""
-    from fedstale.deployment.control import superlinks
-    from fedstale.deployment.diagnosis import show_certificate
+    from fedstale.deployment import show_certificate, superlinks
     from fedstale.flower import command_line, features
 
     def shown(address: str, verify: Any) -> Any:  # noqa: ANN401 - as httpx's

@@ -25,8 +25,7 @@ from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
-    from fedstale.traces.forecast import Perceptron
-    from fedstale.traces.forecast.dataset import Examples
+    from fedstale.traces.forecast import Examples, Perceptron
 
 Traces = Annotated[
     str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
@@ -62,8 +61,7 @@ def train(
 
     Networks leave their losses as well, in losses.csv and on the page training.html.
     """
-    from fedstale.traces.forecast import Perceptron, forecaster_class
-    from fedstale.traces.forecast.dataset import draw_parts
+    from fedstale.traces.forecast import Perceptron, draw_parts, forecaster_class
 
     forecaster = forecaster_class(kind)()
     if forecaster.reads_the_future:
@@ -122,8 +120,7 @@ def backtest(
     quiet: Quiet = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.reports.backtest import PAGE, figures, hidden
-    from fedstale.reports.page import write_figures
+    from fedstale.reports import backtest, write_figures
     from fedstale.traces import Job
     from fedstale.traces.forecast.evaluation import TITLES, backtested, printed, why_empty
 
@@ -152,9 +149,9 @@ def backtest(
             f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
             f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
             f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
-            figures(tables),
-            out / PAGE,
-            hidden=hidden(tables),
+            backtest.figures(tables),
+            out / backtest.PAGE,
+            hidden=backtest.hidden(tables),
         )
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
@@ -192,20 +189,19 @@ def _write_losses(
     """Write what a training recorded, and the page of it."""
     import pandas as pd
 
-    from fedstale.reports.backtest import LOSSES, TRAINING_PAGE, losses
-    from fedstale.reports.page import write_figures
+    from fedstale.reports import backtest, write_figures
 
     columns = ["network", "epoch", "training", "validation"]
     table = pd.DataFrame(epochs, columns=columns)
-    table.to_csv(out / LOSSES, index=False, float_format="%.6g")
+    table.to_csv(out / backtest.LOSSES, index=False, float_format="%.6g")
     traces, stop_on = provenance["traces"], provenance["stop_on"] or "a fifth of the devices"
     write_figures(
         "Training of a forecaster",
         f"Networks that learnt from {provenance['examples']:,} examples of {traces} "
         f"({provenance['devices']:,} devices, seed {provenance['seed']}); of each, the epoch is "
         f"kept that is best on {stop_on}.",
-        losses(pd.read_csv(out / LOSSES)),
-        out / TRAINING_PAGE,
+        backtest.losses(pd.read_csv(out / backtest.LOSSES)),
+        out / backtest.TRAINING_PAGE,
     )
 
 

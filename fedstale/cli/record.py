@@ -29,8 +29,7 @@ from fedstale.cli.output import (
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedstale.traces.recording import RecordingRun
-    from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules
+    from fedstale.traces.recording import AvailableWhen, RecordingRules, RecordingRun
 
 _UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -136,8 +135,14 @@ def _record(
     max_bytes: int,
 ) -> None:
     """Add readings to a journal until the time is over or a signal comes."""
-    from fedstale.traces.recording import Journal, PsutilMonitor, check, record, steady_clock
-    from fedstale.traces.recording.to_traces import check_readable
+    from fedstale.traces.recording import (
+        Journal,
+        PsutilMonitor,
+        check,
+        check_readable,
+        record,
+        steady_clock,
+    )
 
     length = {"interval_s": about.interval_s, "duration_s": duration_s}
     check(**length)
@@ -167,8 +172,7 @@ def _rules(
             f"speed = {speed}, calibrate = {calibrate}: expected one of them, --speed N in work "
             "units/s of the idle machine, or --calibrate to measure it now"
         )
-    from fedstale.traces.recording import monitor
-    from fedstale.traces.recording.to_traces import RecordingRules
+    from fedstale.traces.recording import RecordingRules, monitor
 
     links = None if link_capacity is None else link_rates(link_capacity)
     unit = compute_unit or "a unit of the speed that was stated at the recording"

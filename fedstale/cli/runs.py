@@ -41,9 +41,8 @@ from fedstale.cli.output import (
 from fedstale.config import Costs, SimulationConfig
 
 if TYPE_CHECKING:
-    from fedstale.comparison.analysis import Comparison
-    from fedstale.comparison.plan import Watch
-    from fedstale.reports.run import Run
+    from fedstale.comparison import Comparison, Watch
+    from fedstale.reports import Run
     from fedstale.strategies.server import Callback
     from fedstale.traces import TraceSet
 
@@ -205,8 +204,8 @@ def simulate(
     )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
-    from fedstale.live.watching import Insistence
-    from fedstale.simulation.run import simulate as simulate_config
+    from fedstale.live import Insistence
+    from fedstale.simulation import simulate as simulate_config
     from fedstale.traces import TraceSet
 
     trace_set = TraceSet.load(config.traces, seed=config.seed)
@@ -262,7 +261,7 @@ def _changed(
     overrides: Mapping[str, Any] = {}
     other_costs: Mapping[str, Any] = {}
     if run_config or costs:
-        from fedstale.simulation.flower_app import FlowerApp, overrides_in
+        from fedstale.simulation import FlowerApp, overrides_in
 
         overrides = overrides_in(run_config, "run-config")
         other_costs = overrides_in(costs, "costs")
@@ -311,8 +310,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what a run did; of several runs, one that compares them."""
-    from fedstale.reports.page import write_comparison
-    from fedstale.reports.run import Run
+    from fedstale.reports import Run, write_comparison
 
     read = [Run(run) for run in runs]
     if len(read) == 1:
@@ -362,7 +360,7 @@ def compare(
     Runs that are done are kept, and interrupted ones go on: the same command finishes the rest.
     """
     from fedstale import api
-    from fedstale.comparison.page import as_json as plain
+    from fedstale.comparison import as_json as plain
     from fedstale.errors import ConfigError
 
     plans = [source for source in sources if source.suffix == ".toml"]
@@ -417,7 +415,7 @@ def _watching(
     """Show a run as it goes on: to who waits, on a page, in files; yields its callbacks."""
     from fedstale.config import Until
     from fedstale.errors import ConfigError
-    from fedstale.live.watching import EventLog, ProgressLine, ProgressNotes, TensorBoard
+    from fedstale.live import EventLog, ProgressLine, ProgressNotes, TensorBoard
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
@@ -453,8 +451,7 @@ def _watching(
             callbacks.append(scalars)
         if is_live:
             # Only who asks for a page waits for it.
-            from fedstale.live import Board, serving
-            from fedstale.live.server import PORT, parse_address
+            from fedstale.live import PORT, Board, parse_address, serving
 
             title = f"{config.app} on {config.traces}"
             board = Board(title, until=until, of_rounds=of_rounds, settings=settings)
@@ -468,7 +465,7 @@ def _watching(
 
 def _resolved(config: "SimulationConfig") -> "SimulationConfig":
     """Return settings with what the app says where they say nothing."""
-    from fedstale.simulation.flower_app import FlowerApp
+    from fedstale.simulation import FlowerApp
 
     return FlowerApp.find(config.app).resolved(config)
 
@@ -481,7 +478,7 @@ def _planned_rounds(resolved: "SimulationConfig") -> int | None:
 
 def _measure_costs(config: "SimulationConfig", n_devices: int, *, as_json: bool) -> None:
     """Print what a client costs that runs for real."""
-    from fedstale.simulation.measuring import measure, pasted
+    from fedstale.simulation import measure, pasted
 
     measured, unmeasured = measure(config, n_devices)
     typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
@@ -489,8 +486,8 @@ def _measure_costs(config: "SimulationConfig", n_devices: int, *, as_json: bool)
 
 def _show_outlook(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
     """Print what a run will meet."""
-    from fedstale.live.watching import duration
-    from fedstale.simulation.outlook import look_ahead
+    from fedstale.live import duration
+    from fedstale.simulation import look_ahead
 
     found = look_ahead(config, traces)
     planned = _planned_rounds(_resolved(config))
@@ -538,9 +535,8 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
-    from fedstale.live.watching import duration
-    from fedstale.reports.costs import client_errors_in_words
-    from fedstale.reports.page import REPORT
+    from fedstale.live import duration
+    from fedstale.reports import REPORT, client_errors_in_words
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
@@ -579,8 +575,7 @@ def _show_run(run: "Run") -> None:
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:
     """Print a comparison as tables as wide as the terminal, each with the names of the variants."""
-    from fedstale.comparison.analysis import printable
-    from fedstale.comparison.page import PAGE
+    from fedstale.comparison import PAGE, printable
 
     words = (
         comparison.words.set_index("variant")

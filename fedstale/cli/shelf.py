@@ -27,8 +27,8 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder and below it."""
-    from fedstale.live.watching import duration
-    from fedstale.reports.shelf import ranked, server_metrics, shelved
+    from fedstale.live import duration
+    from fedstale.reports import ranked, server_metrics, shelved
 
     runs = shelved(folder)
     runs = runs if sort is None else ranked(runs, sort)
@@ -61,7 +61,7 @@ def page(
     as_json: AsJson = False,
 ) -> None:
     """Write FOLDER/index.html: all runs in a table that sorts, with links to their reports."""
-    from fedstale.reports.shelf import shelved, write_index
+    from fedstale.reports import shelved, write_index
 
     runs = shelved(folder)
     written = write_index(folder, runs)
@@ -72,7 +72,7 @@ def page(
 @one_sentence()
 def diff(runs: _Runs, as_json: AsJson = False) -> None:
     """Say which settings of runs differ; paths and numbers of workers that mean the same do not."""
-    from fedstale.reports.shelf import differences
+    from fedstale.reports import differences
 
     found = differences(runs)
     if as_json:
@@ -92,7 +92,7 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove folders of runs that are over, and nothing else."""
-    from fedstale.reports.shelf import remove as removed
+    from fedstale.reports import remove as removed
 
     if not yes:
         typer.confirm(f"remove {', '.join(map(str, runs))}?", abort=True, err=True)

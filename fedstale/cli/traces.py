@@ -324,7 +324,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     """
     import numpy as np
 
-    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal
+    from fedstale.traces.synthetic import LEVELS, availability_marginal
 
     about: dict[str, Any] = {
         "n_devices": traces.n_devices,
@@ -365,7 +365,7 @@ def _rates(series: "Series") -> dict[str, Any]:
     """Return quantiles of the rate, every device and every part of its record counting alike."""
     import numpy as np
 
-    from fedstale.traces.synthetic.fit import LEVELS
+    from fedstale.traces.synthetic import LEVELS
 
     devices = np.unique(np.linspace(0, series.n_devices - 1, _MOST_DEVICES).astype(np.int64))
     length = np.minimum(series.lengths[series.rows[devices]], series.until)

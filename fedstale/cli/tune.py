@@ -21,8 +21,7 @@ from fedstale.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from fedstale.tuning.outcome import Tuning
-    from fedstale.tuning.trials import Trial
+    from fedstale.tuning import Trial, Tuning
 
 
 @one_sentence()
@@ -68,7 +67,7 @@ def tune(
 
     What is done is kept: the same command goes on after an interrupt or a kill.
     """
-    from fedstale.tuning.outcome import tune as tune_space
+    from fedstale.tuning import tune as tune_space
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
@@ -113,7 +112,7 @@ def tune(
 
 def _show_end(found: "Tuning", folder: Path) -> None:
     """Say what is best, if anything is."""
-    from fedstale.tuning.outcome import BEST, PAGE
+    from fedstale.tuning import BEST, PAGE
 
     front = "" if len(found.space.objectives) == 1 else f"{len(found.front)} on the front\n"
     typer.echo(f"{front}{found.verdict}")

@@ -50,7 +50,7 @@ def say_worlds(
 ) -> None:
     """Compare an agent with rules of one line in many worlds; write and print how it does."""
     from fedstale.agents import evaluate_worlds
-    from fedstale.agents.env.worlds import outside_of_fit, read_spread
+    from fedstale.agents.env import outside_of_fit, read_spread
     from fedstale.traces import stream
 
     spread = read_spread()

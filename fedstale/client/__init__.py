@@ -1,6 +1,6 @@
 """What a device adds to its ClientApp: forecasts, smaller messages, less work, packed arrays."""
 
-from fedstale.client.local_work import local_steps
+from fedstale.client.local_work import local_steps, noting
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.strategies.stages import JOB_RECORD, QUERY
 from fedstale.strategies.types import FORECAST_RECORD
@@ -14,4 +14,5 @@ __all__ = [
     "ForecastingApp",
     "PackMod",
     "local_steps",
+    "noting",
 ]

@@ -24,8 +24,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.traces import DAY_S, Array, Mask
-from fedstale.traces.forecast.observation import EDGES_S, RATES, STEPS, Observation
-from fedstale.traces.forecast.sessions import OwnSessions
+from fedstale.traces.forecast import EDGES_S, RATES, STEPS, Observation, OwnSessions
 from fedstale.traces.recording import ProcessorTimes, PsutilMonitor, Reading, ResourceMonitor
 
 if TYPE_CHECKING:

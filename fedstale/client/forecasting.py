@@ -36,10 +36,17 @@ from fedstale.client.device import Cost, Device, MessageHistory, store, stored
 from fedstale.errors import ProtocolError
 from fedstale.strategies.stages import JOB_RECORD, STATED
 from fedstale.traces import Array, Job
-from fedstale.traces.forecast.base import Forecaster
-from fedstale.traces.forecast.conformal import Adaptation, Calibration
-from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS
-from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
+from fedstale.traces.forecast import (
+    AVAILABLE_S,
+    LEVELS,
+    PHASES,
+    Adaptation,
+    Calibration,
+    DeviceForecast,
+    Forecaster,
+    JobForecast,
+    survival_at,
+)
 from fedstale.traces.recording import Reading
 
 if TYPE_CHECKING:

@@ -25,10 +25,8 @@ from flwr.app import RecordDict
 from fedstale.client.device import MessageHistory, expected_pace, store, stored
 from fedstale.errors import TraceError
 from fedstale.traces import DAY_S, Array, joined
-from fedstale.traces.forecast.observation import EDGES_S, RATES, Observation, TraceObserver
-from fedstale.traces.forecast.sessions import DAYS
-from fedstale.traces.recording import JournalReader
-from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules, working_at
+from fedstale.traces.forecast import DAYS, EDGES_S, RATES, Observation, TraceObserver
+from fedstale.traces.recording import AvailableWhen, JournalReader, RecordingRules, working_at
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from fedstale.strategies.types import FORECAST_RECORD
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
     from fedstale.client.journal_history import JournalHistory
-    from fedstale.traces.forecast.base import Forecaster
+    from fedstale.traces.forecast import Forecaster
     from fedstale.traces.recording import ResourceMonitor
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class ForecastMod:
 
     @cached_property
     def _forecaster(self) -> "Forecaster":
-        from fedstale.traces.forecast.base import Forecaster, embedded  # noqa: PLC0415
+        from fedstale.traces.forecast import Forecaster, embedded  # noqa: PLC0415
 
         return embedded(self._fleet) if self._folder is None else Forecaster.load(self._folder)
 

@@ -26,9 +26,7 @@ from fedstale.comparison.statistics import (
 )
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, nearest
-from fedstale.reports.figure import SOURCES, time_unit
-from fedstale.reports.learning import by_kind, measured_names
-from fedstale.reports.run import Run
+from fedstale.reports import SOURCES, Run, by_kind, measured_names, time_unit
 
 _DECIDING = ("server", "evaluate")
 _SHOWN, _WIDEST = 2, 80

@@ -36,9 +36,9 @@ from fedstale.comparison.plan import PlannedRun, RunJob, State, simulated
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.parallel import Event, Report, WorkerPool
-from fedstale.reports.run import Run
+from fedstale.reports import Run
 from fedstale.runs import CHECKPOINTS, RunFolder
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation import FlowerApp
 from fedstale.traces import TraceSet
 
 _WAIT_S = 0.5

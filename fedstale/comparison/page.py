@@ -14,19 +14,20 @@ import numpy as np
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate, kaplan_meier
-from fedstale.reports.figure import (
+from fedstale.reports import (
     Array,
     Figure,
     Row,
+    Run,
     band,
     curve,
     forest,
     marks,
     stepped,
     time_unit,
+    write_figures,
+    write_text,
 )
-from fedstale.reports.page import write_figures, write_text
-from fedstale.reports.run import Run
 
 FORMAT = 1
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))

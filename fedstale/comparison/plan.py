@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedstale.cluster import check_address, joined
 from fedstale.config import Change, SimulationConfig, Until, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
-from fedstale.live.watching import Watcher
+from fedstale.live import Watcher
 from fedstale.parallel import Report, WorkerPool
-from fedstale.reports.run import Run
+from fedstale.reports import Run
 from fedstale.runs import CONFIG, LOCK, SUMMARY
-from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.run import simulate
+from fedstale.simulation import FlowerApp, simulate
 from fedstale.strategies.server import Runtime
 from fedstale.strategies.types import n_cores
 from fedstale.traces import TraceSet

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.reports.figure import Array
+from fedstale.reports import Array
 
 _LEVEL = 0.95
 NOTHING = "-"

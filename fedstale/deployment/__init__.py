@@ -2,3 +2,50 @@
 
 SuperLink, SuperNodes and runs are Flower's own processes; see docs/deploy.md for the same by hand.
 """
+
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.deployment.check import check_app, check_messages, check_superlink
+    from fedstale.deployment.commands import Address
+    from fedstale.deployment.control import Control, operators_side, run_streamed, superlinks
+    from fedstale.deployment.diagnosis import show_certificate
+    from fedstale.deployment.doors import Doors, write_server
+    from fedstale.deployment.local import LocalDeployment, run_app
+    from fedstale.deployment.replay import replay_config, write_replayed
+    from fedstale.deployment.run_folder import recorded
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "check": "check_app check_messages check_superlink",
+            "commands": "Address",
+            "control": "Control operators_side run_streamed superlinks",
+            "diagnosis": "show_certificate",
+            "doors": "Doors write_server",
+            "local": "LocalDeployment run_app",
+            "replay": "replay_config write_replayed",
+            "run_folder": "recorded",
+        },
+    )
+
+__all__ = [
+    "Address",
+    "Control",
+    "Doors",
+    "LocalDeployment",
+    "check_app",
+    "check_messages",
+    "check_superlink",
+    "operators_side",
+    "recorded",
+    "replay_config",
+    "run_app",
+    "run_streamed",
+    "show_certificate",
+    "superlinks",
+    "write_replayed",
+    "write_server",
+]

@@ -31,11 +31,16 @@ from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line, n_objects
-from fedstale.simulation.costs import missing_costs, missing_text
-from fedstale.simulation.executors import ClientCall, ClientReply, Executor
-from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.stock_strategies import server_fn_on
-from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.simulation import (
+    ClientCall,
+    ClientReply,
+    Executor,
+    FlowerApp,
+    TraceGrid,
+    missing_costs,
+    missing_text,
+    server_fn_on,
+)
 from fedstale.strategies.messages import Asked
 from fedstale.strategies.server import pack
 from fedstale.strategies.stages import is_asked

@@ -26,10 +26,7 @@ from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.runs import RunFolder
-from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.metrics import RunMetrics
-from fedstale.simulation.run import enrolled
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.simulation import FlowerApp, RunMetrics, enrolled, stock_strategies_reporting
 from fedstale.strategies.server import SuperLinkGrid
 from fedstale.traces import TraceSet
 

@@ -21,9 +21,16 @@ from fedstale.deployment.run_folder import JobLog
 from fedstale.errors import RunEnded
 from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
 from fedstale.runs import IN_FLIGHT, NEVER
-from fedstale.simulation.costs import CostBook, size_of
-from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.jobs import Columns, JobRow, OpenJob, RunsAfter
+from fedstale.simulation import (
+    FIRST_NODE_ID,
+    Columns,
+    CostBook,
+    Fleet,
+    JobRow,
+    OpenJob,
+    RunsAfter,
+    size_of,
+)
 from fedstale.strategies.server import (
     CLIENT_ERROR,
     REPORTED,

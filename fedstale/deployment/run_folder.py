@@ -19,17 +19,19 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until
 from fedstale.runs import CONFIG, DEPLOYED, IN_FLIGHT, LATE, NEVER, UNCLAIMED, UNKNOWN, RunFolder
-from fedstale.simulation.costs import content_bytes
-from fedstale.simulation.devices import round_of
-from fedstale.simulation.jobs import Columns, JobRow, JobTable
-from fedstale.simulation.metrics import (
+from fedstale.simulation import (
+    Columns,
+    JobRow,
+    JobTable,
     MessageRounds,
     RunMetrics,
+    content_bytes,
     end_of_app,
     ending,
+    report_stock_strategies,
+    round_of,
     write_run,
 )
-from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
 from fedstale.strategies.stages import asked_share

@@ -1,7 +1,50 @@
 """Watching a run while it goes on: a live page, metrics for Prometheus, scalars for TensorBoard."""
 
-from fedstale.live.board import Board, observed
-from fedstale.live.prometheus import exported
-from fedstale.live.server import serving
+from typing import TYPE_CHECKING
 
-__all__ = ["Board", "exported", "observed", "serving"]
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.live.board import Board, observed
+    from fedstale.live.prometheus import exported
+    from fedstale.live.server import PORT, parse_address, serving
+    from fedstale.live.watching import (
+        EventLog,
+        Insistence,
+        ProgressLine,
+        ProgressNotes,
+        TensorBoard,
+        Watcher,
+        duration,
+        event_writer,
+    )
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "board": "Board observed",
+            "prometheus": "exported",
+            "server": "PORT parse_address serving",
+            "watching": (
+                "EventLog Insistence ProgressLine ProgressNotes TensorBoard Watcher "
+                "duration event_writer"
+            ),
+        },
+    )
+
+__all__ = [
+    "PORT",
+    "Board",
+    "EventLog",
+    "Insistence",
+    "ProgressLine",
+    "ProgressNotes",
+    "TensorBoard",
+    "Watcher",
+    "duration",
+    "event_writer",
+    "exported",
+    "observed",
+    "parse_address",
+    "serving",
+]

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until
 from fedstale.live.watching import NO_LIMIT, Watcher
-from fedstale.reports.figure import (
+from fedstale.reports import (
     SOURCES,
     Figure,
     curve,
@@ -27,7 +27,7 @@ from fedstale.reports.figure import (
     time_text,
     time_unit,
 )
-from fedstale.simulation.stock_strategies import report_stock_strategies
+from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 

@@ -19,8 +19,7 @@ from fedstale import __version__
 from fedstale.errors import ConfigError
 from fedstale.live.server import LocalHandler, listening
 from fedstale.live.watching import Watcher
-from fedstale.simulation.costs import content_bytes
-from fedstale.simulation.stock_strategies import report_stock_strategies
+from fedstale.simulation import content_bytes, report_stock_strategies
 from fedstale.strategies.server import (
     REPORTED,
     Limit,

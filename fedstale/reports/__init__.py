@@ -1,1 +1,96 @@
-"""What a run leaves behind: its folder, its ledger, its page."""
+"""What a run leaves behind: its numbers, its pages and their figures."""
+
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.reports.agent import facts_of, write_evaluation, write_training
+    from fedstale.reports.costs import LEVEL_COLUMNS, client_errors_in_words, levels
+    from fedstale.reports.figure import (
+        SOURCES,
+        Array,
+        Figure,
+        Row,
+        band,
+        curve,
+        forest,
+        line_mode,
+        marks,
+        metric_text,
+        rows_of_bars,
+        stepped,
+        thinned,
+        time_text,
+        time_unit,
+    )
+    from fedstale.reports.forecast_audit import ForecastAudit, audited
+    from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names
+    from fedstale.reports.page import REPORT, write_comparison, write_figures, write_text
+    from fedstale.reports.run import Run, report_at_end
+    from fedstale.reports.shelf import (
+        differences,
+        ranked,
+        remove,
+        server_metrics,
+        shelved,
+        write_index,
+    )
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "agent": "facts_of write_evaluation write_training",
+            "costs": "LEVEL_COLUMNS client_errors_in_words levels",
+            "figure": (
+                "Array Figure Row SOURCES band curve forest line_mode marks metric_text "
+                "rows_of_bars stepped thinned time_text time_unit"
+            ),
+            "forecast_audit": "ForecastAudit audited",
+            "learning": "BOOKKEEPING by_kind measured_names",
+            "page": "REPORT write_comparison write_figures write_text",
+            "run": "Run report_at_end",
+            "shelf": "differences ranked remove server_metrics shelved write_index",
+        },
+    )
+
+__all__ = [
+    "BOOKKEEPING",
+    "LEVEL_COLUMNS",
+    "REPORT",
+    "SOURCES",
+    "Array",
+    "Figure",
+    "ForecastAudit",
+    "Row",
+    "Run",
+    "audited",
+    "band",
+    "by_kind",
+    "client_errors_in_words",
+    "curve",
+    "differences",
+    "facts_of",
+    "forest",
+    "levels",
+    "line_mode",
+    "marks",
+    "measured_names",
+    "metric_text",
+    "ranked",
+    "remove",
+    "report_at_end",
+    "rows_of_bars",
+    "server_metrics",
+    "shelved",
+    "stepped",
+    "thinned",
+    "time_text",
+    "time_unit",
+    "write_comparison",
+    "write_evaluation",
+    "write_figures",
+    "write_index",
+    "write_text",
+    "write_training",
+]

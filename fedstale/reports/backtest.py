@@ -24,8 +24,7 @@ from fedstale.reports.figure import (
     named_rows,
     time_unit,
 )
-from fedstale.traces.forecast.evaluation import TITLES, why_empty
-from fedstale.traces.forecast.evaluation.report import SURVIVAL_S, error_text, span_text
+from fedstale.traces.forecast.evaluation import SURVIVAL_S, TITLES, error_text, span_text, why_empty
 
 PAGE = "backtest.html"
 TRAINING_PAGE, LOSSES = "training.html", "losses.csv"

@@ -21,8 +21,7 @@ from fedstale.reports.figure import SHARES, Figure, curve
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
-from fedstale.traces.forecast.evaluation.backtest import brier, log_loss
-from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_values
+from fedstale.traces.forecast.evaluation import ALARM, WAYS, brier, log_e_values, log_loss
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run

@@ -1,8 +1,94 @@
 """Any Flower app, replayed on device traces with a virtual clock."""
 
+from typing import TYPE_CHECKING
+
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
-from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
-from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.lazy import names_of
 
-__all__ = ["Costs", "Executor", "InlineExecutor", "ProcessExecutor", "RunEnded", "TraceGrid"]
+if TYPE_CHECKING:
+    from fedstale.simulation.costs import (
+        CostBook,
+        WorkHook,
+        content_bytes,
+        missing_costs,
+        missing_text,
+        size_of,
+    )
+    from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, round_of
+    from fedstale.simulation.executors import (
+        ClientCall,
+        ClientReply,
+        Executor,
+        InlineExecutor,
+        ProcessExecutor,
+    )
+    from fedstale.simulation.flower_app import FlowerApp, overrides_in
+    from fedstale.simulation.jobs import Columns, JobRow, JobTable, OpenJob, RunsAfter
+    from fedstale.simulation.measuring import measure, pasted
+    from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
+    from fedstale.simulation.outlook import look_ahead
+    from fedstale.simulation.run import enrolled, simulate
+    from fedstale.simulation.stock_strategies import (
+        report_stock_strategies,
+        server_fn_on,
+        stock_strategies_reporting,
+    )
+    from fedstale.simulation.trace_grid import TraceGrid
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "costs": "CostBook WorkHook content_bytes missing_costs missing_text size_of",
+            "devices": "FIRST_NODE_ID Fleet round_of",
+            "executors": "ClientCall ClientReply Executor InlineExecutor ProcessExecutor",
+            "flower_app": "FlowerApp overrides_in",
+            "jobs": "Columns JobRow JobTable OpenJob RunsAfter",
+            "measuring": "measure pasted",
+            "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
+            "outlook": "look_ahead",
+            "run": "enrolled simulate",
+            "stock_strategies": ("report_stock_strategies server_fn_on stock_strategies_reporting"),
+            "trace_grid": "TraceGrid",
+        },
+    )
+
+__all__ = [
+    "FIRST_NODE_ID",
+    "ClientCall",
+    "ClientReply",
+    "Columns",
+    "CostBook",
+    "Costs",
+    "Executor",
+    "Fleet",
+    "FlowerApp",
+    "InlineExecutor",
+    "JobRow",
+    "JobTable",
+    "MessageRounds",
+    "OpenJob",
+    "ProcessExecutor",
+    "RunEnded",
+    "RunMetrics",
+    "RunsAfter",
+    "TraceGrid",
+    "WorkHook",
+    "content_bytes",
+    "end_of_app",
+    "ending",
+    "enrolled",
+    "look_ahead",
+    "measure",
+    "missing_costs",
+    "missing_text",
+    "overrides_in",
+    "pasted",
+    "report_stock_strategies",
+    "round_of",
+    "server_fn_on",
+    "simulate",
+    "size_of",
+    "stock_strategies_reporting",
+    "write_run",
+]

@@ -44,7 +44,7 @@ from fedstale.traces import TraceSet
 from fedstale.traces.recording import Reading
 
 if TYPE_CHECKING:
-    from fedstale.traces.forecast.observation import Observation, TraceObserver
+    from fedstale.traces.forecast import Observation, TraceObserver
 
 logger = logging.getLogger(__name__)
 
@@ -415,7 +415,7 @@ class Replay:
     def observe(self, devices: Sequence[int], instants: Sequence[float]) -> "Observation":
         """Return what devices have seen of themselves at instants."""
         # Runs of apps that forecast nothing pay neither for the import nor for the preparation.
-        from fedstale.traces.forecast.observation import TraceObserver  # noqa: PLC0415
+        from fedstale.traces.forecast import TraceObserver  # noqa: PLC0415
 
         if self._observer is None:
             self._observer = TraceObserver(self.traces)
@@ -500,7 +500,7 @@ class ReplayedDevice:
             journal: of the machine that simulates, which is another device.
         """
         del history, journal
-        from fedstale.traces.forecast.observation import Observation  # noqa: PLC0415 - see Replay
+        from fedstale.traces.forecast import Observation  # noqa: PLC0415 - see Replay
 
         if self._observed:
             return Observation(**self._observed)

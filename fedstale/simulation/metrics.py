@@ -15,8 +15,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded
 from fedstale.machine import processor, system, versions
-from fedstale.reports.costs import LEVEL_COLUMNS, levels
-from fedstale.reports.run import Run, report_at_end
+from fedstale.reports import LEVEL_COLUMNS, Run, levels, report_at_end
 from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,

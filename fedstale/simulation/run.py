@@ -20,8 +20,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.flower import features
-from fedstale.reports.figure import thinned
-from fedstale.reports.run import Run
+from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams

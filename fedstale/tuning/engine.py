@@ -39,11 +39,11 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.tune.search import Searcher
 
 from fedstale.cluster import Bundles
-from fedstale.comparison.cluster_pool import ClusterPool, bundles_of
+from fedstale.comparison import ClusterPool, bundles_of
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
-from fedstale.reports.page import write_text
+from fedstale.reports import write_text
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
 from fedstale.tuning.space import Plain, Space
 from fedstale.tuning.trials import Report, Trial, reach

@@ -16,8 +16,7 @@ import numpy as np
 
 from fedstale.config import Until, is_lower_better
 from fedstale.errors import ConfigError, nearest
-from fedstale.reports.learning import BOOKKEEPING
-from fedstale.reports.run import Run
+from fedstale.reports import BOOKKEEPING, Run
 from fedstale.traces import Array
 
 LATELY = 0.125

@@ -21,14 +21,11 @@ import tomli_w
 
 from fedstale.api import check_guarded, compare, result_folder
 from fedstale.cluster import check_address, joined
-from fedstale.comparison.analysis import Comparison, Variant
-from fedstale.comparison.plan import Watch
-from fedstale.comparison.statistics import Estimate, difference
+from fedstale.comparison import Comparison, Estimate, Variant, Watch, difference
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
-from fedstale.reports.figure import Figure, curve, time_unit
-from fedstale.reports.page import write_figures, write_text
+from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
 from fedstale.runs import make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.tuning.space import Search, Space, Stop

@@ -14,10 +14,10 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedstale.comparison.plan import Plan, PlannedRun
+from fedstale.comparison import Plan, PlannedRun
 from fedstale.config import SimulationConfig, flat, instant_s, read_toml
 from fedstale.errors import ConfigError, nearest
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation import FlowerApp
 from fedstale.traces import TraceSet
 from fedstale.tuning.objective import Objective
 
@@ -266,7 +266,7 @@ class Space:
         if not arguments:
             return keys
         # Loads all strategies, which a search of other keys never does here.
-        from fedstale.strategies.expression import with_arguments  # noqa: PLC0415
+        from fedstale.strategies import with_arguments  # noqa: PLC0415
 
         text = keys.get("strategy", self._defaults()["strategy"])
         return {**keys, "strategy": with_arguments(str(text), arguments)}

@@ -12,18 +12,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fedstale.comparison.plan import PlannedRun, state_of
+from fedstale.comparison import PlannedRun, state_of
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import is_held
-from fedstale.reports.page import write_text
-from fedstale.reports.run import Run
+from fedstale.reports import Run, write_text
 from fedstale.runs import LOCK
-from fedstale.simulation.run import simulate
+from fedstale.simulation import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.space import Parameters, Space
 
 if TYPE_CHECKING:
-    from fedstale.comparison.cluster_pool import ClusterPool
+    from fedstale.comparison import ClusterPool
 
 TRIALS, REPORTS = "trials", "reports.json"
 STATE = "trials.json"

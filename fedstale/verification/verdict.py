@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.run import Run
+from fedstale.reports import Run
 from fedstale.runs import DEPLOYED, EVENTS, SUMMARY
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.stages import RECORD

@@ -1,4 +1,4 @@
-"""The layers traces and flower <- strategies <- agents <- fedstale, and what is declared."""
+"""The layers traces and flower <- strategies <- agents <- fedstale, rooms, what is declared."""
 
 import ast
 import importlib
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +22,10 @@ FOLDERS = ("fedstale", "traces", "strategies", "agents")
 
 # What a layer may import of the others.
 BELOW = {
-    "traces": {"traces", "errors", "files"},
-    "fedstale/flower": {"flower", "errors", "files"},
-    "strategies": {"traces", "flower", "strategies", "errors", "files"},
-    "agents": {"traces", "flower", "strategies", "agents", "errors", "files"},
+    "traces": {"traces", "errors", "files", "lazy"},
+    "fedstale/flower": {"flower", "errors", "files", "lazy"},
+    "strategies": {"traces", "flower", "strategies", "errors", "files", "lazy"},
+    "agents": {"traces", "flower", "strategies", "agents", "errors", "files", "lazy"},
 }
 
 
@@ -61,6 +62,85 @@ def test_a_part_of_a_strategy_speaks_of_types_alone(part):
             if name.startswith("fedstale.strategies"):
                 others = set(name.split(".")[2:3]) - {part, "types"}
                 assert not others, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def name_of(path):
+    """Return the import name of a file of the four folders."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "fedstale" else ("fedstale", *parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+DOORS = {name_of(path): path for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")}
+"""The `__init__.py` of each package, by its import name."""
+
+
+def room_of(name):
+    """Return the room that a module is in: a package of fedstale, or of one of the three layers."""
+    parts = name.split(".")
+    deep = 3 if parts[1:2] and parts[1] in FOLDERS else 2
+    while ".".join(parts[:deep]) not in DOORS:
+        deep -= 1
+    return ".".join(parts[:deep])
+
+
+def entries():
+    """Yield each import out of another room: the file, its room, the room and what is imported.
+
+    The root of fedstale is no room: all stand on its errors and files, and its API on all.
+    """
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            own = room_of(name_of(path))
+            for name in imported(path):
+                if name.startswith("fedstale.") and room_of(name) not in (own, "fedstale"):
+                    yield path.relative_to(ROOT).as_posix(), own, room_of(name), name
+
+
+_OF_AGENTS = "names of the tables that it writes, for the page of them"
+_OF_FORECASTS = "the door of a room in this room, which is for servers and loads pandas"
+WINDOWS = {
+    ("fedstale/__main__.py", "fedstale.cli.main"): "what pyproject.toml starts too",
+    ("fedstale/cli/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
+    ("fedstale/cli/apps.py", "fedstale.deployment.probe"): "its function has the file's name",
+    ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
+    ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",
+    ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
+    ("fedstale/reports/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
+    ("fedstale/reports/agent.py", "fedstale.agents.training"): _OF_AGENTS,
+    ("fedstale/reports/backtest.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",
+}
+"""Imports out of a file inside another room, and why they do not come by the room's door.
+
+A file as a whole does: `from fedstale.flower import features`.
+"""
+
+
+def test_a_room_is_entered_by_its_door():
+    found = {(file, name) for file, _, room, name in entries() if name != room}
+    assert found == WINDOWS.keys()
+
+
+_OF_TRACE_SETS = "a method of TraceSet imports it when it is called: every user's way in"
+UPWARD = {
+    ("fedstale.strategies.stages", "fedstale.strategies.server"): "the type that a check takes",
+    ("fedstale.traces", "fedstale.traces.io"): _OF_TRACE_SETS,
+    ("fedstale.traces", "fedstale.traces.sources"): _OF_TRACE_SETS,
+    ("fedstale.traces", "fedstale.traces.synthetic"): _OF_TRACE_SETS,
+}
+"""What closes a circle of rooms, and why it stays; nothing of it is imported with its file."""
+
+
+def test_rooms_stand_in_no_circle():
+    below = {}
+    for _, own, room, _ in entries():
+        below.setdefault(own, set()).add(room)
+    for own, room in UPWARD:
+        below[own].remove(room)
+    TopologicalSorter(below).prepare()
 
 
 def declared(requirements):
@@ -140,12 +220,28 @@ def test_every_python_file_of_the_four_folders_is_a_module_of_the_package():
     found = set()
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            parts = parts if folder == "fedstale" else ("fedstale", *parts)
             # Built-in apps are data: Flower loads them from their own directories.
-            if parts[:2] != ("fedstale", "apps") or len(parts) == 3:
-                found.add(".".join(parts).removesuffix(".__init__"))
+            name = name_of(path)
+            if not name.startswith("fedstale.apps.") or name.count(".") == 2:
+                found.add(name)
     assert found == set(modules())
+
+
+def imported_on_use(name):
+    """Return where a door says that names are: to type checkers, and when it is asked for one."""
+    told, found = {}, {}
+    for node in ast.parse(DOORS[name].read_text()).body if name in DOORS else ():
+        if isinstance(node, ast.If):
+            told = {a.name: line.module for line in node.body for a in line.names}
+            table = ast.literal_eval(node.orelse[0].value.args[1])
+            found = {n: f"{name}.{file}" for file, names in table.items() for n in names.split()}
+    return told, found
+
+
+def test_a_door_finds_what_it_tells_type_checkers():
+    for name in DOORS:
+        told, found = imported_on_use(name)
+        assert found == told, name
 
 
 def test_every_public_name_exists_and_is_listed_once():
@@ -155,7 +251,8 @@ def test_every_public_name_exists_and_is_listed_once():
         module = importlib.import_module(name)
         names = module.__all__
         assert len(set(names)) == len(names)
-        for public in names:
+        # Where the others are, type checkers look: Ray, which starts a process, is among them.
+        for public in set(names) - imported_on_use(name)[0].keys():
             assert hasattr(module, public), f"{name}.{public}"
 
 

@@ -19,18 +19,36 @@ from fedstale.traces.forecast.dataset import (
     Examples,
     Split,
     draw,
+    draw_parts,
     examples_at,
     log_span,
     record_s,
     split,
 )
 from fedstale.traces.forecast.lstm import LSTM, Perceptron
-from fedstale.traces.forecast.observation import Observation, TraceObserver
-from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.forecast.observation import (
+    AVAILABLE_S,
+    EDGES_S,
+    LEVELS,
+    RATES,
+    STEPS,
+    Observation,
+    TraceObserver,
+)
+from fedstale.traces.forecast.sessions import DAYS, HORIZONS_S, OwnSessions
+from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 
 __all__ = [
+    "AVAILABLE_S",
+    "DAYS",
+    "EDGES_S",
+    "HORIZONS_S",
     "KINDS",
+    "LEVELS",
     "LSTM",
+    "PHASES",
+    "RATES",
+    "STEPS",
     "Adaptation",
     "Calibration",
     "DeviceForecast",
@@ -43,11 +61,13 @@ __all__ = [
     "LastValue",
     "Observation",
     "Oracle",
+    "OwnSessions",
     "Perceptron",
     "Persistence",
     "Split",
     "TraceObserver",
     "draw",
+    "draw_parts",
     "embedded",
     "examples_at",
     "fleet_scores",
@@ -55,4 +75,5 @@ __all__ = [
     "log_span",
     "record_s",
     "split",
+    "survival_at",
 ]

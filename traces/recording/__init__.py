@@ -1,5 +1,8 @@
-"""Recording what a device does, on the device; `to_traces` makes traces of it, with pandas."""
+"""Recording what a device does, on the device, and with pandas the traces made of it."""
 
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
 from fedstale.traces.recording.journal import Journal, JournalReader, RecordingRun, check, record
 from fedstale.traces.recording.monitor import (
     ProcessorTimes,
@@ -9,15 +12,34 @@ from fedstale.traces.recording.monitor import (
     steady_clock,
 )
 
+if TYPE_CHECKING:
+    from fedstale.traces.recording.to_traces import (
+        AvailableWhen,
+        RecordingRules,
+        check_readable,
+        working_at,
+    )
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "to_traces": "AvailableWhen RecordingRules check_readable working_at",
+        },
+    )
+
 __all__ = [
+    "AvailableWhen",
     "Journal",
     "JournalReader",
     "ProcessorTimes",
     "PsutilMonitor",
     "Reading",
+    "RecordingRules",
     "RecordingRun",
     "ResourceMonitor",
     "check",
+    "check_readable",
     "record",
     "steady_clock",
+    "working_at",
 ]

@@ -1,5 +1,6 @@
 """Readers of published trace files, each in the format of its authors; see `TraceSet.read`."""
 
-from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, TraceSource, fetch
+from fedstale.traces.sources.archives import read_file
+from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, TraceSource, fetch, read
 
-__all__ = ["SOURCES", "RemoteFile", "TraceSource", "fetch"]
+__all__ = ["SOURCES", "RemoteFile", "TraceSource", "fetch", "read", "read_file"]

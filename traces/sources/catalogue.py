@@ -177,9 +177,9 @@ def read(path: Path, source: str | None = None) -> TraceSet:
     kind = kind_of(path) if source is None else source
     if kind == NATIVE:
         # Only here, so that reading a published recording does not load pyarrow.
-        from fedstale.traces.io.parquet import read as read_native  # noqa: PLC0415
+        from fedstale.traces.io import parquet  # noqa: PLC0415
 
-        return read_native(path)
+        return parquet.read(path)
     if kind not in SOURCES:
         raise TraceError(f"source = {kind!r}: expected {NATIVE!r} or one of {', '.join(SOURCES)}")
     return SOURCES[kind].reader(path)

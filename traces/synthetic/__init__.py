@@ -1,1 +1,25 @@
 """Devices made to resemble recorded ones: the population, what is drawn from it, and its fit."""
+
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal
+    from fedstale.traces.synthetic.population import PRESETS, Population, generate
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "fit": "LEVELS availability_marginal",
+            "population": "PRESETS Population generate",
+        },
+    )
+
+__all__ = [
+    "LEVELS",
+    "PRESETS",
+    "Population",
+    "availability_marginal",
+    "generate",
+]

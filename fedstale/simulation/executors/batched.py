@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstale.client.local_work import noting
+from fedstale.client import noting
 from fedstale.errors import ConfigError
 from fedstale.flower import (
     filled,

@@ -136,7 +136,7 @@ def test_the_same_phone_forecasts_less_at_the_end_of_the_night(nights, tmp_path)
 
 def test_p_available_is_the_chance_to_stay_for_half_an_hour(nights, monkeypatch):
     forecaster, seen = embedded(), []
-    monkeypatch.setattr("fedstale.traces.forecast.base.embedded", lambda _: forecaster)
+    monkeypatch.setattr("fedstale.traces.forecast.embedded", lambda _: forecaster)
     forecast = forecaster.forecast
     monkeypatch.setattr(forecaster, "forecast", lambda o: seen.append(forecast(o)) or seen[-1])
     said = bench_at(NOW, journal=nights).ask()

@@ -18,7 +18,7 @@ import torch
 
 from fedstale.apps.classification import Data
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces.sources.archives import read_file
+from fedstale.traces.sources import read_file
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""
