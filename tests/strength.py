@@ -39,7 +39,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 HEART = (
     *("traces/trip.py", "traces/availability.py", "traces/forecast/dataset.py"),
-    *("strategies/schedule/base.py", "strategies/weighting/gap.py"),
+    *("strategies/schedule.py", "strategies/weighting/gap.py"),
     *(f"strategies/server/{name}.py" for name in ("loop", "dispatch", "jobs")),
     *(f"strategies/server/{name}.py" for name in ("validation", "buffer")),
     *(f"fedstale/simulation/{name}.py" for name in ("clock", "trace_grid", "jobs", "costs")),

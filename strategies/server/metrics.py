@@ -15,7 +15,7 @@ from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.types import Stateful, require
 
 if TYPE_CHECKING:
-    from fedstale.strategies.strategy import StaleStrategy
+    from fedstale.strategies.server.strategy import StaleStrategy
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 """Measures a version on the server, from its number and its model."""

@@ -75,9 +75,15 @@ DOORS = {name_of(path): path for folder in FOLDERS for path in (ROOT / folder).r
 """The `__init__.py` of each package, by its import name."""
 
 
+ONE_FILE = {"fedstale.strategies.schedule", "fedstale.strategies.server_optimizer"}
+"""Parts of a strategy that are a file each, and so their own doors."""
+
+
 def room_of(name):
     """Return the room that a module is in: a package of fedstale, or of one of the three layers."""
     parts = name.split(".")
+    if name in ONE_FILE:
+        return name
     deep = 3 if parts[1:2] and parts[1] in FOLDERS else 2
     while ".".join(parts[:deep]) not in DOORS:
         deep -= 1
