@@ -27,12 +27,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.agents.env import SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__ = names_of(
-        __name__,
-        {
-            "env": "SelectionEnv VectorSelectionEnv",
-        },
-    )
+    __getattr__ = names_of(__name__, {"env": "SelectionEnv VectorSelectionEnv"})
 
 __all__ = [
     "Agent",

@@ -20,12 +20,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__ = names_of(
-        __name__,
-        {
-            "gym_env": "SelectionEnv VectorSelectionEnv",
-        },
-    )
+    __getattr__ = names_of(__name__, {"gym_env": "SelectionEnv VectorSelectionEnv"})
 
 __all__ = [
     "TERMS",

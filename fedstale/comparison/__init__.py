@@ -2,32 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped, printable
+from fedstale.comparison.page import PAGE, as_json, write
+from fedstale.comparison.plan import Plan, PlannedRun, Watch, check_target, run_all, state_of
+from fedstale.comparison.statistics import Estimate, difference
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.comparison.analysis import (
-        Comparison,
-        Variant,
-        analyse,
-        finished,
-        grouped,
-        printable,
-    )
     from fedstale.comparison.cluster_pool import ClusterPool, bundles_of
-    from fedstale.comparison.page import PAGE, as_json, write
-    from fedstale.comparison.plan import Plan, PlannedRun, Watch, check_target, run_all, state_of
-    from fedstale.comparison.statistics import Estimate, difference
 else:
-    __getattr__ = names_of(
-        __name__,
-        {
-            "analysis": "Comparison Variant analyse finished grouped printable",
-            "cluster_pool": "ClusterPool bundles_of",
-            "page": "PAGE as_json write",
-            "plan": "Plan PlannedRun Watch check_target run_all state_of",
-            "statistics": "Estimate difference",
-        },
-    )
+    __getattr__ = names_of(__name__, {"cluster_pool": "ClusterPool bundles_of"})
 
 __all__ = [
     "PAGE",

@@ -48,7 +48,7 @@ else:
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
             "outlook": "look_ahead",
             "run": "enrolled simulate",
-            "stock_strategies": ("report_stock_strategies server_fn_on stock_strategies_reporting"),
+            "stock_strategies": "report_stock_strategies server_fn_on stock_strategies_reporting",
             "trace_grid": "TraceGrid",
         },
     )

@@ -1,25 +1,6 @@
 """Settings of a federated run searched on device time, and judged on held-out seeds and devices."""
 
-from typing import TYPE_CHECKING
+from fedstale.tuning.outcome import BEST, PAGE, Tuning, tune
+from fedstale.tuning.trials import Trial
 
-from fedstale.lazy import names_of
-
-if TYPE_CHECKING:
-    from fedstale.tuning.outcome import BEST, PAGE, Tuning, tune
-    from fedstale.tuning.trials import Trial
-else:
-    __getattr__ = names_of(
-        __name__,
-        {
-            "outcome": "BEST PAGE Tuning tune",
-            "trials": "Trial",
-        },
-    )
-
-__all__ = [
-    "BEST",
-    "PAGE",
-    "Trial",
-    "Tuning",
-    "tune",
-]
+__all__ = ["BEST", "PAGE", "Trial", "Tuning", "tune"]

@@ -55,7 +55,10 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
                 assert parts[1] in BELOW[layer], f"{path.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("part", ["messages", "robust", "selection", "types", "weighting"])
+@pytest.mark.parametrize(
+    "part",
+    ["messages", "robust", "schedule", "selection", "server_optimizer", "types", "weighting"],
+)
 def test_a_part_of_a_strategy_speaks_of_types_alone(part):
     for path in (ROOT / "strategies" / part).rglob("*.py"):
         for name in imported(path):

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__ = names_of(
-        __name__,
-        {
-            "to_traces": "AvailableWhen RecordingRules check_readable working_at",
-        },
+        __name__, {"to_traces": "AvailableWhen RecordingRules check_readable working_at"}
     )
 
 __all__ = [

@@ -90,21 +90,27 @@ def test_an_early_update_is_limited_later_and_every_update_once():
 
 
 def test_a_loss_is_what_a_client_states_or_the_norm_of_its_update_as_far_as_it_counts():
-    stated = {"stated": 7.0, "stated_square": 50.0}
+    def answer(reputation, **arrays):
+        update = admit(reputation, node_id=9, **arrays)
+        update.metrics |= {"train_loss": 7.0, "square_loss": 50.0}
+        return update
+
     believing = Reputation(Validation())
-    assert believing.losses(admit(believing), **stated) == (7.0, 50.0)
+    assert believing.losses(answer(believing)) == (7.0, 50.0)
+    assert np.isnan(believing.losses(admit(believing))).all()
+    named = Reputation(Validation(loss_key="square_loss", square_loss_key="train_loss"))
+    assert named.losses(answer(named)) == (50.0, 7.0)
     reputation = Reputation(Validation(loss_from="norm", norm_cap=2.0))
     large = {"w": np.full((2, 3), 30.0, np.float32)}
-    first = admit(reputation, node_id=9, **large)
-    loss, square = reputation.losses(first, **stated)
+    loss, square = reputation.losses(answer(reputation, **large))
     assert loss == pytest.approx(30.0 * np.sqrt(6.0))
     assert np.isnan(square)
     for node in range(5):
         admit(reputation, node_id=node)
     # An update that is scaled down counts for what is left of it.
-    again = admit(reputation, node_id=9, **large)
-    assert reputation.losses(again, **stated)[0] == pytest.approx(2.0 * np.sqrt(6.0))
-    assert reputation.losses(again, **stated)[0] == pytest.approx(norm_of(again.delta), rel=1e-6)
+    again = answer(reputation, **large)
+    assert reputation.losses(again)[0] == pytest.approx(2.0 * np.sqrt(6.0))
+    assert reputation.losses(again)[0] == pytest.approx(norm_of(again.delta), rel=1e-6)
 
 
 @pytest.mark.parametrize("value", ["", "Norm", None, "claimed"])
