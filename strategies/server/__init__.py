@@ -8,7 +8,7 @@ from fedstale.strategies.server.checkpoint import (
 )
 from fedstale.strategies.server.driven import DrivenLoop
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.metrics import Progress, StopWhen, Sums, add_metrics, means_of
+from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.packing import pack, says_so, stating, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -22,6 +22,7 @@ from fedstale.strategies.server.runtime import (
     Runtime,
     RuntimeGrid,
 )
+from fedstale.strategies.server.stop_when import Progress, StopWhen
 from fedstale.strategies.server.strategy import Options, StaleStrategy
 from fedstale.strategies.server.superlink import (
     ForwardingGrid,

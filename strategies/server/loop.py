@@ -21,10 +21,11 @@ from fedstale.strategies.schedule import Slots, Timing
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes, array_bytes
 from fedstale.strategies.server.jobs import OpenJobs
-from fedstale.strategies.server.metrics import EvaluateFn, Evaluations, Progress
+from fedstale.strategies.server.metrics import EvaluateFn, Evaluations
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
+from fedstale.strategies.server.stop_when import Progress
 from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage

@@ -25,7 +25,7 @@ from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints
 from fedstale.strategies.server.driven import DrivenLoop
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.metrics import Progress, StopWhen
+from fedstale.strategies.server.stop_when import Progress, StopWhen
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
