@@ -43,20 +43,6 @@ def test_every_argument_and_option_is_explained(words, command):
             assert " ".join(parameter.help.split())[:60] in text, parameter.name
 
 
-def test_commands_are_in_groups():
-    text = called("--help").stdout
-    places = [text.index(f"─ {title} ─") for title in ("Run", "Analyse", "Deploy", "Learn")]
-    assert min(places) > 0
-    assert "─ Commands ─" not in text
-
-
-@pytest.mark.parametrize(("words", "command"), SINGLE)
-def test_what_is_written_goes_to_o(words, command):
-    for parameter in command.params:
-        if "--out" in parameter.opts:
-            assert "-o" in parameter.opts
-
-
 def test_the_version_has_a_short_option():
     assert called("-V").stdout == called("--version").stdout
 

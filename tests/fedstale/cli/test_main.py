@@ -61,15 +61,6 @@ def test_json_is_one_object_that_names_the_folder(tmp_path, monkeypatch):
     assert (tmp_path / summary["out"] / "summary.json").is_file()
 
 
-def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first = called("simulate", "digits", *SHORT, "--seed", 7, "--out", "a")
-    again = called("simulate", "a/config.toml", "--out", "b")
-    assert (first.exit_code, again.exit_code) == (0, 0)
-    for name in ("events.parquet", "metrics.parquet"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

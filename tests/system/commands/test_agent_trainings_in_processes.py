@@ -35,15 +35,6 @@ def test_trainings_in_processes_give_the_same_agents_as_one_by_one(parts, tmp_pa
     assert not (tmp_path / "2" / ".scenarios").exists()
 
 
-def test_a_training_that_is_rejected_is_told_in_one_sentence(parts, tmp_path):
-    out = tmp_path / "agents"
-    (out / "seed-5").mkdir(parents=True)
-    (out / "seed-5" / "agent.toml").touch()
-    with pytest.raises(FedstaleError, match="seed-5: holds an agent; expected a new folder"):
-        trained(parts, out, workers=2, watch=lambda *_: None)
-    assert not (out / ".scenarios").exists()
-
-
 def test_a_process_that_dies_is_told_with_its_seed(parts, tmp_path, monkeypatch):
     monkeypatch.setattr("fedstale.cli.agent._train_shared", dies)
     with pytest.raises(

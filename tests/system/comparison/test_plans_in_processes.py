@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from two_variants import digests, loads_noted, runs_of, two_variants
+from two_variants import digests, runs_of, two_variants
 
 from fedstale.comparison.plan import run_all, state_of
-from fedstale.errors import ConfigError
 
 # Thirteen rounds bring bad luck; more than one thread would bring other sums.
 SERVER_ENDS = """    config = context.run_config
@@ -48,18 +47,6 @@ def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
     assert run_all(runs, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == {}
 
 
-def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
-    loaded = loads_noted(monkeypatch)
-    together, alone = runs_of(plan, tmp_path / "together"), runs_of(plan, tmp_path / "alone")
-    log = tmp_path / "log"
-    assert run_all(together, workers=2, log=log, watch=lambda s: None) == {}
-    assert loaded == [("synthetic:8", 1)]
-    assert not list(tmp_path.glob(".traces-*"))
-    assert run_all(alone[1:], workers=1, log=log, watch=lambda s: None) == {}
-    assert len(loaded) == 1
-    assert digests(alone[1].folder) == digests(together[1].folder)
-
-
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
     plan["variants"] = {"dies": {"run-config": {"rounds": 13}}, "one": {}}
@@ -68,13 +55,6 @@ def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
     assert list(failed) == [runs[0].folder]
     assert "ended with code 3" in failed[runs[0].folder]
     assert [state_of(run) for run in runs] == ["half", "done"]
-
-
-def test_a_run_that_cannot_begin_is_one_sentence_that_names_it(plan, tmp_path):
-    plan["variants"] = {"one": {"traces": "no-such-file.parquet"}}
-    runs = runs_of(plan, tmp_path / "runs")
-    with pytest.raises(ConfigError, match="variant 'one', seed 1: traces = 'no-such-file"):
-        run_all(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
 
 
 COMMAND = """

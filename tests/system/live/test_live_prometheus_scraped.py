@@ -17,7 +17,6 @@ from watched_run import PlainGrid, arrays, boasting, failing, get, good, misshap
 
 from fedstale.deployment.local import free_port
 from fedstale.deployment.processes import ProcessGroup
-from fedstale.errors import ConfigError
 from fedstale.live import exported
 from fedstale.strategies import StaleStrategy, schedule
 from fedstale.strategies.server.validation import Validation
@@ -31,16 +30,6 @@ def test_it_listens_on_loopback_and_answers_no_other_site():
         assert get(port, "/")[0] == 404
         with pytest.raises(OSError, match="refused"):
             http.client.HTTPConnection("127.0.0.2", port, timeout=5).connect()
-
-
-def test_a_port_that_is_taken_is_one_sentence():
-    port = free_port()
-    with (
-        exported(PlainGrid(good), port),
-        pytest.raises(ConfigError, match="metrics-port = "),
-        exported(PlainGrid(good), port),
-    ):
-        pass
 
 
 def test_the_built_in_apps_import_nothing_of_it_unless_it_is_wanted():

@@ -12,7 +12,6 @@ import pytest
 from interruptions import files, power_cut
 from shared_fleets import synthetic
 
-from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
@@ -36,59 +35,6 @@ def test_a_run_that_was_cut_off_at_any_version_ends_byte_for_byte(
             simulate(config, folder, traces=traces)
         simulate(config, folder, traces=traces, resume=True)
         assert files(folder) == files(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("dies_after", [0.0, 300.0, 1300.0])
-@pytest.mark.usefixtures("every_version_kept", "no_pages")
-def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(
-    tmp_path, buffered, traces, dies_after
-):
-    changes = [
-        {"at": "10m", "run-config": {"concurrency": 3}},
-        {"at": "20m", "run-config": {"buffer-size": 6, "concurrency": 9}},
-    ]
-    asked = replace(buffered, changes=changes, until="40m", run_config={"strategy": "fedbuff"})
-    simulate(asked, tmp_path / "whole", traces=traces)
-    with power_cut(lambda version, now: now > dies_after):
-        simulate(asked, tmp_path / "run", traces=traces)
-    simulate(asked, tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("cut", [1, 5, 11])
-@pytest.mark.usefixtures("every_version_kept", "no_pages")
-def test_a_run_that_trains_with_torch_goes_on_from_any_version(tmp_path, traces, cut):
-    run_config = {
-        "strategy": "GapAware(8, 3)",
-        "num-server-rounds": 12,
-    }
-    config = SimulationConfig(app="digits", traces="given", run_config=run_config)
-    simulate(config, tmp_path / "whole", traces=traces)
-    with power_cut(lambda version, now: version == cut):
-        simulate(config, tmp_path / "run", traces=traces)
-    simulate(config, tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("promise", [True, False])
-@pytest.mark.usefixtures("every_version_kept", "no_pages")
-def test_a_run_that_asks_for_shares_of_the_work_goes_on_from_any_version(tmp_path, promise):
-    traces = synthetic(20)
-    run_config = {
-        "strategy": (
-            "FedBuff(6, 3, stages=[Compression('int4'), LocalWork(within_s=120), "
-            "ForecastRequest()])"
-        ),
-        **{"num-server-rounds": 8, "forecasts": True},
-    }
-    costs = {"constant-replies": promise}
-    config = SimulationConfig(app="digits", traces="given", run_config=run_config, costs=costs)
-    simulate(config, tmp_path / "whole", traces=traces)
-    for cut in (1, 5):
-        with power_cut(lambda version, now: version == cut):  # noqa: B023 - called in the block
-            simulate(config, tmp_path / f"{cut}", traces=traces)
-        simulate(config, tmp_path / f"{cut}", traces=traces, resume=True)
-        assert files(tmp_path / f"{cut}") == files(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("every_version_kept")

@@ -1,6 +1,5 @@
-"""Processes that do jobs, with signals, exit codes and imports of their own."""
+"""Processes that do jobs, with signals and imports of their own."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,27 +7,16 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-import pytest
 from places import ROOT
 
-from fedstale.errors import ConfigError
 from fedstale.parallel import WorkerPool
 
 
 def work(job, report):
     """Do what the job says."""
     kind, what = job
-    if kind == "say":
-        report(f"half of {what}")
-        return os.getpid()
     if kind == "import":
         return import_module(what).__file__
-    if kind == "reject":
-        raise ConfigError(what)
-    if kind == "exit":
-        os._exit(what)
-    if kind == "fail":
-        raise ValueError(what)
     if kind == "swallow":
         report("asleep")
         with suppress(KeyboardInterrupt):
@@ -47,31 +35,6 @@ def work(job, report):
 
 def events_of(pool, *jobs):
     return list(pool.work(jobs, workers=2))
-
-
-def test_a_process_tells_what_it_does_and_takes_the_next_job(tmp_path):
-    job = ("say", "it")
-    with WorkerPool(work, tmp_path / "log") as pool:
-        said, done = events_of(pool, job)
-        assert said == (job, "progress", "half of it")
-        assert done[:2] == (job, "done")
-        assert done[2] != os.getpid()
-        assert events_of(pool, job)[1] == done
-        # A job that cannot be done is told in words, and its process goes on.
-        rejected = ("reject", "no such file")
-        assert events_of(pool, rejected) == [(rejected, "rejected", "no such file")]
-        assert events_of(pool, job)[1] == done
-
-
-@pytest.mark.parametrize(("job", "code"), [(("exit", 3), 3), (("fail", "a bug"), 1)])
-def test_a_process_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, job, code):
-    log = tmp_path / "log"
-    with WorkerPool(work, log) as pool:
-        died = f"its process ended with code {code}; {log} may say why"
-        assert events_of(pool, job) == [(job, "died", died)]
-        assert [news for _, news, _ in events_of(pool, ("say", 1))] == ["progress", "done"]
-    if code == 1:
-        assert "ValueError: a bug" in log.read_text()
 
 
 def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path):

@@ -1,59 +1,13 @@
 """Clients in processes of their own, and in the actors of Ray."""
 
 import pytest
-from client_calls import KEEPING, calls, weights
-from flwr.common.constant import ErrorCode
+from client_calls import calls, weights
 from small_app import CLIENT, write_small_app
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
-from fedstale.simulation.executors import choice
-from fedstale.simulation.executors.choice import AutoExecutor, executor_for
+from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-
-
-def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp_path):
-    load = FlowerApp.find(write_small_app(tmp_path)).load_client
-    with ProcessExecutor(load, 2) as pool:
-        theirs = pool.run(calls(5))
-        again = pool.run(list(reversed(calls(5))))
-    own = InlineExecutor(load()).run(calls(5))
-    assert weights(theirs) == weights(own) == list(reversed(weights(again)))
-    assert len(set(weights(own))) == 5
-
-
-def test_state_written_in_a_worker_comes_back(tmp_path):
-    load = FlowerApp.find(write_small_app(tmp_path, client=KEEPING)).load_client
-    with ProcessExecutor(load, 1) as pool:
-        (answer,) = pool.run(calls(1))
-    assert answer.context.state["kept"]["x"] == 1
-
-
-def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their_answers(tmp_path):
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(7)\n"
-        "    x, y = data(context",
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
-    with ProcessExecutor(load, 2) as pool:
-        answers = pool.run(calls(3))
-    assert [a.reply.has_error() for a in answers] == [False, True, False]
-    assert answers[1].reply.error.code == ErrorCode.CLIENT_APP_CRASHED
-    assert answers[1].reply.error.reason == "the worker process died twice: exit code 7"
-
-
-def test_a_client_that_does_not_end_in_its_limit_gets_an_error_reply(tmp_path):
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    while context.node_config['partition-id'] == 1:\n        pass\n"
-        "    x, y = data(context",
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
-    with ProcessExecutor(load, 2, limit_s=0.5) as pool:
-        answers = pool.run(calls(3))
-    assert [a.reply.has_error() for a in answers] == [False, True, False]
-    assert "its client did not end within 0.5 s (client-limit-s)" in answers[1].reply.error.reason
 
 
 def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
@@ -86,25 +40,6 @@ def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
             pool.run(calls(1))
         assert len(pool._places) <= 9
     assert not pool._places
-
-
-def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_answer(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
-    monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
-    load = FlowerApp.find(write_small_app(tmp_path)).load_client
-    with AutoExecutor(load(), load, workers=2) as auto:
-        first = auto.run(calls(4))
-        assert auto.description.startswith("2 processes: ")
-        second = auto.run(calls(4))
-    assert weights(first) == weights(second) == weights(InlineExecutor(load()).run(calls(4)))
-
-
-def test_processes_start_with_their_pool(tmp_path):
-    app = FlowerApp.find(write_small_app(tmp_path))
-    with executor_for(app, app.load_client(), "auto", 2) as pool:
-        assert pool.description == "2 processes"
 
 
 @pytest.mark.slow

@@ -54,20 +54,6 @@ def test_the_published_log_is_read_as_its_events_say(desktops):
     assert max(share) > 0.6
 
 
-def test_machines_change_together_and_were_silent_for_a_week_as_the_page_says(desktops):
-    availability = desktops.availability
-    row = np.repeat(np.arange(availability.lengths.size), np.diff(availability.offsets))
-    # Every window begins with a change and ends with one.
-    minute = np.concatenate([availability.starts, availability.ends]) // 60
-    found, where = np.unique(minute, return_inverse=True)
-    pairs = np.unique(np.stack([where, np.concatenate([row, row])]), axis=1)
-    machines = np.bincount(pairs[0], minlength=found.size)
-    assert (machines[where] >= 10).mean() == pytest.approx(1 / 6, abs=0.02)
-    christmas = (np.datetime64("2016-12-26") - np.datetime64("2016-01-25")).astype(float)
-    silent = (minute * 60 >= christmas * DAY) & (minute * 60 < (christmas + 6) * DAY)
-    assert not silent.any()
-
-
 def test_all_published_hosts_load_with_the_numbers_of_their_files():
     traces = planetlab.read(HOSTS)
     assert traces.n_devices == 9659
