@@ -1,6 +1,6 @@
 """A device has neither torch, scikit-learn, pandas, plotly nor Ray, and imports what it needs.
 
-`test_small_client_alone.py` does the same in interpreters of their own, with Flower's imports too.
+`test_small_client_alone.py` trains and forecasts so in an interpreter of its own.
 """
 
 import importlib

@@ -15,7 +15,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supercore.superexec.run_superexec import run_superexec
 
 from fedstale.deployment import warm
-from fedstale.deployment.node import FLOWERS_WAY, STUCK
+from fedstale.deployment.node import FLOWERS_WAY
 from fedstale.flower import features
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux alone")
@@ -185,25 +185,6 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(executor, chi
     with pytest.raises(SystemExit) as ended:
         executor.reconcile()
     assert ended.value.code == 0
-
-
-@pytest.mark.parametrize(
-    ("stage", "code"),
-    [
-        (warm._BEGUN, STUCK),
-        (warm._PULLED, None),
-        (warm._PUSHING, STUCK),
-    ],
-)
-def test_a_kill_that_leaves_the_supernode_waiting_is_told(executor, children, stage, code):
-    launched(executor)
-    end(executor, children, stage)
-    try:
-        executor.reconcile()
-        found = None
-    except SystemExit as ended:
-        found = ended.code
-    assert found == code
 
 
 def test_it_asks_for_no_other_message_before_one_is_answered(executor, children, monkeypatch):

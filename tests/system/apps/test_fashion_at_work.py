@@ -1,10 +1,9 @@
-"""The fashion app in worker processes, and on the 70,000 images of its authors."""
+"""The fashion app on the 70,000 images of its authors."""
 
 import importlib
 
-import numpy as np
 import pytest
-from fashion_runs import simulated, written
+from fashion_runs import simulated
 
 import fedstale
 
@@ -13,19 +12,6 @@ import fedstale
 def reader(load):
     load("fashion").load_client()
     return importlib.import_module("fashion_app.idx")
-
-
-@pytest.mark.slow
-def test_worker_processes_and_a_batch_give_the_results_of_one_process(small_clothes, tmp_path):
-    options = {"one": "inline", "many": "processes", "batch": "batched"}
-    for out, executor in options.items():
-        said, code = simulated(small_clothes, tmp_path / out, "--executor", executor)
-        assert code == 0, said
-    assert written(tmp_path / "one") == written(tmp_path / "many")
-    one, batch = (fedstale.read_run(tmp_path / out) for out in ("one", "batch"))
-    assert written(tmp_path / "one")[0] == written(tmp_path / "batch")[0]
-    for name, weights in one.model.items():
-        np.testing.assert_allclose(batch.model[name], weights, atol=1e-4)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import json
 import subprocess
 import sys
 
-import pytest
-from missing_packages import BLOCKED, MODULES
+from missing_packages import BLOCKED
 from places import ROOT
 
 JOB = """
@@ -63,24 +62,6 @@ def test_a_device_trains_and_forecasts_without_the_packages_of_servers():
     total, forecast = json.loads(ran.stdout.splitlines()[-1])
     assert total == 4.0
     assert {"p_available", "p_finish", "total_s"} <= set(forecast), forecast
-
-
-@pytest.mark.parametrize(
-    "module", [*MODULES, "flwr.clientapp", "flwr.supernode.cli.flower_supernode"]
-)
-def test_what_devices_import_needs_no_package_of_servers(module):
-    ran = blocked(f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); import {module}")
-    assert ran.returncode == 0, ran.stderr
-
-
-def test_a_command_of_servers_says_on_a_device_which_extra_it_needs(tmp_path):
-    code = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); sys.argv[0] = 'fedstale'"
-    code += "; from fedstale.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "simulate", "digits", "--out", str(tmp_path / "run")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 2
-    assert "pip install 'fedstale[server]'" in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():

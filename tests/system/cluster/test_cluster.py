@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -284,58 +283,6 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     assert again.returncode == 0, again.stderr
     assert decisions(out) == decisions(tmp_path / "whole")
     assert files(out) == files(tmp_path / "whole")
-
-
-SHADOW = """
-import sys
-from importlib.machinery import ModuleSpec
-
-
-class Shadow:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] != "fedstale":
-            return None
-        if name != "fedstale" or {is_missing}:
-            raise ImportError(name)
-        return ModuleSpec(name, self)
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        module.__version__ = "0.0.9"
-
-
-# Before what Ray tells workers of the caller's paths, which on this machine lead to the right one.
-sys.meta_path.insert(0, Shadow())
-"""
-STUBS = {
-    "another": (SHADOW.format(is_missing=False), r"has fedstale 0\.0\.9, and this machine"),
-    "none": (SHADOW.format(is_missing=True), r"has no fedstale: install version"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", STUBS)
-def test_a_node_with_another_fedstale_or_none_is_one_sentence(tmp_path, which):
-    text, message = STUBS[which]
-    (tmp_path / "shadow").mkdir()
-    (tmp_path / "shadow" / "sitecustomize.py").write_text(text, encoding="utf-8")
-    (tmp_path / "plan.toml").write_text(tomli_w.dumps(plan()), encoding="utf-8")
-    with cluster(0) as nodes:
-        nodes.add(is_isolated=False, PYTHONPATH=str(tmp_path / "shadow"))
-        result = subprocess.run(
-            [*COMMAND, "compare", "plan.toml", "--address", nodes.address],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-    assert result.returncode == 2, result.stderr
-    (line,) = result.stderr.splitlines()
-    assert re.match(rf"fedstale: address = .*: node \S+ {message}", line), line
-    assert not list((tmp_path / "comparisons").rglob("config.toml"))
 
 
 @pytest.mark.slow

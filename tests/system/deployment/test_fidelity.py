@@ -58,14 +58,6 @@ def timeline(late_s=0.0, merged=(1, 1, 2, 2), status="reported"):
     )
 
 
-def test_a_timeline_is_itself():
-    found = compare(timeline(), timeline())
-    assert found["jobs"] == {"simulated": 4, "real": 4, "matched": 4}
-    assert found["round_s"] == 110.0
-    assert found["reported_at"]["median_s"] == 0.0
-    assert found["merge_order"] == found["same_staleness"] == found["same_status"] == 1.0
-
-
 def test_errors_are_counted_in_seconds_and_rounds_and_merges_in_pairs():
     other = timeline(late_s=11.0, merged=(2, 1, 1, 2))
     found = compare(timeline(), other)

@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from itertools import pairwise
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from small_deployment import Running, means, stop, wait_for, write_app
 
-from fedstale.deployment import commands, local
+from fedstale.deployment import commands
 from fedstale.deployment.commands import write_node_key
 from fedstale.deployment.diagnosis import explain
 from fedstale.deployment.local import LocalDeployment, free_port, run_app
@@ -57,26 +55,6 @@ def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside
     nodes = deployment.control.nodes()
     assert nodes.keys() == known.keys()
     assert [nodes[node] for node in deployment.node_ids.values()] == ["online"] * 3
-
-
-def test_no_two_processes_are_given_one_port(tmp_path, monkeypatch):
-    # A system may name the same free port twice, as long as nothing listens there.
-    drawn = iter([7001, 7001, 7002, 7001, 7003, 7002, 7004, 7004, 7005])
-    probe = SimpleNamespace(getsockname=lambda: ("127.0.0.1", next(drawn)))
-    sockets = SimpleNamespace(create_server=lambda address: nullcontext(probe))
-    monkeypatch.setattr(local, "socket", sockets)
-    monkeypatch.setattr(local, "_GIVEN", set())
-    deployment = LocalDeployment(tmp_path / "deployment", nodes=2, has_proxy=True)
-    monkeypatch.setattr(deployment.control, "register", lambda key: 1)
-    monkeypatch.setattr(deployment, "start", lambda name: None)
-    with deployment._ends:
-        for number in range(2):
-            deployment.add_node(number)
-    doors = deployment.doors
-    ports = [door.port for door in (doors.devices, doors.operators, doors.runtime)]
-    assert ports == [7001, 7002, 7003]
-    for number, port in enumerate((7004, 7005)):
-        assert any(f"{port}" in word for word in deployment._node_commands[f"node-{number}"])
 
 
 def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(tmp_path):

@@ -63,14 +63,6 @@ def is_gone(pid):
     return False
 
 
-def test_a_node_ends_as_its_supernode_does_and_leaves_nothing(started):
-    start, pids = started
-    found = start(supernode="time.sleep(2); sys.exit(3)")
-    (superexec,) = pids("superexec")
-    assert found.wait(30) == 3
-    assert is_gone(superexec)
-
-
 def test_what_a_node_and_its_clients_write_is_their_users_alone(started, tmp_path):
     start, pids = started
     before = os.umask(0o022)

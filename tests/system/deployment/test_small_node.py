@@ -113,17 +113,3 @@ def test_a_numpy_client_trains_and_forecasts_where_only_the_extra_client_is(envi
     # The second job is forecast by what the first one took.
     assert re.search(r"forecast \[.*'p_finish'.*'total_s'", text), text
     print(*re.findall(r"'cpu-s'.*?}", text), sep="\n")
-
-
-def test_the_extra_brings_none_of_what_servers_need(environment):
-    code = f"from importlib.util import find_spec as f; print([n for n in {ABSENT!r} if f(n)])"
-    ran = [environment / "bin" / "python", "-c", code]
-    assert subprocess.check_output(ran, text=True, cwd="/").strip() == "[]"
-
-
-def test_a_command_of_servers_says_which_extra_it_needs(environment, tmp_path):
-    command = [environment / "bin" / "fedstale", "simulate", "digits", "--out", tmp_path / "run"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
-    assert "pip install 'fedstale[server]'" in ran.stderr
-    assert "Traceback" not in ran.stderr

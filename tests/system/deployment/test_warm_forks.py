@@ -140,17 +140,6 @@ def test_libraries_are_shared_and_neither_the_files_nor_the_state_of_an_app(said
     assert found == [{"here": [here, False], "counts": [0, 0]} for here in (False, True, True)]
 
 
-def test_what_a_later_message_imports_is_shared_from_then_on(said):
-    found = said("""
-        def little(): pass
-        def app():
-            tell(here="a_library" in sys.modules)
-            import a_library
-        answered(warm.WarmExecutor(flowers=None), "little", "app", "app")
-        """)
-    assert found == [{"here": False}, {"here": True}]
-
-
 @pytest.mark.parametrize("library", ["with_thread", "with_gpu", "with_trap"])
 def test_a_library_that_a_fork_cannot_inherit_is_not_shared(said, library):
     found = said(f"""

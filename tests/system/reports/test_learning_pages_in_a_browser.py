@@ -1,8 +1,5 @@
 """The pages of trainings, evaluations and backtests in a browser."""
 
-import json
-
-import numpy as np
 import pandas as pd
 import pytest
 from browser import browsing, missing
@@ -20,25 +17,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=missing() or "installed"),
 ]
-
-# How many pixels around a row's mark have its colour, for each mark.
-MARKS = """
-const chart = document.getElementById(arguments[0]).chart, ratio = chart.currentDevicePixelRatio;
-const pixels = chart.canvas.getContext("2d");
-return chart.data.datasets.flatMap((one, i) => chart.getDatasetMeta(i).data.flatMap((point, j) => {
-  if (one.pointRadius === 0) return [];
-  const { left, right } = chart.chartArea;
-  const [x, y, size] = [point.x - 8, point.y - 8, 16].map((length) => length * ratio);
-  const around = pixels.getImageData(x, y, size, size);
-  let above = 0;
-  for (let k = 0; k < around.data.length; k += 4) {
-    const row = Math.floor(k / 4 / around.width);
-    // Off the line of the interval, which is in the middle.
-    if (Math.abs(row - around.height / 2) > 1.5 * ratio && around.data[k + 3] > 60) above += 1;
-  }
-  return [[point.x >= left && point.x <= right, above]];
-}));
-"""
 
 
 @pytest.fixture
@@ -89,29 +67,3 @@ def test_pages_break_no_rule_of_accessibility(pages, dark):
             browser.open(page)
             browser.read_on()
             assert problems(browser) == []
-
-
-def test_every_mark_is_inside_its_axes_and_has_ink(pages):
-    with browsing() as browser:
-        # Marks in no order, and every marker: some of them are drawn by their border alone.
-        for page, plot, n in (
-            ("backtest", "plot-ranking-online", 7 * 4),
-            ("evaluation", "plot-reward", 5),
-        ):
-            browser.open(pages[page])
-            browser.see(plot)
-            found = browser.ask(MARKS, plot)
-            assert len(found) == n
-            assert all(is_inside for is_inside, _ in found)
-            assert min(ink for _, ink in found) > 1, json.dumps(found)
-
-
-def test_the_axis_beside_rows_has_round_numbers(pages):
-    ticks = "return document.getElementById(arguments[0]).chart.scales.x.ticks.map((t) => t.value)"
-    with browsing() as browser:
-        browser.open(pages["evaluation"])
-        browser.see("plot-reward")
-        values = np.array(browser.ask(ticks, "plot-reward"))
-        steps = np.diff(values)
-        assert np.allclose(steps, steps[0])
-        assert np.allclose(values / steps[0], np.round(values / steps[0]))

@@ -7,8 +7,6 @@ import pytest
 from browser import browsing, missing
 from made_run import EVERYTHING, HOSTILE, write_run
 
-from fedstale.comparison.analysis import analyse
-from fedstale.comparison.page import write as write_page
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run
 
@@ -61,18 +59,6 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert spots == 8572  # of seven jobs one expired before it began
 
 
-def test_a_crowd_of_devices_opens_in_seconds(tmp_path):
-    page = Run(write_run(tmp_path / "run", n_jobs=120_000, n_devices=100_000)).report()
-    with browsing() as browser:
-        browser.open(page)
-        started = time.perf_counter()
-        opened(browser, page)
-        opened_s = time.perf_counter() - started
-        assert opened_s < 2 * max(3.0, os.getloadavg()[0] / os.cpu_count())
-        browser.ask(CHOOSE, "order", "lost")
-        assert browser.complaints() == []
-
-
 def test_the_timeline_zooms_moves_sorts_and_finds(tmp_path):
     page = Run(write_run(tmp_path / "run")).report()
     view = f"{TIMELINE}view()"
@@ -93,22 +79,6 @@ def test_the_timeline_zooms_moves_sorts_and_finds(tmp_path):
         assert browser.ask(f"{TIMELINE}shown()") == [3]
         told = "return document.querySelector('#timeline output').textContent"
         assert browser.ask(told) == "1 devices found."
-        assert browser.complaints() == []
-
-
-def test_a_metric_is_drawn_against_what_is_chosen(tmp_path):
-    page = Run(write_run(tmp_path / "run")).report()
-    title = "return document.getElementById('plot-metric-1').chart.options.scales.x.title.text"
-    with browsing() as browser:
-        browser.open(page)
-        browser.see("plot-metric-1")
-        assert browser.ask(title).startswith("device time")
-        browser.ask("""
-        const select = document.querySelector("select[data-plot=metric-1]");
-        select.selectedIndex = 2;
-        select.dispatchEvent(new Event("change"));
-        """)
-        assert browser.ask(title).startswith("traffic")
         assert browser.complaints() == []
 
 
@@ -200,27 +170,6 @@ def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
             assert browser.ask("return window.innerWidth") == 390
             assert browser.ask(OVERFLOW) <= 0
             assert browser.complaints() == []
-
-
-def test_the_table_of_a_comparison_shows_whole_on_a_desk(tmp_path):
-    runs = {
-        name: [Run(write_run(tmp_path / name / str(seed))) for seed in (1, 2)]
-        for name in ("FedAvg, as Flower has it", "FedBuff, ten at a time", "Gap-Aware")
-    }
-    for some in runs.values():
-        for seed, run in enumerate(some):
-            run.summary = {**run.summary, "seed": seed}
-    comparison = analyse(runs, reference="Gap-Aware", target="accuracy 0.8")
-    write_page(comparison, tmp_path)
-    hidden = """
-    const region = document.querySelector(".scroll");
-    return region.scrollWidth - region.clientWidth
-    """
-    with browsing(width=1280) as browser:
-        browser.open(tmp_path / "comparison.html")
-        assert browser.ask("return document.querySelectorAll('.scroll th').length") >= 8
-        assert browser.ask(hidden) <= 0
-        assert browser.complaints() == []
 
 
 def test_hostile_names_stay_text(tmp_path):

@@ -21,7 +21,6 @@ from spaces import space, table
 import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.trials import Ledger, Report, Trial
@@ -109,62 +108,6 @@ def test_everything_is_written_and_what_is_best_was_held_out(searched):
     assert found.verdict.split(":")[0] in found._repr_html_()
 
 
-def test_the_verdict_follows_the_interval(searched):
-    found, _ = searched
-    gain = found.gain
-    holds = gain.low <= 0 <= gain.high
-    assert ("is not shown to be better" in found.verdict) == holds
-    assert ("which leaves out 0" in found.verdict) == (gain.low > 0)
-    assert gain.n == 2
-    assert "with seed 1" in found.worst_seeds[0]
-
-
-def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
-    from tuning import run as tuning
-    from tuning.runs import Curve
-
-    found, folder = searched
-    curves = []
-    for trial in found.tried:
-        own = folder / "trials" / f"{trial.number:03}"
-        runs = [fedstale.read_run(own / f"seed-{seed}") for seed in (1, 2)]
-        measured = [run.curve("accuracy", "server") for run in runs]
-        curves.append(
-            [
-                Curve(
-                    at_s=[*times],
-                    version=[*range(len(times))],
-                    accuracy=[*values],
-                    cpu_s=[*times],
-                    total_cpu_s=run.end_s,
-                )
-                for run, (times, values) in zip(runs, measured, strict=True)
-            ]
-        )
-    readings = tuning.Readings.of(curves, found.space.instants_s)
-    played = tuning.asha(found.space, readings, range(len(curves)))
-    assert played.complete == tuple(t.number for t in found.tried if t.status == "complete")
-    assert played.chosen == found.best.number
-    # What was run, in this test, costs as long as it lasted; some is charged to the next reading.
-    lasted = sum(2 * found.space.instants_s[trial.last.rung] for trial in found.tried)
-    assert lasted <= played.cpu_s < lasted + 2 * 6 * 60.0
-
-
-def test_a_draw_that_is_measured_later_stands_beside_those_that_are_published(monkeypatch):
-    from tuning import run as tuning
-
-    def draw(app, repetition, saved):
-        values = {"regret": 0.0, "regret of random search": 0.1, "saved": saved}
-        about = {"what": "search", "app": app, "repetition": repetition, "rungs in": "device time"}
-        return [about | values]
-
-    rows = draw("digits", 1, 0.5) + draw("fashion", 2, 0.6)
-    for app, repetition, saved in (("fashion", 1, 0.8), ("fashion", 2, 0.7)):
-        rows = tuning.with_draw(rows, draw(app, repetition, saved))
-    found = [(row["app"], row["repetition"], row["saved"]) for row in rows]
-    assert found == [("digits", 1, 0.5), ("fashion", 1, 0.8), ("fashion", 2, 0.7)]
-
-
 @pytest.mark.slow
 def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
     _, folder = searched
@@ -178,14 +121,6 @@ def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
     monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
     again = fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5)
     assert again.verdict == found.verdict
-
-
-def test_a_metric_that_is_never_measured_is_said_after_the_first_rung(tmp_path):
-    given = table(**{**ASKED, "objective": "acuracy"})
-    with pytest.raises(ConfigError, match=r"measures no 'acuracy'.*expected 'accuracy'"):
-        fedstale.tune(given, out=tmp_path, workers=1)
-    assert [path.name for path in (tmp_path / "trials").iterdir()] == ["000"]
-    assert fedstale.read_run(tmp_path / "trials" / "000" / "seed-1").end_s == 120.0
 
 
 def over(given, folder, trials, monkeypatch):
@@ -295,25 +230,6 @@ def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
     with _temporary(tmp_path):
         pass
     assert (tmp_path / "fedstale-mine").is_dir()
-
-
-@pytest.mark.slow
-def test_a_configuration_that_ends_its_process_is_the_worst_and_the_others_go_on(tmp_path):
-    app = tmp_path / "digits"
-    shutil.copytree(BUILT_IN / "digits", app)
-    client = app / "digits_app" / "client_app.py"
-    words = '    if context.run_config["learning-rate"] > 0.8:\n        os._exit(3)\n'
-    text = client.read_text(encoding="utf-8")
-    begin = text.index("def job(")
-    body = text.index('"""\n', text.index('"""', begin) + 3) + 4
-    client.write_text("import os\n" + text[:body] + words + text[body:], encoding="utf-8")
-    given = table(
-        app=str(app), search={"learning-rate": [0.9, 0.1]}, trials=None, until="4m", rungs=["2m"]
-    )
-    found = fedstale.tune(given, out=tmp_path / "out", search="grid", workers=1)
-    assert list(found.trials["status"]) == ["failed", "complete"]
-    assert "ended" in found.trials["reason"][0]
-    assert found.best.number == 1
 
 
 @pytest.mark.slow

@@ -46,10 +46,3 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
     # Nothing of Ray is left behind.
     assert not (tmp_path / "tunings" / "space" / ".ray").exists()
-
-
-def test_what_cannot_be_is_one_sentence(called):
-    result = called(search={"learning-rat": [0.1]})
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("fedstale: space.toml: search.learning-rat is unknown: expected 'lea")
