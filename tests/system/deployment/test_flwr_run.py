@@ -6,11 +6,9 @@ import urllib.request
 from urllib.error import URLError
 
 import pytest
-from clothes import write_clothes
 from small_deployment import CLIENT, Running, means, write_app
 
 import fedstale
-from fedstale.cli.apps import create
 from fedstale.deployment.local import free_port, run_app
 from fedstale.simulation.flower_app import BUILT_IN
 
@@ -84,25 +82,6 @@ def test_a_run_of_digits_is_scraped_and_watched_while_it_goes_on(deployment):
     assert any(f"live page: http://127.0.0.1:{live}/" in line for line in run.lines)
     # Its process has ended, and its numbers with it.
     assert get(metrics, "/metrics") == get(live, "/") == ""
-
-
-def test_fashion_reads_its_folder_on_real_supernodes(deployment, tmp_path):
-    write_clothes(tmp_path / "clothes", packed=True)
-    lines = []
-    config = f"data='{tmp_path}/clothes' alpha=10 batch-size=5 num-server-rounds=3 "
-    config += f"strategy='{FLOWERS.format(1.0)}'"
-    run_app(deployment, BUILT_IN / "fashion", run_config=config, show=lines.append)
-    found = accuracies(lines)
-    assert len(found) == 3, lines
-    assert found[-1] > 0.5
-
-
-def test_a_new_app_runs_on_real_supernodes_as_it_is(deployment, tmp_path):
-    create(tmp_path / "my-app")
-    lines = []
-    config = "num-server-rounds=1 strategy='FedBuff(2, 2)'"
-    run_app(deployment, tmp_path / "my-app", run_config=config, show=lines.append)
-    assert any("ended at version 1" in line for line in lines), lines
 
 
 OTHER_RELEASE = """

@@ -1,7 +1,6 @@
 """Devices that forecast themselves and an agent that chooses them, on a real SuperLink."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -10,13 +9,9 @@ from small_deployment import PYPROJECT, write_app
 
 import fedstale
 from fedstale.agents import AgentSelector
-from fedstale.config import SimulationConfig
-from fedstale.deployment.local import LocalDeployment, run_app
+from fedstale.deployment.local import run_app
 from fedstale.reports.run import Run
-from fedstale.simulation.flower_app import BUILT_IN
-from fedstale.simulation.run import simulate
 from fedstale.strategies.types import Situation
-from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.deployment
 
@@ -140,56 +135,3 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     assert not audit.devices["durations"].any()
     assert any("durations are not tested" in note for note in audit.notes)
     assert "Do stated chances hold?" in page
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
-    settings = {
-        "strategy": "GapAware(2, 2, selector=AgentSelector(), stages=[ForecastRequest()])",
-        "forecasts": True,
-        "num-server-rounds": 2,
-        "round-timeout": 20_000.0,
-    }
-    config = SimulationConfig(
-        app="digits",
-        traces="synthetic:3",
-        devices=3,
-        seed=4,
-        run_config={**settings, "seed": 1},
-    )
-    traces = TraceSet.load("synthetic:3", seed=4)
-    simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
-    run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    with LocalDeployment(tmp_path / "deployment", nodes=3) as deployment:
-        run_config += f" run-folder='{tmp_path / 'deployed'}'"
-        run_app(deployment, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
-    deployed = tmp_path / "deployed"
-    files = {path.name for path in deployed.iterdir()}
-    assert files >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
-    assert files <= {path.name for path in simulated.iterdir()}
-    ours, theirs = Run(deployed), Run(simulated)
-    assert list(ours.jobs.columns) == list(theirs.jobs.columns)
-    assert list(ours.metrics.columns) == list(theirs.metrics.columns)
-    assert set(ours.jobs.kind) == set(theirs.jobs.kind) == {"train", "query.forecast"}
-    assert set(ours.metrics.source) == set(theirs.metrics.source)
-    assert ours.summary["status"] == theirs.summary["status"] == "finished"
-    assert ours.summary["rounds"] == theirs.summary["rounds"] == 2
-    shown, all_shown = (
-        set(re.findall(r"<h2[^>]*>(.*?)</h2>", (folder / "report.html").read_text()))
-        for folder in (deployed, simulated)
-    )
-    # What a device did between the sending of a job and its reply, no server sees. Whether a job
-    # came to nothing, or was stale, depends on the devices.
-    depends = {
-        *("Why jobs came to nothing", "Staleness over time"),
-        "What updates were divided by",
-    }
-    assert all_shown - shown - depends == {
-        "What the devices did",
-        "Could more devices have worked?",
-        "How long phases took",
-        "Where device time went",
-        "Run simulated again",
-    }
-    assert shown - all_shown - depends == {"Not shown", "Run deployed again"}

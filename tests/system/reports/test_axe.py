@@ -51,13 +51,3 @@ def test_the_live_page_breaks_no_rule():
         browser.call("POST", "/url", {"url": url})
         browser.see("plot-acc")
         assert problems(browser) == []
-
-
-def test_a_nameless_button_would_be_found(tmp_path):
-    page = tmp_path / "bad.html"
-    page.write_text(
-        "<!doctype html><html lang=en><title>x</title><main><h1>x</h1><button></button>"
-    )
-    with browsing() as browser:
-        browser.call("POST", "/url", {"url": page.as_uri()})
-        assert [one[1] for one in problems(browser)] == ["button-name"]

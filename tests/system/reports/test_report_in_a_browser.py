@@ -1,7 +1,6 @@
 import os
 import shutil
 import time
-from datetime import UTC, datetime
 
 import pytest
 from browser import browsing, missing
@@ -82,41 +81,6 @@ def test_the_timeline_zooms_moves_sorts_and_finds(tmp_path):
         assert browser.complaints() == []
 
 
-@pytest.mark.parametrize(("width", "n_least"), [(390, 2), (1280, 4)])
-def test_the_local_clock_has_times_of_day_with_their_days(tmp_path, width, n_least):
-    run = Run(write_run(tmp_path / "run", n_jobs=7000, about={"epoch": "2024-01-01T06:00:00"}))
-    labels = """
-    const { chart } = document.getElementById("plot-metric-1");
-    return chart.scales.x.ticks.map((tick) => [tick.value, tick.label]);
-    """
-    choose = """
-    const select = document.querySelector("select[data-plot=metric-1]");
-    select.selectedIndex = [...select.options].findIndex((one) => one.text === arguments[0]);
-    select.dispatchEvent(new Event("change"));
-    """
-    told = """
-    const { chart } = document.getElementById("plot-metric-1");
-    const raw = chart.data.datasets[0].data[1];
-    return chart.options.plugins.tooltip.callbacks.label({ raw });
-    """
-    with browsing(width=width) as browser:
-        browser.open(run.report())
-        browser.see("plot-metric-1")
-        browser.ask(choose, "local clock")
-        ticks = browser.ask(labels)
-        assert len(ticks) >= n_least
-        for value, (hour, day) in ticks:
-            at = datetime.fromtimestamp(value / 1000, UTC)
-            assert (hour, day) == (f"{at:%H:%M}", f"{at:%a} {at.day} {at:%b}")
-            assert at.minute == 0
-        assert "Mon 1 Jan 06:05, " in browser.ask(told)
-        browser.ask(choose, "versions of the model")
-        assert "server" not in browser.ask(told)
-        assert "Jan" not in browser.ask(told)
-        assert browser.ask(OVERFLOW) <= 0
-        assert browser.complaints() == []
-
-
 def test_a_click_on_a_job_tells_what_became_of_it(tmp_path):
     run = Run(write_run(tmp_path / "run"))
     with browsing() as browser:
@@ -133,25 +97,6 @@ def test_a_click_on_a_job_tells_what_became_of_it(tmp_path):
         job = run.jobs.set_index("job_id").loc[told[0]]
         assert told[1].startswith(f"Job {told[0]} of {job.device_id}, used, ")
         assert "training" in told[1]
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_page_follows_the_system_and_the_toggle(tmp_path, dark):
-    page = Run(write_run(tmp_path / "run")).report()
-    with browsing(dark=dark) as browser:
-        browser.open(page)
-        browser.see("plot-staleness")
-        theme = "return document.documentElement.dataset.theme"
-        colour = (
-            "return document.getElementById('plot-staleness').chart.options.scales.x.ticks.color"
-        )
-        assert browser.ask(theme) == ("dark" if dark else "light")
-        before = browser.ask(colour)
-        browser.ask("document.getElementById('theme').click()")
-        browser.wait()
-        assert browser.ask(theme) == ("light" if dark else "dark")
-        assert browser.ask(colour) != before
-        assert browser.complaints() == []
 
 
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
