@@ -79,19 +79,6 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     assert {"survival.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
 
 
-def test_what_is_printed_fits_a_window_and_holds_no_nan(phones, tmp_path):
-    # Eight devices to test on are never twice ten, so that there is no round.
-    words = ("--forecasters", "last-value,hour,oracle", *FAST, "--k", 10)
-    tested = run("forecaster", "backtest", "--traces", phones, *words, "--out", tmp_path)
-    assert tested.exit_code == 0, tested.output
-    assert max(map(len, tested.stdout.splitlines())) <= 132
-    assert "NaN" not in tested.stdout
-    assert "At no instant were twice as many devices online" in tested.stdout
-    page = (tmp_path / "backtest.html").read_text()
-    assert "At no instant" not in page
-    assert "Picking the most reliable devices: at no instant were" in page
-
-
 def test_tables_as_json_are_one_object(phones):
     tested = run(
         "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST

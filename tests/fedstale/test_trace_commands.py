@@ -14,7 +14,6 @@ from loopback import Loopback
 from typer.testing import CliRunner
 
 from fedstale.cli.traces import app
-from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 
 
@@ -285,17 +284,3 @@ def test_fetch_downloads_from_a_server_and_prints_licence_and_path(tmp_path):
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
-
-
-def test_a_broken_file_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("t.parquet").write_bytes(b"PAR1 and no more")
-    result = run("describe", "t.parquet")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("fedstale: t.parquet")
-    assert "Traceback" not in result.stderr
-
-
-def test_a_word_that_means_no_traces_is_named():
-    with pytest.raises(TraceError, match="traces = 'synthetic:': expected synthetic:N"):
-        TraceSet.load("synthetic:", seed=0)

@@ -1,6 +1,5 @@
 """Every app folder is what Flower accepts, and serves a whole run in one process."""
 
-import ast
 import io
 import zipfile
 
@@ -10,7 +9,6 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from places import FOLDERS, NAMES
 
-from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import built_in_apps
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
@@ -36,13 +34,6 @@ def accuracies(app, *, n, **run_config):
     with grid.running(), stock_strategies_reporting():
         server(grid, Context(1, 1, {}, RecordDict(), config))
     return seen
-
-
-def test_digits_are_learnt_from_devices_with_uneven_labels(load):
-    seen = accuracies(load("digits"), n=20, num_server_rounds=6)
-    assert len(seen) == 7
-    assert seen[0] < 0.3
-    assert seen[-1] > 0.75
 
 
 def test_digits_can_be_evaluated_on_devices_too(load):
@@ -87,47 +78,6 @@ def test_flowers_bundle_holds_every_file_of_the_app(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-def test_an_app_imports_of_fedstale_only_what_its_side_needs(folder):
-    needed = {
-        "server_app.py": {
-            "fedstale.apps",
-            "fedstale.strategies",
-        },
-        "client_app.py": {"fedstale.apps", "fedstale.client"},
-        "task.py": {"fedstale.apps", "fedstale.apps.classification"},
-        "idx.py": {
-            "fedstale.apps.classification",
-            "fedstale.errors",
-            "fedstale.traces.sources.archives",
-        },
-    }
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
-            ours = {m for m in modules if m.split(".")[0] == "fedstale"}
-            assert ours <= needed.get(path.name, set()), path
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-def test_the_declared_work_is_complete_and_about_a_minute(load, folder):
-    app = load(folder)
-    costs = app.costs.resolved(app.run_config({}))
-    job_s = costs.work_per_example * costs.epochs * costs.examples
-    assert 10 <= job_s <= 120
-    assert 0 < costs.evaluate_work_per_example < costs.work_per_example
-
-
-@pytest.mark.parametrize("key", ["checkpoints", "resume"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_strategy_that_keeps_no_checkpoints_says_so(load, name, key, data_of, tmp_path):
-    app = load(name)
-    config = app.run_config({key: str(tmp_path), **data_of(app)})
-    with pytest.raises(ConfigError, match=r"flower\.FedAvg has no checkpoints"):
-        app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 def test_checkpoints_and_resume_reach_the_strategy(load, folder, data_of, tmp_path, monkeypatch):
     app, made = load(folder), []
     monkeypatch.setattr(StaleStrategy, "start", lambda self, **_: made.append(self))
@@ -138,16 +88,6 @@ def test_checkpoints_and_resume_reach_the_strategy(load, folder, data_of, tmp_pa
     off, on = made
     assert off.checkpoints.folder is off.checkpoints.resume is None
     assert (on.checkpoints.folder, on.checkpoints.resume) == (tmp_path, str(tmp_path))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_strategy_is_refused_with_the_known_ones(load, name, data_of):
-    app = load(name)
-    config = app.run_config({"strategy": "FedAvgg()", **data_of(app)})
-    with pytest.raises(
-        ConfigError, match=r"^strategy = 'FedAvgg\(\)': 'FedAvgg' is unknown: expected 'FedAvg'$"
-    ):
-        app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
 
 
 @pytest.mark.parametrize("selector", ["Random", "Oort", "LeastAvailable", "AgentSelector"])
@@ -161,8 +101,3 @@ def test_each_selector_picks_with_the_forecasts_that_devices_are_asked_for(load,
     )
     assert len(seen) == 4
     assert seen[-1] > seen[0]
-
-
-def test_an_unknown_selector_is_one_sentence(load):
-    with pytest.raises(ConfigError, match="'Best' is unknown: expected"):
-        accuracies(load("digits"), n=3, num_server_rounds=1, strategy="FedBuff(9, selector=Best())")

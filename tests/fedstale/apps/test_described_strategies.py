@@ -1,9 +1,6 @@
 """The strategies that a run config describes: each that there is runs, also by the command."""
 
-import json
-
 import numpy as np
-import pandas as pd
 import pytest
 import tomli_w
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -143,70 +140,6 @@ def test_the_strategy_of_a_built_in_app_is_the_one_that_is_described(text, tmp_p
 
 def called(*words):
     return CliRunner().invoke(command, [str(word) for word in words])
-
-
-def summary_of(folder, text, settings=""):
-    run = called(
-        *("simulate", "digits", "--traces", "synthetic:30", "--out", folder, "--quiet", "-c"),
-        f'strategy="{text}" num-server-rounds=6 local-epochs=1 {settings}',
-    )
-    assert run.exit_code == 0, run.output
-    return json.loads((folder / "summary.json").read_text())
-
-
-def test_the_command_line_rejects_updates_beyond_max_staleness(tmp_path):
-    (too_old,) = summary_of(
-        tmp_path / "run", "FedBuff(10, 2, validation=Validation(max_staleness=0))"
-    )["rejected"].values()
-    assert too_old > 0
-    assert not summary_of(tmp_path / "any", "FedBuff(10, 2)")["rejected"]
-
-
-def test_the_command_line_makes_models_private(tmp_path):
-    spent = {}
-    for z in (1.0, 4.0):
-        stage = f"Privacy(clip_norm=0.5, noise_multiplier={z}, delta=1e-6, noise_seed=3)"
-        summary = summary_of(tmp_path / str(z), f"FedBuff(10, 2, stages=[{stage}])")
-        spent[z] = summary["metrics"]["train epsilon"]
-    assert spent[1.0] > 2 * spent[4.0] > 0
-
-
-def test_the_command_line_makes_messages_smaller(tmp_path):
-    uploaded = {}
-    for stages in ("", "Compression('int8')", "Compression('int4', down='int8')"):
-        folder = tmp_path / str(len(uploaded))
-        summary_of(folder, f"FedBuff(10, 2, stages=[{stages}])")
-        events = pd.read_parquet(folder / "events.parquet")
-        reported = events[events["status"] == "reported"]
-        uploaded[stages] = reported["uploaded_bytes"].median()
-    full, int8, int4 = uploaded.values()
-    # A fiftieth of the small model is in arrays that go in full.
-    assert 0.25 < int8 / full < 0.28
-    assert 0.125 < int4 / full < 0.16
-
-
-def test_the_command_line_asks_for_less_work(tmp_path):
-    work, shares = {}, {}
-    by_time = "LocalWork(within_s=120, least=0.25), ForecastRequest()"
-    for stages in ("", "LocalWork(0.5)", by_time):
-        folder = tmp_path / str(len(work))
-        settings = "forecasts=true" if stages == by_time else ""
-        summary_of(folder, f"FedBuff(10, 2, stages=[{stages}])", settings)
-        events = pd.read_parquet(folder / "events.parquet")
-        jobs = events[(events["status"] == "reported") & (events["kind"] == "train")]
-        work[stages], shares[stages] = jobs["work"].sum() / len(jobs), jobs["work_share"]
-    whole, half, by_forecast = work.values()
-    assert 0.3 < half / whole < 0.6
-    assert by_forecast < whole
-    _, fixed, chosen = shares.values()
-    assert set(fixed) == {0.5}
-    assert set(chosen) <= {0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0}
-    assert chosen.nunique() > 1
-
-
-def test_the_command_line_normalises_by_steps(tmp_path):
-    text = "FedBuff(10, 2, stages=[LocalWork(0.5)], normalise='steps')"
-    assert not summary_of(tmp_path / "run", text)["rejected"]
 
 
 @pytest.mark.parametrize(

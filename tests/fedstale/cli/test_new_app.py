@@ -1,31 +1,13 @@
 """`fedstale new`: the folder it writes, and what it refuses."""
 
-import importlib
-
 import pytest
-from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 from fedstale.cli import apps
 from fedstale.cli.apps import create
 from fedstale.errors import ConfigError
-from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.traces import TraceSet
-
-
-def test_a_new_app_runs_under_a_trace_grid(tmp_path):
-    create(tmp_path / "my_app")
-    app = FlowerApp.find(tmp_path / "my_app")
-    config = app.run_config({"num-server-rounds": 2})
-    with app.importable():
-        costs = app.costs.resolved(config)
-        grid = TraceGrid(TraceSet.ideal(4), app.load_client(), costs=costs, run_config=config)
-        server = app.load_server()
-        with grid.running():
-            server(grid, Context(1, 1, {}, RecordDict(), config))
-        assert importlib.import_module("my_app.task").__file__.startswith(str(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -58,11 +40,6 @@ def test_an_empty_folder_is_filled_and_nothing_else_is_left_beside_it(tmp_path):
     create(tmp_path / "my_app")
     assert (tmp_path / "my_app" / "pyproject.toml").is_file()
     assert [p.name for p in tmp_path.iterdir()] == ["my_app"]
-
-
-def test_missing_parent_folders_are_made(tmp_path):
-    create(tmp_path / "a" / "b" / "my_app")
-    assert (tmp_path / "a" / "b" / "my_app" / "README.md").is_file()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
@@ -110,14 +87,6 @@ def test_a_name_that_python_or_flower_cannot_use_is_refused(tmp_path, name):
 def test_a_name_that_would_hide_an_installed_package_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="the app would hide"):
         create(tmp_path / "folder", name=name)
-
-
-def test_a_folder_of_the_same_name_that_is_being_filled_hides_nothing(tmp_path, monkeypatch):
-    (tmp_path / "my_app").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    create("my_app")
-    assert (tmp_path / "my_app" / "my_app" / "task.py").is_file()
 
 
 def test_the_name_is_that_of_the_folder_unless_given(tmp_path):

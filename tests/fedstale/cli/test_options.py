@@ -200,13 +200,6 @@ def test_a_run_goes_on_to_a_later_limit_by_the_command(tmp_path):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_an_unknown_key_beside_a_config_is_one_sentence(tmp_path, earlier):
-    words = ["-c", "round=2", "--out", tmp_path / "run"]
-    result = called("simulate", earlier / "config.toml", *words)
-    assert result.exit_code == 2
-    assert "run-config key 'round' is unknown: expected 'rounds'" in result.stderr
-
-
 # A config means the same from any directory, and a run folder may be moved.
 
 
@@ -234,13 +227,6 @@ def test_a_config_works_from_any_directory_and_after_a_move(tmp_path, monkeypatc
     assert config_of(made).app == str(tmp_path / "here" / "app")
 
 
-def test_a_built_in_app_keeps_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["--traces", "ideal:3", "-c", "num-server-rounds=1", "--out", "run"]
-    assert called("simulate", "digits", *words).exit_code == 0
-    assert (config_of(Path("run")).app, config_of(Path("run")).traces) == ("digits", "ideal:3")
-
-
 # fedstale compare
 
 
@@ -250,27 +236,6 @@ def test_options_that_mean_nothing_for_finished_runs_are_refused_by_name(tmp_pat
         assert result.exit_code == 2
         assert f"fedstale: {words[0]} beside folders of runs" in result.stderr
         assert not (tmp_path / "out").exists()
-
-
-def test_options_of_compare_take_effect(tmp_path):
-    from compared_runs import write_finished
-
-    runs = [
-        write_finished(
-            tmp_path / f"{strategy}-1",
-            seed=1,
-            run_config={"strategy": strategy},
-            accuracies=[(0.0, 0.1), (600.0, last)],
-        )
-        for strategy, last in (("a", 0.8), ("b", 0.9))
-    ]
-    words = ["--out", tmp_path / "out", "--target", "accuracy 0.85", "--reference", "strategy=b"]
-    result = called("compare", *runs, *words, "--json", "--quiet")
-    assert result.exit_code == 0, result.output
-    made = json.loads(result.stdout)
-    assert made["out"] == str(tmp_path / "out")
-    assert made["reference"] == "strategy=b"
-    assert made["target"] == "accuracy 0.85"
 
 
 def test_options_of_a_plan_take_effect(tmp_path, monkeypatch, pool_here):

@@ -112,8 +112,3 @@ def test_a_page_lists_runs_and_leads_to_their_reports(place):
     assert "<b>" not in page
     for text in ("server accuracy", "0.9", "lost", "synthetic:5"):
         assert text in page
-
-
-def test_a_folder_without_runs_gets_a_page_that_says_so(tmp_path):
-    assert called("runs", "page", tmp_path).exit_code == 0
-    assert "0 runs in" in (tmp_path / "index.html").read_text()

@@ -34,23 +34,9 @@ def test_without_a_terminal_a_line_now_and_then_says_share_and_time_left(clock, 
     assert capsys.readouterr().err == ""
 
 
-def test_before_anything_is_done_no_time_is_promised(clock, capsys):
-    with steps(is_shown=True) as step:
-        clock[0] += 31.0
-        step("first", 0, 4)
-    assert capsys.readouterr().err == "0% done, first\n"
-
-
 def test_on_a_terminal_a_bar_shows_the_share(monkeypatch):
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     with steps(is_shown=True) as step:
         step("halfway", 2, 4)
     assert "halfway" in shown.getvalue()
     assert "50%" in shown.getvalue()
-
-
-def test_who_asks_for_silence_gets_it(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with steps(is_shown=False, every_s=0.0) as step:
-        step("halfway", 2, 4)
-    assert shown.getvalue() == ""

@@ -151,12 +151,6 @@ def test_options_of_a_record_need_verify(record):
     assert "--head: expected beside --verify" in done.output
 
 
-def test_a_run_without_a_record_is_refused(tmp_path):
-    done = ran(tmp_path)
-    assert done.exit_code == 2
-    assert "has no record.jsonl: expected a run of a strategy with AuditRecord()" in done.output
-
-
 def test_a_record_of_flowers_own_strategy_is_refused(tmp_path):
     text = "strategy='flower.FedAvg(stages=[AuditRecord()])'"
     words = ["simulate", "digits", "--out", str(tmp_path / "run"), "-c", text]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.config import Until
-from fedstale.live.watching import ProgressNotes, Watcher
+from fedstale.live.watching import ProgressNotes
 
 SHORT = ("--traces", "synthetic:30", "-c", "num-server-rounds=3")
 
@@ -89,17 +89,6 @@ class At:
 
     def n_in_flight(self):
         return 2
-
-
-def test_the_share_done_is_that_of_the_nearest_end():
-    run = At()
-    watcher = Watcher(Until.parse("1000s"), of_rounds=10)
-    assert watcher.share(run) == 0.0
-    watcher.rounds, run.now_s = 4, 100.0
-    assert watcher.share(run) == 0.4
-    run.now_s = 700.0
-    assert watcher.share(run) == 0.7
-    assert Watcher(Until.parse("accuracy 0.9")).share(run) is None
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch):

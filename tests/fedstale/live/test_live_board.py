@@ -2,16 +2,12 @@ import json
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from told_run import ToldRun
 
 from fedstale.config import Until
 from fedstale.live import Board
 from fedstale.live import board as board_module
 from fedstale.live.watching import Watcher
-
-HOSTILE = "</script><img src=x onerror='window.hurt=1'>"
 
 
 def figure(board, name):
@@ -43,18 +39,6 @@ def test_a_board_shows_what_it_was_told():
     assert figure(board, "devices")["traces"][0]["y"] == [5.0, 7.0]
     assert (figure(board, "staleness")["traces"][0]["x"]) == [2]
     assert (figure(board, "staleness")["traces"][0]["y"]) == [2]
-
-
-@settings(max_examples=25)
-@given(st.integers(1, 20_000))
-def test_a_series_stays_short_and_keeps_its_ends(n):
-    series = board_module._Series()
-    for i in range(n):
-        series.add(float(i), float(i))
-    points = series.points(1.0)
-    assert len(points["x"]) <= board_module.POINTS + 1
-    assert (points["x"][0], points["x"][-1]) == (0.0, n - 1.0)
-    assert points["x"] == sorted(set(points["x"]))
 
 
 def test_a_board_does_not_grow_with_names_and_reasons():
@@ -127,26 +111,3 @@ def test_the_board_tells_settings_and_how_long_the_rest_will_take(monkeypatch):
     assert snapshot["settings"] == "seed = 3\n"
     board.ended(run.runtime, "stopped", "at its limit")
     assert board.snapshot()["left"] == ""
-
-
-def test_rounds_that_are_known_beforehand_are_a_share_too():
-    board = Board("digits", of_rounds=4, every_s=0.0)
-    run = ToldRun(board)
-    run.measured(1.0, 1, "server", "accuracy", 0.5)
-    run.runtime.trained = 1
-    run.measured(1.0, 1, "server", "accuracy", 0.5)
-    run.moved(2.0)
-    assert board.snapshot()["share"] == 0.25
-
-
-def test_a_first_point_is_a_mark_counts_are_steps_and_accuracies_percent():
-    board = Board("digits", every_s=0.0)
-    run = ToldRun(board)
-    run.moved(1.0)
-    run.measured(1.0, 1, "server", "accuracy", 0.5)
-    (accuracy,) = figure(board, "acc")["traces"]
-    assert accuracy["mode"] == "lines+markers"
-    assert figure(board, "acc")["layout"]["yaxis"]["tickformat"] == ".0%"
-    assert {t["line"]["shape"] for t in figure(board, "devices")["traces"]} == {"hv"}
-    run.measured(2.0, 2, "server", "accuracy", 50.0)
-    assert "tickformat" not in figure(board, "acc")["layout"]["yaxis"]

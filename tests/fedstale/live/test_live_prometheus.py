@@ -1,18 +1,14 @@
 """Metrics for Prometheus: what a real strategy's run says by them, and where they are served."""
 
-import http.client
 import re
 import sys
-from math import inf
 
 import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from loopback import Loopback
-from told_run import ToldRun
 from virtual_grid import VirtualGrid, identity
 from watched_run import (
-    PAGE,
     SIZE,
     PlainGrid,
     answer,
@@ -23,12 +19,11 @@ from watched_run import (
     good,
     misshapen,
     queries,
-    silent,
 )
 
 from fedstale.errors import ConfigError
 from fedstale.live import exported
-from fedstale.live.prometheus import PHASES, Exporter
+from fedstale.live.prometheus import Exporter
 from fedstale.strategies import StaleStrategy, schedule
 from fedstale.strategies.server.validation import Validation
 
@@ -125,11 +120,6 @@ def test_a_client_that_fails_is_no_rejection():
     assert {s.labels["reason"] for s in rejections[0].samples} <= {"not aggregated"}
 
 
-def test_a_job_that_is_given_up_has_timed_out():
-    exporter = run(good, silent, rounds=9, buffer_size=1)
-    assert value(exporter, "jobs_ended_total", type="train", ending="timed out") >= 1
-
-
 def test_an_update_waits_in_the_buffer_until_its_server_step():
     seen = []
 
@@ -151,18 +141,6 @@ def test_an_update_waits_in_the_buffer_until_its_server_step():
     assert set(seen) == {0.0, 1.0, 2.0}
     assert value(exporter, "buffered_updates") == 0
     assert value(exporter, "phase_seconds_sum", phase="buffer") == 40.0
-
-
-def test_rejections_of_an_earlier_run_are_not_counted_again():
-    exporter = Exporter()
-    told = ToldRun(exporter)
-    told.runtime.started()
-    told.runtime.rejections = exporter_counts = type(told.runtime.rejections)()
-    exporter_counts["rejected: shape"] = 50  # as a checkpoint restores them
-    told.moved(1.0)
-    exporter_counts["rejected: shape"] += 1
-    told.runtime.rejected("m", reason="arrays['w'] has shape (3,)")
-    assert value(exporter, "rejections_total", reason="shape") == 1
 
 
 def test_flowers_own_strategy_is_counted_too():
@@ -206,15 +184,6 @@ def test_a_loop_that_does_not_turn_is_not_healthy():
         status, text = get(port, "/healthz")
     assert status == 503
     assert "has not turned for 0 s" in text
-
-
-def test_it_listens_on_loopback_and_answers_no_other_site():
-    with exported(PlainGrid(good), PORT):
-        assert get(PORT, "/metrics")[0] == 200
-        assert get(PORT, "/metrics", host="evil.example.org")[0] == 403
-        assert get(PORT, "/")[0] == 404
-        with pytest.raises(OSError, match="refused"):
-            http.client.HTTPConnection("127.0.0.2", PORT, timeout=5).connect()
 
 
 def test_a_port_that_is_taken_is_one_sentence():
@@ -273,41 +242,3 @@ def test_each_query_of_the_dashboard_asks_for_what_is_exported():
         # Prometheus adds these two itself.
         offered = set().union(*(known[name] for name in names)) | {"instance", "job"}
         assert labels <= offered, f"{labels - offered} in {query}"
-
-
-def test_the_dashboard_shows_each_metric_of_a_run():
-    asked = " ".join(queries())
-    own = {name for name in exported_samples() if name.startswith("fedstale_")}
-    shown = {re.sub(r"_(total|bucket|sum|count|created)$", "", name) for name in own}
-    assert {name for name in shown if name not in asked} == set()
-
-
-def test_the_page_lists_each_metric_with_its_labels():
-    table = re.findall(r"^\| (`fedstale_.*?) \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
-    listed = {}
-    for names, labels in table:
-        for name in re.findall(r"`(.*?)`", names):
-            listed[name] = set(re.findall(r"`(.*?)`", labels))
-    samples = exported_samples()
-    exported_names = {n: labels for n, labels in samples.items() if n.startswith("fedstale_")}
-    histograms = {name.removesuffix("_bucket") for name in samples if name.endswith("_bucket")}
-    expected = {
-        name: labels
-        for name, labels in exported_names.items()
-        if not re.fullmatch(r"(.*)_(bucket|sum|count|created)", name)
-    }
-    expected |= {name: exported_names[f"{name}_bucket"] for name in histograms}
-    assert listed == expected
-
-
-def test_phases_are_those_that_are_timed():
-    exporter = run(good, rounds=3, buffer_size=1)
-    timed = {
-        sample.labels["phase"]
-        for metric in exporter.registry.collect()
-        if metric.name == "fedstale_phase_seconds"
-        for sample in metric.samples
-    }
-    assert {"send", "train", "buffer", "aggregate", "test", "version"} == timed <= set(PHASES)
-    for phase in timed:
-        assert value(exporter, "phase_seconds_sum", phase=phase) < inf

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_learning import CONTENDERS, played, write_training
 
-from fedstale.agents.evaluation import AGENT, undecided
+from fedstale.agents.evaluation import AGENT
 from fedstale.reports import agent
 
 
@@ -41,17 +41,6 @@ def test_a_training_is_drawn_from_what_it_recorded(tmp_path, monkeypatch):
     assert "training seed: 7" in figures["texts"]["Settings"]
 
 
-def test_of_several_trainings_the_terms_are_those_of_the_kept_one(tmp_path):
-    folders = {
-        0: write_training(tmp_path / "seed-0", seed=0, values=(0.1, 0.2)),
-        1: write_training(tmp_path / "seed-1", seed=1, values=(0.3, 0.4)),
-    }
-    write_training(tmp_path, seed=1, values=(0.3, 0.4))
-    page = agent.write_training(folders, tmp_path).read_text()
-    assert "the best of 2 trainings" in page
-    assert "of seed 1; their sum is the advantage" in page
-
-
 def test_an_evaluation_is_a_forest_of_all_contenders_strongest_first():
     reward, *others = agent.evaluation_figures(played())
     assert [figure.id for figure in others] == ["valid-ratio", "wasted-s"]
@@ -75,8 +64,3 @@ def test_contenders_that_do_not_play_are_told_with_the_reason(tmp_path):
     assert "random: it has no window with a value" in " ".join(agent.missing(table))
     table.loc[table["metric"].eq("valid_ratio"), "windows"] = 0
     assert "in no window did a job end" in " ".join(agent.missing(table))
-
-
-def test_windows_without_a_choice_are_said_to_decide_nothing():
-    assert undecided(played()) == ""
-    assert "decide nothing" in undecided(played(alike=True))

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from made_backtest import KINDS, curves, fan_of, scores
+from made_backtest import curves, fan_of, scores
 
-from fedstale.reports.backtest import PAGE, figures, hidden, losses
+from fedstale.reports.backtest import PAGE, figures, hidden
 from fedstale.reports.page import write_figures
 
 
@@ -32,20 +32,6 @@ def test_every_table_has_its_figure(tables):
     assert fan["median"]["y"] == [2.0, 2.0]
     assert fan["80 % of futures"]["fill"] == "tonexty"
     assert fan["what the device did"]["x"][-1] == 10.0
-
-
-def test_curves_differ_in_more_than_colour(tables):
-    traces = figures(tables)[0].traces[:-1]
-    assert len(traces) == len(KINDS)
-    looks = {(t["meta"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces}
-    assert len(looks) == len(KINDS)
-    without_colour = {(t["line"]["dash"], t["marker"]["symbol"]) for t in traces}
-    assert len(without_colour) == len(KINDS)
-
-
-def test_a_bin_of_few_forecasts_is_not_drawn(tables):
-    tables["reliability"].loc[tables["reliability"]["predicted"] == 0.9, "n"] = 3.0
-    assert all(t["x"] == [0.1, 0.5] for t in figures(tables)[0].traces[:-1])
 
 
 def test_what_was_not_measured_is_not_drawn(tables):
@@ -84,14 +70,6 @@ def test_forecasters_are_ranked_by_their_median_and_every_horizon_is_a_mark():
     assert "right is better" in ranking.about
 
 
-def test_of_errors_the_least_is_on_top_and_stops_at_three():
-    table = scores("compute", "mase", ewma=(10.0, 0.9, 0.8), lstm=(0.5, 0.6, 0.7))
-    (ranking,) = figures({"horizons": table})
-    assert ranking.layout["yaxis"]["ticktext"] == ["lstm", "ewma"]
-    assert max(ranking.traces[2]["x"]) == 3.0
-    assert "left is better" in ranking.about
-
-
 def test_jobs_are_a_forest_with_the_best_on_top():
     rows = [
         ("ewma", "total_s", "pinball", 0.4, 0.3, 0.6, 50),
@@ -128,16 +106,3 @@ def test_what_has_no_figure_is_told_with_its_reason(tables):
     assert "Ranking of online" not in said
     assert "twice as many devices online" in said
     assert "stay online" not in said
-
-
-def test_losses_are_drawn_for_each_network_with_the_epoch_that_is_kept():
-    epochs = {"epoch": [1, 2, 3], "training": [3.0, 2.0, 1.0], "validation": [2.0, 1.5, 1.75]}
-    table = pd.concat(
-        [pd.DataFrame(epochs).assign(network=name) for name in ("sessions", "uplink")]
-    )
-    first, second = losses(table)
-    assert (first.id, second.id) == ("loss-sessions", "loss-uplink")
-    training, validation, kept = first.traces
-    assert (training["y"], validation["y"]) == ([3.0, 2.0, 1.0], [2.0, 1.5, 1.75])
-    assert (kept["x"], kept["y"]) == ([2.0], [1.5])
-    assert first.rows[1] == ["2", "2.0000", "1.5000"]

@@ -134,16 +134,6 @@ def test_shortened_durations_are_found_and_long_ones_are_not(tmp_path):
     assert only(audit, "phone-1")["crps_s"] == pytest.approx(205.0)
 
 
-def test_durations_of_real_devices_are_not_tested_because_replies_wait(tmp_path):
-    jobs = [
-        {**row, "reported_at": np.nan, "started_at": np.nan, "reported_duration_s": 30.0}
-        for row in told(0, [1] * 40, 0.9)
-    ]
-    audit = fedstale.audit(write_stated(tmp_path / "run", jobs))
-    assert (only(audit)["durations"], only(audit)["e_short"]) == (0, 1.0)
-    assert any("durations are not tested" in note for note in audit.notes)
-
-
 def test_bias_is_what_selectors_add_to_a_chance(tmp_path):
     rng = RNG(3)
     p, kept = rng.random(15), rng.random(15) < 0.5
@@ -186,15 +176,6 @@ def test_several_runs_of_one_trace_are_joined_and_make_no_alarm_of_copies(tmp_pa
     assert only(alone)["e_value"] > 1
     assert joined.alarms.empty
     assert any("joined by node id" in note for note in joined.notes)
-
-
-def test_of_several_runs_one_has_to_show_more(tmp_path):
-    lies = told(0, [0] * 4, 1.0)
-    runs = [write_stated(tmp_path / name, lies) for name in "ab"]
-    e_value = only(fedstale.audit(runs[0]))["e_value"]
-    assert e_value > 1000
-    honest = write_stated(tmp_path / "c", told(1, [1, 0], 0.5))
-    assert only(fedstale.audit([runs[0], honest]))["e_value"] == pytest.approx((e_value + 1) / 2)
 
 
 def test_runs_that_do_not_belong_together_are_refused(tmp_path):
@@ -245,15 +226,6 @@ def test_a_log_without_the_columns_is_refused_by_their_names(tmp_path):
     pq.write_table(table, path / "events.parquet")
     with pytest.raises(ConfigError, match="has no column reported_p_finish"):
         fedstale.audit(path)
-
-
-def test_not_every_device_has_to_state_something(tmp_path):
-    jobs = [*told(0, [1, 0], 0.5), stated(1, 10), stated(1, 200, "interrupted")]
-    audit = fedstale.audit(write_stated(tmp_path / "run", jobs))
-    row = only(audit, "phone-1")
-    assert (row["jobs"], row["tested"], row["alarm"]) == (2, 0, False)
-    assert np.isnan(row["brier"])
-    assert "of 1 devices" in audit.verdict
 
 
 def test_notebooks_show_names_of_ill_will_as_text(tmp_path):
@@ -312,13 +284,3 @@ def test_what_the_log_cannot_show_leaves_the_same_log(tmp_path):
     pd.testing.assert_frame_equal(honest, run("loss", fixed, loss=3.0, examples=20))
     pd.testing.assert_frame_equal(honest, run("examples", fixed, loss=1.0, examples=200))
     assert honest["reported_p_finish"].notna().any()
-
-
-def test_of_many_devices_a_report_shows_those_with_the_largest_e_values(tmp_path):
-    n = forecast_audit.ROWS + 5
-    jobs = [row for d in range(n) for row in told(d, [d % 2] * 3, 0.9)]
-    path = write_stated(tmp_path / "run", jobs, n_devices=n)
-    figure, audit = forecast_audit.figure(Run(path)), fedstale.audit(path)
-    assert [row[0] for row in figure.rows] == audit.devices["device_id"].tolist()[:-5]
-    assert f"The {forecast_audit.ROWS} with the largest e-values are shown" in figure.about
-    assert len(audit.devices) == n

@@ -57,11 +57,6 @@ def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
     json.dumps(found, allow_nan=False)
 
 
-def test_only_what_was_used_is_counted():
-    assert set(costs.levels(jobs((0, {"work_share": 0.5})))) == {"work_shares"}
-    assert set(costs.levels(jobs((0, {"format_down": "int8"})))) == {"formats"}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of digits with formats and shares by forecast."""
@@ -81,14 +76,6 @@ def run(tmp_path_factory):
     return simulate(config, tmp_path_factory.mktemp("levels") / "run", traces=traces)
 
 
-def test_the_page_of_a_run_shows_bytes_shares_and_devices(run):
-    page = (run.folder / "report.html").read_text()
-    for title in ("Bytes by format", "Share of the work", "Level by device"):
-        assert f"<h2>{title}</h2>" in page
-    assert "to devices, int8" in page
-    assert "share, last" in page
-
-
 def test_figures_hold_every_training_job_once(run):
     formats, shares, devices = costs.level_figures(run)
     trainings = run.jobs[run.jobs["kind"].str.startswith("train")]
@@ -101,9 +88,3 @@ def test_figures_hold_every_training_job_once(run):
     name, n_jobs, last, *_ = devices.rows[0]
     own = trainings[trainings["device_id"] == name]
     assert (n_jobs, last) == (f"{len(own):,}", f"{own['work_share'].iloc[-1]:g}")
-
-
-def test_the_summary_of_a_run_has_its_levels(run):
-    shares = run.summary["work_shares"]
-    assert sum(each["jobs"] for each in shares.values()) == run.jobs["work_share"].notna().sum()
-    assert set(run.summary["formats"]) == {"down", "up"}

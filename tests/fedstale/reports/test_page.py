@@ -5,7 +5,7 @@ import sys
 from importlib import resources
 
 import pytest
-from made_run import EVERYTHING, HOSTILE, write_run
+from made_run import HOSTILE, write_run
 from read_page import Seen, plots_of
 
 from fedstale.errors import ConfigError, ProtocolError
@@ -37,25 +37,6 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
         assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in plot["traces"])
         assert plot["layout"]["xaxis"]["title"]["text"]
     assert '<section id="timeline">' in text
-
-
-def test_a_report_says_how_to_run_it_again_and_with_what_settings(page_of):
-    text = "".join(Seen(page_of()).text)
-    assert "fedstale simulate config.toml" in text
-    assert 'traces = "given"' in text
-
-
-def test_a_report_says_with_what_and_on_what_a_run_was_made(page_of):
-    about = {
-        "versions": {"fedstale": "1.0", "python": "3.11.2", "numpy": "2.4.6"},
-        "machine": {"processor": "<Fast> 9", "cores": 2, "system": "Linux 6.1 x86_64"},
-    }
-    text = "".join(Seen(page_of(about=about)).text)
-    assert "Made with fedstale 1.0, python 3.11.2, numpy 2.4.6 on <Fast> 9, 2 cores, Linux" in text
-
-
-def test_a_run_that_does_not_say_on_what_it_was_made_has_a_report(page_of):
-    assert "clients: inline.fedstale simulate config.toml" in "".join(Seen(page_of()).text)
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
@@ -149,30 +130,6 @@ def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
     assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
     assert len({trace["meta"] for trace in traces}) == 2
     assert "fast/run" in Seen(text).text
-
-
-def test_a_report_says_whose_time_it_shows(tmp_path, page_of):
-    assert "Time is the devices' virtual time." in "".join(Seen(page_of()).text)
-    deployed = write_run(tmp_path / "deployed", executor="SuperNodes")
-    words = "".join(Seen(Run(deployed).report().read_text()).text)
-    assert "Time is that of the server's clock since the run began." in words
-    both = write_comparison([Run(tmp_path / "run"), Run(deployed)], tmp_path / "both.html")
-    words = "".join(Seen(both.read_text()).text)
-    assert "virtual time, in deployed runs that of the server's clock" in words
-
-
-def test_a_page_of_ten_thousand_jobs_has_half_a_megabyte(tmp_path):
-    starts = [(f"phone-{i}", 3600.0 * k) for i in range(500) for k in range(0, 84, 7)]
-    online = [
-        (name, start, start + 7000.0 + k % 97, True) for k, (name, start) in enumerate(starts)
-    ]
-    options = {"n_jobs": 10_000, "n_devices": 500, "online": online, **EVERYTHING}
-    wall_s = [0.123 * i for i in range(6000)]
-    many = Run(write_run(tmp_path / "many", **options, wall_s=wall_s)).report()
-    for words in ("grey while it was online", "<option>local clock", "<option>wall time"):
-        assert words in many.read_text()
-    assert {"reliability", "forecast-durations"} <= set(plots_of(many.read_text()))
-    assert len(many.read_bytes()) < 500_000
 
 
 def test_the_program_that_draws_is_the_released_one():

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_run import write_run
 
-from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, learning
 from fedstale.reports.run import Run
@@ -96,15 +95,6 @@ def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
     assert by_clock[-1]["x"] == [by_clock[0]["x"][0], by_clock[0]["x"][-1]]
 
 
-def test_a_notebook_shows_the_clock_as_dates(record):
-    go = pytest.importorskip("plotly.graph_objects")
-    shown = record(about=CLOCK).plot("loss", against="clock")
-    assert isinstance(shown, go.Figure)
-    assert shown.layout.xaxis.type == "date"
-    at = np.array(shown.data[0].x[:2], np.int64).astype("datetime64[ms]").astype(str).tolist()
-    assert at == ["2024-01-01T06:00:00.000", "2024-01-01T06:02:30.000"]
-
-
 @pytest.mark.parametrize("epoch", [None, "no date"])
 def test_devices_without_a_common_clock_have_no_such_axis(record, epoch):
     run = record(about={"epoch": epoch})
@@ -112,14 +102,6 @@ def test_devices_without_a_common_clock_have_no_such_axis(record, epoch):
     assert "local clock" not in axes_of(learning.metrics([run])[0])
     with pytest.raises(ConfigError, match=r"against = 'clock': expected one of \['time', .*\]"):
         run.plot("loss", against="clock")
-
-
-def test_runs_are_compared_by_the_clock_if_they_began_at_one_instant(tmp_path):
-    later = {"epoch": "2024-01-02T06:00:00"}
-    given = {"one": CLOCK, "same": CLOCK, "later": later, "none": {}}
-    runs = {name: Run(write_run(tmp_path / name, about=about)) for name, about in given.items()}
-    found = {name: learning.axes_of([runs["one"], run]) for name, run in runs.items()}
-    assert [name for name, axes in found.items() if "clock" in axes] == ["one", "same"]
 
 
 def test_wall_time_is_that_of_each_measurement(record):
@@ -130,32 +112,6 @@ def test_wall_time_is_that_of_each_measurement(record):
     shown = axes_of(learning.metrics([run])[1])["wall time (s)"]
     assert shown[0] == [wall_s[i] for i in rows.index]
     assert run.plot("loss", against="wall").layout.xaxis.title.text == "wall time (s)"
-
-
-def test_wall_times_of_other_measurements_are_not_shown(record):
-    run = record(wall_s=[0.5, 1.0])
-    assert run.wall_s is None
-    assert learning.axes_of([run]) == ["time", "versions", "bytes", "device_s"]
-
-
-def test_the_value_that_a_run_aims_at_is_a_line(record):
-    run = record()
-    run.config_text = f'until = "accuracy 0.75"\n{run.config_text}'
-    accuracy, loss = learning.metrics([run])
-    (target,) = [trace for trace in accuracy.traces if trace["name"] == "target"]
-    assert target["y"] == [0.75, 0.75]
-    assert [len(positions) for _, positions in accuracy.others] == [len(accuracy.traces)] * 3
-    assert "target" not in {trace["name"] for trace in loss.traces}
-
-
-def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
-    metrics = [(float(t), t, "server", "loss", 1.0 / (1 + t)) for t in range(10_000)]
-    figure = learning.metrics([record(metrics=metrics)])[0]
-    (trace,) = figure.traces
-    assert len(trace["x"]) == learning.POINTS
-    assert trace["y"][0] == 1.0
-    assert trace["y"][-1] == pytest.approx(1e-4)
-    assert "thinned" in figure.about
 
 
 def test_devices_that_never_took_part_count_in_participation(record):
@@ -183,16 +139,6 @@ def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
     assert f"largest {np.sqrt(1 + merged['staleness'].max()):.3g}" in gaps.about
 
 
-def test_updates_that_all_count_fully_have_no_gaps(record):
-    run = record()
-    run.jobs["weight"] = run.jobs["weight"].where(run.jobs["weight"].isna(), 1.0)
-    assert [figure.id for figure in learning.aggregation(run)] == [
-        "staleness",
-        "staleness-over-time",
-        "weights",
-    ]
-
-
 def test_reliability_is_what_came_back_of_what_was_said(record):
     run = record()
     assert devices.reliability(run) is None
@@ -207,13 +153,6 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
     assert figure.rows[0] == ("0.30", "0.00", "1")
     brier = (n_back * 0.04 + n_lost * 0.64 + 0.09) / (n_back + n_lost + 1)
     assert f"Brier score {brier:.3f}" in figure.about
-
-
-def test_jobs_that_are_out_say_nothing_about_reliability(record):
-    run = record()
-    in_flight = run.jobs["status"].isin(["in-flight", "client-error"])
-    run.jobs["reported_p_finish"] = np.where(in_flight, 0.9, np.nan)
-    assert devices.reliability(run) is None
 
 
 def test_forecast_durations_are_held_against_what_jobs_took(record):
@@ -237,36 +176,6 @@ def test_forecast_durations_are_held_against_what_jobs_took(record):
     assert figure.rows[0] == ("0.833 to 0.833", "8", "1.58", "1.58", "1.58")
 
 
-def test_on_real_devices_a_job_takes_until_its_delivery(record):
-    run = record()
-    run.jobs["reported_duration_s"] = 95.0
-    run.jobs["delivered_at"] = run.jobs["sent_at"] + 190.0
-    run.jobs["reported_at"] = np.nan
-    figure = devices.forecast_durations(run)
-    used_or_late = run.jobs["status"].isin(["reported", "late"]).sum()
-    assert f"{used_or_late} arrived; 100% of these" in figure.about
-    assert "the median 2. Jobs" in figure.about
-
-
-def test_of_many_forecast_durations_some_are_drawn(record):
-    run = record(n_jobs=2100)
-    run.jobs["reported_duration_s"] = 95.0
-    figure = devices.forecast_durations(run)
-    assert len(figure.traces[0]["x"]) == devices.DOTS
-    assert f"{devices.DOTS} jobs are drawn" in figure.about
-
-
-def test_jobs_that_never_arrived_have_no_duration(record):
-    run = record()
-    arrived = run.jobs["status"].isin(["reported", "late"])
-    run.jobs["reported_duration_s"] = np.where(arrived, np.nan, 95.0)
-    assert devices.forecast_durations(run) is None
-
-
-def test_a_strategy_without_staleness_has_no_such_figures(record):
-    assert learning.aggregation(record(stale=False)) == []
-
-
 def test_failures_are_counted_by_ending_and_reason(record):
     run = record()
     figure = costs.failures(run)
@@ -275,20 +184,6 @@ def test_failures_are_counted_by_ending_and_reason(record):
         name: counts[name] for name in ("interrupted", "late", "expired")
     }
     assert ("late", "it ended as late", "10") in figure.rows
-
-
-def test_a_simulated_run_gets_its_report(tmp_path):
-    from small_app import write_small_app
-    from tiny import fleet
-
-    from fedstale.simulation.run import simulate
-
-    traces = fleet([[(0.0, 400.0)], [(100.0, 900.0)], [(0.0, 1000.0)]])
-    config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
-    run = simulate(config, tmp_path / "run", traces=traces)
-    text = run.report().read_text(encoding="utf-8")
-    for name in ("metric-0", "device-time", "participation"):
-        assert f'id="plot-{name}"' in text
 
 
 def test_states_sum_to_the_work_of_jobs_and_the_rest_of_who_was_online(record):
@@ -309,23 +204,6 @@ def test_states_sum_to_the_work_of_jobs_and_the_rest_of_who_was_online(record):
     assert "of 7 devices were online" in figure.about
 
 
-def test_devices_of_which_nobody_knows_when_they_were_online_have_no_idle_time(record):
-    assert "idle online" not in {trace["name"] for trace in devices.states(record()).traces}
-
-
-def test_a_few_drawn_devices_stand_for_all_that_were_online(record):
-    online = [
-        ("phone-0", 0.0, 1e9, True),
-        ("phone-1", 0.0, 0.0, True),
-        ("phone-2", 0.0, 9.0, False),
-    ]
-    figure = devices.states(record(n_devices=100, online=online))
-    assert "of 100 devices were online" in figure.about
-    assert "drawn from 2 of them" in figure.about
-    top = sum(np.array(trace["y"][:-1]) for trace in figure.traces)
-    assert top == pytest.approx(50.0)
-
-
 def test_fairness_is_told_over_devices_that_were_online_at_all(record):
     online = [(f"phone-{i}", 0.0, 3600.0 * (i > 0), True) for i in range(7)]
     run = record(online=online)
@@ -333,49 +211,3 @@ def test_fairness_is_told_over_devices_that_were_online_at_all(record):
     eligible = [used.get(f"phone-{i}", 0) for i in range(1, 7)]
     told = devices.participation(run).about
     assert f"Of the 6 that were online at all Gini {devices.gini(eligible):.2f}" in told
-
-
-def test_the_table_of_devices_has_a_row_for_each_that_had_a_job(record):
-    run = record()
-    figure = devices.participation(run)
-    rows = {row[0]: row for row in figure.rows}
-    assert set(rows) == set(run.jobs["device_id"])
-    own = run.jobs[run.jobs["device_id"] == "phone-3"]
-    at = figure.header.index
-    assert rows["phone-3"][at("jobs")] == str(len(own))
-    assert rows["phone-3"][at("used")] == str((own["outcome"] == "used").sum())
-    assert float(rows["phone-3"][at("work (h)")]) == pytest.approx(
-        own["busy_s"].sum() / 3600, rel=1e-3
-    )
-
-
-def test_durations_are_shares_of_used_jobs(record):
-    figure = devices.durations(record())
-    # Every made job downloads for 10 s, trains for 60 s and uploads for 20 s.
-    assert {row[0]: row[2] for row in figure.rows} == {
-        "download": "10",
-        "training": "60",
-        "upload": "20",
-    }
-    assert all(trace["y"][-1] == 1.0 for trace in figure.traces)
-
-
-def test_versions_are_listed_with_what_was_measured(record):
-    run = record()
-    header, rows = learning.versions(run)
-    assert header[0] == "version"
-    assert [row[0] for row in rows] == [str(v) for v in sorted(run.metrics["version"].unique())]
-    accuracy = run.metrics[(run.metrics["version"] == 5) & (run.metrics["name"] == "accuracy")]
-    assert rows[1][header.index("accuracy")] == f"{accuracy['value'].iloc[0]:.4g}"
-
-
-def test_a_run_tells_when_it_reached_a_target(record):
-    run = record()
-    at_s, losses = run.curve("loss", "server")
-    assert run.time_to("loss 0.1") == at_s[losses <= 0.1][0]
-    accuracies = run.curve("accuracy", "server")[1]
-    assert run.time_to("accuracy 0.9") == at_s[accuracies >= 0.9][0]
-    assert run.time_to("accuracy 1.5") == np.inf
-    for wrong in ("acuracy 0.9", "100 rounds"):
-        with pytest.raises(ConfigError, match=r"expected one of .*'accuracy'"):
-            run.time_to(wrong)

@@ -54,12 +54,6 @@ def test_used_and_lost_jobs_are_counted_by_device(record):
         assert lost == ((own["outcome"] == "wasted") & np.isfinite(own["started_at"])).sum()
 
 
-def test_devices_that_never_started_are_counted(record):
-    run = record(n_jobs=7, n_devices=100)
-    n_started = run.jobs["device_id"][np.isfinite(run.jobs["started_at"])].nunique()
-    assert f"{100 - n_started} further devices never started a job." in timeline(run).about
-
-
 def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypatch):
     monkeypatch.setattr(module, "DEVICES", 20)
     run = record(n_jobs=700, n_devices=50)
@@ -77,10 +71,6 @@ def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypat
     lost = jobs[jobs["state"] == 1]
     assert spent["training"] == pytest.approx(training)
     assert spent["lost"] == pytest.approx((lost["reported_at"] - lost["started_at"]).sum())
-
-
-def test_a_run_in_which_nobody_started_has_no_timeline(record):
-    assert timeline(record(n_jobs=0)) is None
 
 
 def test_perfetto_gets_a_thread_a_device_and_a_slice_a_phase(record):
@@ -112,9 +102,3 @@ def test_windows_online_lie_behind_the_jobs_of_their_device(record):
     of_first = row == drawn.data["devices"].index("phone-0")
     assert start[of_first] * scale == pytest.approx([0.0, 900.0], abs=1e-2)
     assert length[of_first] * scale == pytest.approx([600.0, 300.0], abs=1e-2)
-
-
-def test_without_windows_of_every_device_none_are_drawn(record):
-    drawn = timeline(record(online=[("phone-0", 0.0, 600.0, True)]))
-    assert "grey" not in drawn.about
-    assert len(drawn.data["packed"]) == 1
