@@ -198,17 +198,6 @@ def test_a_job_that_is_none_is_one_error_and_no_crash(bench, job, named):
     assert forecast_in(reply.content) == {}
 
 
-def test_a_training_of_no_time_and_no_bytes_has_a_forecast(bench):
-    assert_sound(bench.train(0.0, n=0))
-
-
-def test_the_same_training_again_and_again_has_a_forecast(bench):
-    for _ in range(30):
-        said = bench.train(25.0)
-    assert_sound(said)
-    assert said["training_s"][1] == pytest.approx(25.0, rel=0.3)
-
-
 def test_a_clock_that_goes_back_or_far_ahead_has_a_forecast(bench):
     for wall in (300.0, -7200.0, 300.0, -3e9, 6e9, 300.0):
         bench.go(300.0, wall=wall)
@@ -222,12 +211,6 @@ def test_readings_that_are_missing_or_nonsense_have_a_forecast():
         bench = Bench(ForecastMod(), monitor=Fixed(**values))
         bench.train(40.0)
         bench.go(60.0)
-        assert_sound(bench.train(40.0))
-
-
-def test_a_device_of_gaps_has_a_forecast(bench):
-    for gap in (10.0, 2e5, 3.0, 4e4):
-        bench.go(gap)
         assert_sound(bench.train(40.0))
 
 
@@ -419,10 +402,6 @@ def test_a_real_device_forecasts_whole_jobs_alike_whatever_its_shares(work):
         np.testing.assert_allclose(pace, pace[0])
     assert said["share"] == 0.25
     assert whole["mixed"] == pytest.approx(whole["in full"], rel=0.1)
-
-
-def test_without_a_share_the_record_has_none(bench):
-    assert "share" not in bench.train(40.0)
 
 
 def test_a_stated_job_has_the_share_that_its_work_is_of_a_whole_one():

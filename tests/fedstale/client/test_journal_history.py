@@ -126,14 +126,6 @@ def test_a_phone_of_nights_forecasts_a_night_and_one_of_random_sessions_does_not
     assert said["chaos"]["p_available"] < 0.75
 
 
-def test_the_same_phone_forecasts_less_at_the_end_of_the_night(nights, tmp_path):
-    until = 7 * DAY + 6.5 * HOUR
-    folder = recorded(tmp_path / "j", Phone(at_night), until=until)
-    late = bench_at(until + 5.0, journal=folder, available="charging").ask(job=job_of(4.0))
-    early = bench_at(NOW, journal=nights, available="charging").ask(job=job_of(4.0))
-    assert late["p_finish"] < 0.5 * early["p_finish"]
-
-
 def test_p_available_is_the_chance_to_stay_for_half_an_hour(nights, monkeypatch):
     forecaster, seen = embedded(), []
     monkeypatch.setattr("fedstale.traces.forecast.embedded", lambda _: forecaster)

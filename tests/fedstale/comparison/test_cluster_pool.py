@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from fedstale.cluster import bundles
-from fedstale.comparison.cluster_pool import ClusterPool, _Worker
+from fedstale.comparison.cluster_pool import ClusterPool
 from fedstale.comparison.plan import PlannedRun, RunJob
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -53,25 +52,3 @@ def test_a_worker_that_cannot_start_is_one_sentence(pool, job):
 
     with pytest.raises(ConfigError, match=r"^a worker of the cluster could not go on: node a has "):
         pool._is_begun_again(Handle(is_on_a_living_node=True), job, Refused(), {})
-
-
-def test_a_checkpoint_comes_back_on_the_way_once_and_not_too_often(tmp_path, monkeypatch):
-    worker = _Worker.__new__(_Worker)
-    worker._folder, worker._sent_at, worker._sent = tmp_path / "run", 0.0, ""
-    now = [29.0]
-    monkeypatch.setattr("fedstale.comparison.cluster_pool.time.monotonic", lambda: now[0])
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "config.toml").write_text("", encoding="utf-8")
-    (tmp_path / "run" / "checkpoints" / "000000003.checkpoint").write_text("3", encoding="utf-8")
-    assert worker._on_the_way() == b""
-    now[0] = 31.0
-    bundles.unpack(worker._on_the_way(), tmp_path / "back")
-    kept = tmp_path / "back" / "checkpoints" / "000000003.checkpoint"
-    assert kept.read_text(encoding="utf-8") == "3"
-    now[0] = 62.0
-    # Nothing new.
-    assert worker._on_the_way() == b""
-    (tmp_path / "run" / "checkpoints" / "000000004.checkpoint").write_text("4", encoding="utf-8")
-    assert worker._on_the_way() == b""
-    now[0] = 93.0
-    assert worker._on_the_way() != b""

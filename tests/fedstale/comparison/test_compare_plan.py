@@ -1,5 +1,4 @@
 import re
-import tomllib
 
 import pytest
 from places import ROOT
@@ -133,10 +132,3 @@ def test_the_plans_of_the_benchmarks_can_run(path):
     given = Plan.from_table(read_toml(path), where=str(path))
     for variant in given.variants:
         given.config(variant, given.seeds[0])
-
-
-def test_the_plan_on_the_page_can_run():
-    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
-    block = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    given = Plan.from_table(tomllib.loads(block[1]), where="docs/compare.md")
-    assert {given.config(variant, 1).run_config["strategy"] for variant in given.variants}

@@ -78,14 +78,6 @@ def test_nothing_is_said_where_nobody_got_there_or_a_time_is_zero():
     assert speed_up({1: Reached(at_s=1.0, ever=True)}, {2: Reached(at_s=1.0, ever=True)}) is None
 
 
-@given(st.lists(st.tuples(*[st.floats(1.0, 1e6)] * 2), min_size=2, max_size=8))
-def test_who_is_compared_with_whom_only_turns_the_ratio_round(pairs):
-    own, other = (reached([pair[i] for pair in pairs]) for i in (0, 1))
-    one, two = speed_up(own, other).ratio, speed_up(other, own).ratio
-    assert one.mean * two.mean == pytest.approx(1.0)
-    assert one.low * two.high == pytest.approx(1.0)
-
-
 def product_limit(times, t):
     """Return 1 minus the product over instants of the share that did not reach the target."""
     left = 1.0
@@ -101,10 +93,3 @@ def test_the_share_that_reached_a_target_is_the_product_of_kaplan_and_meier(time
     assert (np.diff(instants) > 0).all()
     for at, share in zip(instants, shares, strict=True):
         assert share == pytest.approx(product_limit(times, at))
-
-
-def test_without_a_run_that_was_cut_off_it_is_the_share_of_runs():
-    times = [Reached(at_s=float(at), ever=True) for at in (1, 2, 2, 5)]
-    instants, shares = kaplan_meier(times)
-    assert instants.tolist() == [1.0, 2.0, 5.0]
-    assert shares == pytest.approx([0.25, 0.75, 1.0])

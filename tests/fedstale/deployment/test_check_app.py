@@ -9,7 +9,7 @@ from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
-from fedstale.deployment.check import SourceFile, check_app, check_messages, check_superlink
+from fedstale.deployment.check import check_app, check_messages, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp, built_in_apps
@@ -70,24 +70,20 @@ def test_a_data_file_that_the_app_names_is_a_fault_and_another_a_note(app):
     assert "adder/weights.npz is not sent to devices" in faults(app)[0]
 
 
-def test_modules_that_the_bundle_leaves_out(app):
-    (app / "adder" / "test_data.py").write_text("X = 1")
-    append(app, "import adder.test_data")
-    assert "imports adder.test_data, which Flower leaves out" in faults(app)[0]
-
-
-def test_a_module_in_a_folder_named_lib_is_left_out(app):
-    (app / "lib").mkdir()
-    (app / "lib" / "tools.py").write_text("X = 1")
-    append(app, "import lib.tools")
-    assert "imports lib.tools, which Flower leaves out" in faults(app)[0]
-
-
-def test_what_gitignore_names_is_left_out(app):
-    (app / "adder" / "secret.py").write_text("X = 1")
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        ("adder/test_data.py", "adder.test_data"),
+        ("lib/tools.py", "lib.tools"),
+        ("adder/secret.py", "adder.secret"),
+    ],
+)
+def test_modules_that_the_bundle_leaves_out(app, file, named):
+    (app / file).parent.mkdir(exist_ok=True)
+    (app / file).write_text("X = 1")
     (app / ".gitignore").write_text("secret.py\n")
-    append(app, "from adder.secret import X")
-    assert "imports adder.secret, which Flower leaves out" in faults(app)[0]
+    append(app, f"import {named}")
+    assert f"imports {named}, which Flower leaves out" in faults(app)[0]
 
 
 @pytest.mark.parametrize("name", ["fedstale", "numpy", "json"])
@@ -150,17 +146,6 @@ def test_a_bundle_that_is_too_big_or_too_deep(app):
     assert "cannot make a bundle" in faults(app)[0]
 
 
-def test_a_folder_without_an_app(tmp_path):
-    with pytest.raises(ConfigError, match="no Flower app"):
-        FlowerApp.find(tmp_path)
-
-
-def test_sources_are_read_without_running_them():
-    source = SourceFile("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
-    assert source.imports == {"a.b": 1, "c": 2}
-    assert "g.npz" in source.strings
-
-
 def links(tmp_path, monkeypatch, text):
     (tmp_path / "config.toml").write_text(text)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -214,32 +199,6 @@ def test_objects_are_counted_as_flower_makes_them(app):
     assert not found.is_fault
     assert "is 204 objects (arrays: 100)" in found.text
     assert found.text.endswith("it is 7")
-
-
-def test_a_strategy_that_asks_for_smaller_messages_of_an_app_without_the_mod_is_a_note(app):
-    server = app / "adder" / "server_app.py"
-    before = server.read_text()
-    server.write_text(
-        before
-        + """
-
-@app.main()
-def main(grid, context):
-    from fedstale.strategies import FedBuff, Compression
-
-    arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
-    FedBuff(1, 1, stages=[Compression("int4")]).start(grid, arrays, 1)
-"""
-    )
-    _, missing = check_messages(FlowerApp.find(app))
-    assert not missing.is_fault
-    assert "no file of the app names CompressionMod" in missing.text
-    append(app, "from fedstale.client import CompressionMod  # CompressionMod\n")
-    assert len(check_messages(FlowerApp.find(app))) == 2
-    append(app, "mods = [CompressionMod()]")
-    assert len(check_messages(FlowerApp.find(app))) == 1
-    server.write_text(before)
-    assert len(check_messages(FlowerApp.find(app))) == 1
 
 
 def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
@@ -297,28 +256,40 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
     assert (tmp_path / "own" / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("setting", ["stages=[LocalWork(0.5)]", "normalise='steps'"])
-def test_a_strategy_that_asks_for_a_share_of_an_app_that_does_not_read_it_is_a_note(app, setting):
-    server = app / "adder" / "server_app.py"
-    server.write_text(
-        server.read_text()
-        + f"""
+NO_MOD = "no file of the app has PackMod, CompressionMod or ForecastMod"
+SHARED = [
+    ("from fedstale.client import PackMod, local_steps  # local_steps", "calls local_steps"),
+    ("steps = lambda message: local_steps(message, 1, 1)", NO_MOD),
+    ("mods = [PackMod()]", None),
+]
+COMPRESSED = [
+    ("from fedstale.client import CompressionMod  # CompressionMod", "names CompressionMod"),
+    ("mods = [CompressionMod()]", None),
+]
 
+
+@pytest.mark.parametrize(
+    ("setting", "steps"),
+    [
+        ("stages=[LocalWork(0.5)]", SHARED),
+        ("normalise='steps'", SHARED),
+        ("stages=[Compression('int4')]", COMPRESSED),
+    ],
+)
+def test_a_strategy_that_asks_an_app_for_what_it_does_not_do_is_a_note(app, setting, steps):
+    server = """
 @app.main()
 def main(grid, context):
-    from fedstale.strategies import FedBuff, LocalWork
+    from fedstale.strategies import Compression, FedBuff, LocalWork
 
-    arrays = ArrayRecord({{"w": Array(np.zeros(3, np.float32))}})
-    FedBuff(1, 1, {setting}).start(grid, arrays, 1)
+    arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
+    FedBuff(1, 1, SETTING).start(grid, arrays, 1)
 """
-    )
+    append(app, server.replace("SETTING", setting), "server_app.py")
     _, missing = check_messages(FlowerApp.find(app))
     assert not missing.is_fault
-    assert "but no file of the app calls local_steps" in missing.text
-    append(app, "from fedstale.client import PackMod, local_steps  # local_steps")
-    assert len(check_messages(FlowerApp.find(app))) == 2
-    append(app, "steps = lambda message: local_steps(message, 1, 1)")
-    _, missing = check_messages(FlowerApp.find(app))
-    assert "no file of the app has PackMod, CompressionMod or ForecastMod" in missing.text
-    append(app, "mods = [PackMod()]")
-    assert len(check_messages(FlowerApp.find(app))) == 1
+    for line, still_missing in steps:
+        append(app, line)
+        _, *found = check_messages(FlowerApp.find(app))
+        assert len(found) == (still_missing is not None)
+        assert all(still_missing in note.text for note in found)

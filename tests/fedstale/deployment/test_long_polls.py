@@ -167,13 +167,6 @@ def test_without_holding_the_same_question_is_answered_at_once_and_empty():
         assert question.found == []
 
 
-def test_a_message_that_is_there_is_given_at_once(link):
-    (message_id,) = ServerApp(link).grid.push_messages([order(link, link.victim)])
-    question = Question(link, link.victim)
-    assert question.took_s < 1.0
-    assert question.found == [message_id]
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """Return what the database has been asked for work."""
@@ -331,19 +324,3 @@ def test_an_upload_that_was_given_up_holds_nobody_up(link, monkeypatch):
     link.polls.pushed(PushAppMessagesRequest(), PushAppMessagesResponse())
     assert link.polls.may_ask(link.victim.node_id)
     assert not link.polls._pushes
-
-
-def test_a_message_that_a_node_asks_for_again_uses_up_no_other():
-    # From Flower 1.43 on a SuperLink gives a message until it is confirmed.
-    polls = LongPolls()
-    polls._ready[1] = {"first", "second"}
-    polls._incomplete[1] = 1
-    for _ in range(2):
-        polls.answered(1, ["first"])
-        assert polls.may_ask(1)
-    polls.answered(1, ["second"])
-    assert not polls.may_ask(1)
-    polls._ready[1] = {"third"}
-    # What was cancelled is not waited for.
-    polls.answered(1, [])
-    assert not polls.may_ask(1)

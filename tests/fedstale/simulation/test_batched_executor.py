@@ -106,14 +106,6 @@ def test_fashion_is_trained_as_inline_but_for_rounding(built_in, tmp_path, batch
     assert differences(ours, theirs).max() < 1e-7
 
 
-def test_fashion_in_single_precision_is_trained_as_inline_but_for_its_rounding(built_in, tmp_path):
-    write_clothes(tmp_path / "clothes")
-    settings = {"data": str(tmp_path / "clothes"), "batch_size": 1000, "local_epochs": 1}
-    client, parts, calls = built_in("fashion", 9, versions=2, **settings)
-    ours = BatchedExecutor(client, parts).run(calls)
-    assert differences(ours, InlineExecutor(client).run(calls)).max() < 1e-6
-
-
 def test_replies_are_addressed_as_inline(built_in):
     client, parts, calls = built_in("digits", 2, **QUICK)
     for i, call in enumerate(calls):

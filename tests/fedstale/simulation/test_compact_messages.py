@@ -10,23 +10,19 @@ from compact_client import CLIENT, bits, calls
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from interruptions import files, power_cut
 from local_workers import LocalWorkers
 from one_thread import one_thread
-from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
 
 from fedstale.client import CompressionMod, ForecastMod
 from fedstale.client.compression import NEXT_OF_RECORD, NEXT_RECORD
-from fedstale.config import SimulationConfig
 from fedstale.flower import identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
 from fedstale.simulation.costs import content_size
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
-from fedstale.simulation.run import simulate
 from fedstale.strategies import Compression, FedAvg, FedBuff
 from fedstale.strategies.messages.codec import FORMATS, n_bytes
 from fedstale.strategies.messages.records import Asked, coarse, form_of
@@ -238,37 +234,3 @@ def test_a_batch_answers_with_the_bits_of_its_own_training_in_the_format():
     assert bits(ours) == expected
     states = [call.context.state.array_records for call in again]
     assert [answer.context.state.array_records for answer in ours] == states
-
-
-def test_batched_digits_in_formats_are_those_of_inline_within_a_step_of_rounding():
-    with identity(1):
-        _, client, parts, calls = digits_calls(4)
-        ours = BatchedExecutor(client, parts).run(calls)
-        _, client, _, calls = digits_calls(4)
-        theirs = InlineExecutor(client).run(calls)
-    for one, other in zip(bits(ours), bits(theirs), strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert one[name][0] == other[name][0]
-            assert len(one[name][1]) == len(other[name][1])
-
-
-CONFIG = SimulationConfig(
-    app="digits",
-    traces="synthetic:20",
-    run_config={
-        "strategy": "FedBuff(6, 3, stages=[Compression('int4', down='int8')])",
-        "num-server-rounds": 6,
-        "local-epochs": 1,
-    },
-)
-
-
-@pytest.mark.usefixtures("every_version_kept", "no_pages")
-def test_a_run_with_formats_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(tmp_path):
-    traces = synthetic(20)
-    simulate(CONFIG, tmp_path / "whole", traces=traces)
-    with power_cut(lambda version, now: version == 3):
-        simulate(CONFIG, tmp_path / "cut", traces=traces)
-    simulate(CONFIG, tmp_path / "cut", traces=traces, resume=True)
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")

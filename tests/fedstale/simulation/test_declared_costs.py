@@ -59,14 +59,6 @@ def test_all_that_is_missing_is_named_at_once_before_anything_runs(tmp_path):
     assert tuple(tomllib.loads(table)["tool"]["fedstale"]) == KEYS
 
 
-def test_what_is_missing_in_part_is_named_alone(tmp_path):
-    table = '[tool.fedstale]\nwork-per-example = 1.0\nepochs = "local-epochs"'
-    app = with_table(tmp_path / "app", table)
-    with pytest.raises(ConfigError, match=r"examples, evaluate-work-per-example missing") as caught:
-        run(app, tmp_path / "run")
-    assert "work-per-example, epochs" not in str(caught.value)
-
-
 def test_the_table_that_the_error_shows_can_be_pasted(tmp_path):
     app = write_small_app(tmp_path / "app", pyproject=UNDECLARED)
     with pytest.raises(ConfigError) as caught:

@@ -72,13 +72,6 @@ def test_a_run_that_stopped_goes_on_byte_for_byte(tmp_path, traces, to, whole, l
     assert len(versions) <= n_whole + 1
 
 
-def test_a_run_goes_on_more_than_once(tmp_path, traces, to, whole):
-    simulate(to("10m"), tmp_path / "run", traces=traces)
-    for until in ("11m", "25m", "40m"):
-        simulate(to(until), tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") == whole("40m")[0]
-
-
 def test_a_run_that_is_killed_while_it_goes_on_is_one_that_was_killed(tmp_path, traces, to, whole):
     n = simulate(to("20m"), tmp_path / "run", traces=traces).summary["rounds"]
     with power_cut(lambda version, now: version == n + 2):

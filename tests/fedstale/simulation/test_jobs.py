@@ -1,12 +1,8 @@
 """Jobs lie in a file, can be changed there at any time, and come back in order."""
 
 import errno
-import gc
-import mmap
 import os
 import tempfile
-import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -108,48 +104,6 @@ def ended(n):
     return jobs
 
 
-def test_rows_lie_in_a_file_that_is_mapped_anew_when_it_grows(monkeypatch):
-    mapped = []
-
-    def noted(*arguments):
-        mapped.append(mmap.mmap(*arguments))
-        return mapped[-1]
-
-    monkeypatch.setattr(jobs_module, "mmap", SimpleNamespace(mmap=noted))
-    jobs = ended(1000)
-    assert len(jobs) == 1000
-    assert len(mapped) == 250
-    # What an earlier map held in memory is let go once nothing refers to it.
-    older = [weakref.ref(one) for one in mapped]
-    mapped.clear()
-    gc.collect()
-    assert [one() is None for one in older] == [True] * 249 + [False]
-
-
-def test_columns_that_somebody_holds_go_on_to_be_those_of_the_table():
-    jobs = JobTable()
-    send(jobs)
-    column = jobs.columns["delivered_at"]
-    for _ in range(50):
-        send(jobs)
-    jobs.end(jobs[0], 7.0)
-    assert column[0] == 7.0
-
-
-def test_a_job_that_is_over_can_still_be_read():
-    job = ended(50)[3]
-    assert (job.delivered_at, job.row in job.jobs.open) == (1.0, False)
-
-
-def test_a_fresh_row_holds_the_defaults():
-    jobs = ended(40)
-    fresh = jobs[jobs.add(1).start]
-    assert fresh.job_id == 40
-    for name, column in vars(JobRow).items():
-        if isinstance(column, jobs_module.Column) and name != "job_id":
-            assert getattr(fresh, name) == column.default or np.isnan(column.default), name
-
-
 def test_of_a_job_that_was_only_sent_events_say_nothing_spent_and_no_version():
     jobs = JobTable()
     jobs.add(1)
@@ -166,11 +120,6 @@ def test_events_are_written_in_row_groups(tmp_path):
         folder.write_events(ended(50).tables(lambda rows: rows, DEVICES))
         assert folder.read_events(["job_id"])["job_id"].to_pylist() == list(range(50))
     assert pq.ParquetFile(tmp_path / "events.parquet").num_row_groups == 8
-
-
-@pytest.mark.parametrize("name", ["message-50", "message--1", "message-x", "3", "other", ""])
-def test_a_message_that_was_never_sent_has_no_job(name):
-    assert ended(50).of_message(name) is None
 
 
 def test_a_full_disk_is_one_error_and_no_job_is_lost(monkeypatch):

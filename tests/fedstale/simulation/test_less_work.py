@@ -7,10 +7,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from interruptions import files, power_cut
-from local_workers import LocalWorkers
 from one_thread import one_thread
 from shared_fleets import synthetic
-from small_app import write_small_app
 from tiny import COSTS, fleet
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
@@ -298,64 +296,6 @@ def test_batched_digits_take_the_steps_of_inline_and_say_so(share):
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_batch_answers_with_the_bits_of_its_own_training_and_the_same_statement():
-    def fit_many(models, jobs):
-        return {name: stack.add_(0.37) for name, stack in models.items()}, [0.5] * len(jobs)
-
-    with identity(1):
-        client, parts, calls = digits_calls(3, 0.25)
-        ours = BatchedExecutor(client, BatchedFunctions(job=parts.job, fit_many=fit_many))
-        ours = ours.run(calls)
-        client, _, calls = digits_calls(3, 0.25)
-        theirs = InlineExecutor(client).run(calls)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.reply.content[WORK] == other.reply.content[WORK]
-
-
-CLIENT = """
-import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-from fedstale.client import PackMod, local_steps
-
-app = ClientApp(mods=[PackMod()])
-
-
-@app.train()
-def train(message, context):
-    (w,) = message.content["arrays"].to_numpy_ndarrays()
-    for _ in range(local_steps(message, 3, 5)):
-        w = w + np.random.standard_normal(w.shape).astype(w.dtype)
-    content = {"arrays": ArrayRecord([w]), "metrics": MetricRecord({"num-examples": 1})}
-    return Message(RecordDict(content), reply_to=message)
-"""
-
-
-def test_workers_answer_with_the_bits_of_one_process(tmp_path):
-    small = FlowerApp.find(write_small_app(tmp_path, client=CLIENT))
-
-    def calls():
-        for i in range(3):
-            content = {
-                "arrays": ArrayRecord([np.zeros(9, np.float32)]),
-                "config": asking(ConfigRecord(), 0.125 * (i + 1)),
-            }
-            message = Message(RecordDict(content), 1000 + i, "train")
-            yield ClientCall(message, Context(1, 1000 + i, {}, RecordDict(), {}), seed=i)
-
-    with small.importable(), identity(1):
-        own = InlineExecutor(small.load_client()).run(list(calls()))
-        with LocalWorkers(small.load_client, 2) as pool:
-            theirs = pool.run(list(calls()))
-    assert [StepsDone.of(a.reply.content) for a in own] == [
-        StepsDone(1, 15),
-        StepsDone(3, 15),
-        StepsDone(5, 15),
-    ]
-    assert [a.reply.content for a in theirs] == [a.reply.content for a in own]
-
-
 # Whole runs.
 
 CONFIG = SimulationConfig(
@@ -363,8 +303,8 @@ CONFIG = SimulationConfig(
     traces="synthetic:20",
     run_config={
         "strategy": (
-            "FedBuff(6, 3, stages=[Compression('int4'), LocalWork(within_s=120), "
-            "ForecastRequest()])"
+            "FedBuff(6, 3, stages=[Compression('int4', down='int8'), "
+            "LocalWork(within_s=120), ForecastRequest()])"
         ),
         "num-server-rounds": 8,
         "batch-size": 32,

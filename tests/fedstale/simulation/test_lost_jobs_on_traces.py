@@ -74,20 +74,6 @@ def test_too_stale_updates_are_rejected_with_their_reason_in_events_and_summary(
     assert again == pytest.approx(0.0, abs=1.0)
 
 
-def test_without_a_limit_the_slow_device_counts(tmp_path):
-    traces = fleet([[(0.0, 4000.0)]] * 6, length=4000.0, compute=[1.0] * 5 + [0.05])
-    run = fedstale.simulate(
-        counting_app(),
-        strategy=FedBuff(6, 2, seed=1),
-        initial_arrays=model(),
-        traces=traces,
-        until="200 rounds",
-        **COSTS,
-    )
-    assert run.summary["rejected"] == {}
-    assert run.jobs["staleness"].max() > 4
-
-
 def test_a_node_that_leaves_does_not_hold_the_last_evaluation(make_grid):
     # Training takes 12 s; evaluation 6 s and more. The last device comes back for the training of
     # others only after an hour.

@@ -96,23 +96,6 @@ def test_without_a_stand_in_a_reply_takes_the_bytes_that_flower_would_send(make_
     assert job["uploaded_bytes"] == pytest.approx(on_the_wire, rel=0.001)
 
 
-def half_precision(message, context, call_next):
-    """Compress a reply, as a mod does."""
-    reply = call_next(message, context)
-    arrays = reply.content["arrays"].to_numpy_ndarrays()
-    reply.content["arrays"] = ArrayRecord([a.astype(np.float16) for a in arrays])
-    return reply
-
-
-def test_a_mod_that_compresses_makes_replies_arrive_sooner(make_grid):
-    arrived = {}
-    for name, mods in (("plain", None), ("halved", [half_precision])):
-        grid = make_grid([ALWAYS], app=app_replying(lambda node: N, mods))
-        grid.send_and_receive([ask(1000)])
-        arrived[name] = grid.now()
-    assert arrived["plain"] - arrived["halved"] == pytest.approx(0.5, abs=WIRE_S)
-
-
 def test_bytes_in_a_config_record_stand_for_as_much_as_those_of_arrays(make_grid):
     app = ClientApp()
 
@@ -188,18 +171,6 @@ def test_a_failing_client_uploads_what_it_says_and_no_model(make_grid):
     assert job["reported_at"] == pytest.approx(11, abs=WIRE_S)
 
 
-def test_initial_parameters_from_a_client_stand_for_the_model(make_grid):
-    app = ClientApp()
-
-    @app.query("model")
-    def first(message, context):
-        return Message(RecordDict({"arrays": model()}), reply_to=message)
-
-    grid = make_grid([ALWAYS], app=app)
-    grid.send_and_receive([Message(RecordDict(), 1000, "query.model")])
-    assert rows(grid)[0]["uploaded_bytes"] == pytest.approx(1e6, abs=1e3)
-
-
 # Work.
 
 
@@ -211,14 +182,6 @@ def test_an_action_that_trains_nothing_costs_its_bytes_alone(make_grid):
     assert [job["work"] for job in rows(grid)] == [10.0, 0.0, 3.0]
     assert rows(grid)[1]["compute_s"] == 0.0
     assert rows(grid)[1]["download_s"] > 0.9
-
-
-def test_the_work_of_a_type_holds_for_its_actions_that_say_nothing(make_grid):
-    costs = Costs(work={"train": 7.0, "train.keys": 0})
-    grid = make_grid([ALWAYS], app=app_replying(lambda node: N), costs=costs)
-    grid.send_and_receive([ask(1000)])
-    grid.send_and_receive([ask(1000, "train.keys")])
-    assert [job["work"] for job in rows(grid)] == [7.0, 0.0]
 
 
 def test_a_function_says_the_work_of_a_message_or_leaves_it_to_the_table(make_grid):

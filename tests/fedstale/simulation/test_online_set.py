@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fedstale.simulation import devices as presence
 from fedstale.simulation.devices import OnlineSet
-from fedstale.strategies.types import unpacked
 from fedstale.traces.availability import Availability
 
 LENGTH = 100.0
@@ -40,21 +39,3 @@ def test_it_is_what_looking_everybody_up_gives(ahead, fleet, steps):
             assert kept.n_online == np.count_nonzero(kept.is_online())
             start, end = fleet.window_at_or_after(everyone, now)
             assert kept.next_change == np.where(start <= now, end, start).min()
-
-
-def test_the_same_array_is_shown_until_somebody_changes():
-    kept = OnlineSet(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
-    first = kept.words
-    kept.move(4.0)
-    assert kept.words is first
-    kept.move(5.0)
-    assert kept.is_online().tolist() == [True, True]
-    assert unpacked(first, 2).tolist() == [True, False]
-
-
-def test_going_back_looks_everybody_up_again():
-    kept = OnlineSet(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
-    kept.move(15.0)
-    assert kept.is_online().tolist() == [False, True]
-    kept.move(2.0)
-    assert kept.is_online().tolist() == [True, False]

@@ -184,18 +184,6 @@ def test_a_query_waits_for_its_device(make_grid):
     assert 500.0 <= grid.now() < 501.0
 
 
-def test_any_app_answers_plain_queries(make_grid):
-    grid = make_grid([[(0.0, 1000.0)]])
-    (reply,) = grid.send_and_receive([message_to(1000, kind="query")])
-    assert reply.content["metrics"]["partition"] == 0
-
-
-def test_runs_that_forecast_nothing_prepare_nothing(make_grid):
-    grid = make_grid([[(0.0, 1000.0)]])
-    grid.send_and_receive([message_to(1000)])
-    assert grid._clients._replay._observer is None
-
-
 def test_a_replayed_device_is_a_monitor_of_itself(make_grid):
     seen = []
 

@@ -29,21 +29,22 @@ def stated(app, n=2, column="reported_p_finish"):
     return grid, grid.events()[column].to_pylist()
 
 
-def test_a_job_holds_what_its_device_said_before():
-    _, column = stated(saying(0.75), 3)
-    assert np.isnan(column[0])
-    assert column[1:] == [0.75, 0.75]
+@pytest.mark.parametrize(
+    ("app", "column", "said"),
+    [
+        (saying(0.75), "reported_p_finish", 0.75),
+        (saying(None, duration_s=30.0), "reported_duration_s", 30.0),
+    ],
+)
+def test_a_job_holds_what_its_device_said_before(app, column, said):
+    _, found = stated(app, 3, column)
+    assert np.isnan(found[0])
+    assert found[1:] == [said, said]
 
 
 @pytest.mark.parametrize("said", [None, 1.5, -0.1, float("nan"), "sure", [0.5]])
 def test_what_is_no_chance_is_not_held_against_a_device(said):
     assert np.isnan(stated(saying(said))[1]).all()
-
-
-def test_a_job_holds_how_long_its_device_said_that_it_would_take():
-    _, column = stated(saying(None, duration_s=30.0), 3, "reported_duration_s")
-    assert np.isnan(column[0])
-    assert column[1:] == [30.0, 30.0]
 
 
 @pytest.mark.parametrize("said", [0.0, -1.0, float("inf"), float("nan"), "soon", [30.0]])

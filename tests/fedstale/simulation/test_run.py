@@ -4,9 +4,7 @@ import os
 import platform
 import sys
 import types
-from dataclasses import replace
 
-import flwr
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,12 +14,10 @@ from small_app import CLIENT, PYPROJECT, SERVER, write_small_app
 from tiny import fleet
 
 from fedstale.config import SimulationConfig
-from fedstale.errors import ConfigError, TraceError
-from fedstale.flower import features
+from fedstale.errors import ConfigError
 from fedstale.machine import release
 from fedstale.simulation import run as run_module
 from fedstale.simulation.run import simulate
-from fedstale.traces import TraceSet
 
 STOCK = ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedProx", "FedMedian", "Krum"]
 
@@ -140,22 +136,6 @@ def test_two_processes_give_byte_identical_files(run):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_flower_newer_than_any_that_was_tested_is_named_and_the_run_goes_on(
-    run, monkeypatch, caplog
-):
-    expected = files(run(run_config={"rounds": 2}).folder)
-    monkeypatch.setattr(flwr, "__version__", "1.99.0")
-    features.warn_if_newer.cache_clear()
-    result = run(run_config={"rounds": 2})
-    features.warn_if_newer.cache_clear()
-    assert result.status == "finished"
-    assert files(result.folder) == expected
-    assert [line.split(" is newer")[0] for line in caplog.messages if "newer" in line] == [
-        "Flower 1.99.0"
-    ]
-
-
-@pytest.mark.usefixtures("no_pages")
 def test_a_summary_says_with_what_and_on_what_it_was_made(run):
     summary = run(run_config={"rounds": 2}).summary
     for package in ("flwr", "numpy"):
@@ -167,13 +147,6 @@ def test_a_summary_says_with_what_and_on_what_it_was_made(run):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_summary_says_when_the_traces_began(run):
-    result = run(replace(TraceSet.ideal(2), epoch="2024-01-01T06:00:00"), run_config={"rounds": 1})
-    assert result.summary["epoch"] == "2024-01-01T06:00:00"
-    assert run(TraceSet.ideal(2), run_config={"rounds": 1}).summary["epoch"] is None
-
-
-@pytest.mark.usefixtures("no_pages")
 def test_wall_time_is_measured_beside_the_metrics_and_not_in_them(run):
     result = run(run_config={"rounds": 4})
     assert len(result.wall_s) == len(result.metrics) > 0
@@ -181,14 +154,6 @@ def test_wall_time_is_measured_beside_the_metrics_and_not_in_them(run):
     # What was measured after the last reply may be told when the app is over.
     assert 0 < result.wall_s[0] <= result.summary["wall_s"] + 0.01
     assert not [name for name in [*result.jobs, *result.metrics] if "wall" in name]
-
-
-def test_an_ideal_fleet_loses_nothing_and_takes_no_time(run):
-    from fedstale.traces import TraceSet
-
-    result = run(TraceSet.ideal(5), run_config={"rounds": 4})
-    assert result.summary["virtual_s"] < 1e-200
-    assert set(result.summary["jobs"]) == {"sent", "reported"}
 
 
 @pytest.mark.parametrize(
@@ -309,14 +274,6 @@ def test_a_trace_shorter_than_one_round_gets_stuck_with_a_reason(run):
     assert result.summary["jobs"]["interrupted"] == 3
 
 
-def test_incomplete_traces_are_refused_by_name(run):
-    whole = patchy(3)
-    from dataclasses import replace
-
-    with pytest.raises(TraceError, match="compute"):
-        run(replace(whole, compute=None))
-
-
 @pytest.mark.usefixtures("no_pages")
 def test_an_earlier_run_is_replaced_only_on_request(tmp_path):
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
@@ -365,14 +322,6 @@ def test_a_stale_strategy_that_is_stopped_leaves_its_last_model(run, tmp_path):
     assert (result.folder / "model.safetensors").is_file()
 
 
-@pytest.mark.usefixtures("local_workers", "no_pages")
-def test_a_stale_strategy_gives_byte_identical_files_too(run, tmp_path):
-    app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
-    options = {"app": app, "run_config": {"strategy": "GapAware", "rounds": 15}}
-    first, second = run(**options), run(**options, workers=2)
-    assert files(first.folder) == files(second.folder)
-
-
 @pytest.mark.parametrize("strategy", ["FedBuff", "GapAware", "CA2FL", "FADAS"])
 @pytest.mark.usefixtures("no_pages")
 def test_a_model_in_half_precision_is_simulated_like_one_in_double(run, tmp_path, strategy):
@@ -392,51 +341,6 @@ def test_a_model_in_half_precision_is_simulated_like_one_in_double(run, tmp_path
     np.testing.assert_allclose(w, expected, atol=0.05)
     assert np.abs(expected).max() > 0.5
     assert not (ours.jobs["status"] == "rejected").any()
-
-
-def test_a_torch_model_in_half_precision_is_trained_by_a_strategy_object():
-    import torch
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-
-    import fedstale
-    from fedstale.strategies import DirectionAware
-
-    client = ClientApp()
-    truth = torch.tensor([[1.0, -2.0, 0.5]])
-
-    def made():
-        return torch.nn.Linear(3, 1, bias=False, dtype=torch.float16)
-
-    @client.train()
-    def train(message, context):
-        network = made()
-        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        x = torch.randn(20, 3)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
-        for i in range(10):
-            optimizer.zero_grad()
-            error = network(x[2 * i : 2 * i + 2].half()).float() - x[2 * i : 2 * i + 2] @ truth.T
-            (error**2).mean().backward()
-            optimizer.step()
-        metrics = MetricRecord({"num-examples": 100_000})
-        content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    torch.manual_seed(0)
-    run = fedstale.simulate(
-        client,
-        traces=TraceSet.ideal(6),
-        strategy=DirectionAware(5, 2),
-        initial_arrays=ArrayRecord(made().state_dict()),
-        until="20 rounds",
-        work_per_example=1.0,
-        epochs=1,
-        examples=20,
-    )
-    w = run.model["weight"]
-    assert w.dtype == np.float16
-    np.testing.assert_allclose(w, truth.numpy(), atol=0.05)
 
 
 @pytest.mark.usefixtures("no_pages")

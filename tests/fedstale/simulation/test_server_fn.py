@@ -136,13 +136,6 @@ def test_metrics_carry_the_virtual_time_of_their_round(run):
     assert (rounds["value"] == rounds["version"]).all()
 
 
-def test_a_run_ends_at_the_accuracy_it_was_asked_for(run):
-    result = run(until="accuracy 0.5", run_config={"rounds": 1000})
-    assert result.status == "stopped"
-    assert "accuracy" in result.reason
-    assert result.summary["rounds"] < 100
-
-
 def test_a_round_waits_on_the_virtual_clock_until_enough_are_online(run):
     # Both are there from 3,000 s on; two units of work for each of 20 examples take 40 s.
     windows = [[(0.0, 100.0), (3000.0, 4000.0)], [(2000.0, 4000.0)]]
@@ -179,20 +172,6 @@ def test_like_flowers_own_a_wait_gives_up_after_a_day_and_takes_whom_it_finds(ru
     first, second = sorted(set(events_of(result)["sent_at"]))
     assert DAY_S <= first <= DAY_S + 600.0
     assert second >= first + DAY_S
-
-
-def test_when_the_traces_are_over_the_run_ends_with_the_reason(run):
-    short = fleet([[(0.0, 30.0)]] * 3, length=40.0, repeat=False)
-    result = run(short, after_end="stop", run_config={"rounds": 20})
-    assert result.status == "stuck"
-    assert "nothing can ever happen again" in result.reason
-
-
-def test_an_app_whose_clients_always_fail_fails_with_their_reason(run):
-    client = CLIENT.replace("        (w,) = parameters\n", "        raise OSError('no data')\n", 1)
-    result = run(client=client, run_config={"fraction-evaluate": 0.0})
-    assert result.status == "failed"
-    assert "OSError: no data" in result.reason
 
 
 def test_a_client_that_answers_with_a_bad_status_is_rejected_with_its_words(run):
@@ -233,15 +212,6 @@ def test_the_first_model_may_come_from_a_client(run):
     assert events["uploaded_bytes"].iloc[0] == pytest.approx(2_000_000, rel=1e-3)
     loss = metrics_of(result).query("source == 'server' and name == 'loss'")["value"]
     assert loss.iloc[0] == pytest.approx(np.linalg.norm(0.25 - np.array([1.0, -2.0, 0.5])))
-
-
-@pytest.mark.usefixtures("no_pages")
-def test_work_follows_the_examples_that_clients_report(run):
-    events = events_of(run(TraceSet.ideal(4), run_config={"rounds": 2}))
-    train = events[events.kind == "train"]
-    assert (train.loc[train["round"] == 1, "work"] == 2 * 20).all()
-    second = train[train["round"] == 2].sort_values("device_id")["work"].tolist()
-    assert second == [2.0 * (10 + partition) for partition in range(4)]
 
 
 def test_flowers_own_functions_are_back_after_a_run(run):

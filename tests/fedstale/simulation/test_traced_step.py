@@ -93,21 +93,6 @@ def test_only_shapes_that_come_often_are_traced(monkeypatch: pytest.MonkeyPatch)
     assert [shapes[0][0][0] for shapes in step.traced] == [2]
 
 
-def test_views_that_change_nothing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
-    shortened, lengths = many_sgd._shorten, []
-
-    def watched(module: torch.fx.GraphModule) -> None:
-        lengths.append(len(module.graph.nodes))
-        shortened(module)
-        lengths.append(len(module.graph.nodes))
-
-    monkeypatch.setattr(many_sgd, "_shorten", watched)
-    TracedStep(mean_loss_of(DENSE, plain))(*inputs(DENSE, CLIENTS, (6,), seed=0))
-    before, after = lengths
-    assert after < 0.8 * before
-
-
 def test_what_cannot_be_traced_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
 

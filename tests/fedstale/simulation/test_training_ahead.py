@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pandas as pd
-import pytest
 from flwr.app import ConfigRecord
 from tiny import COSTS, counting_app, message_to
 
@@ -134,15 +133,6 @@ def pull(grid, ids):
             left.discard(reply.metadata.reply_to_message_id)
             replies.append(reply)
     return replies
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_where_replies_have_one_size_nothing_is_trained_before_it_is_pulled(make_grid, batch):
-    executor = Together(batch)
-    grid = promising(make_grid, 2, executor)
-    grid.push_messages([message_to(1000), message_to(1001)])
-    grid.sleep(500.0)
-    assert executor.runs == []
 
 
 def test_where_a_whole_job_is_asked_for_nothing_is_trained_to_learn_its_work(make_grid):

@@ -1,14 +1,11 @@
 """What may be tuned, and the sentences that say what may not, before Ray starts."""
 
-import re
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import ray  # noqa: F401 - which starts a process when it is first imported
-from places import ROOT
 from spaces import TABLE, space, table
 
 import fedstale
@@ -221,18 +218,3 @@ def test_a_space_is_read_from_its_file(tmp_path):
     path.write_text('app = "digits"\ntraces = ', encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         Space.read(path)
-
-
-def test_the_space_of_the_page_can_be_read():
-    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    given = tomllib.loads(text.replace("phones.parquet", "ideal:5"))
-    given["held-out"]["traces"] = "ideal:6"
-    found = Space.from_table(given, where="space.toml")
-    assert found.instants_s == (1800.0, 3600.0, 7200.0, 14400.0)
-    assert found.domains["strategy.concurrency"].grid("strategy.concurrency") == list(
-        range(5, 61, 5)
-    )
-    # Each key of a space has its row.
-    for key in (*given, "budget", "keep"):
-        assert f"`{key}`" in page or f"`[{key}]`" in page

@@ -17,7 +17,6 @@ from fedstale.strategies import Callback, Checkpoints, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
 from fedstale.strategies.stages import RECORD, AuditRecord
 from fedstale.strategies.stages import audit_record as writing
-from fedstale.strategies.types import History
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
 
@@ -48,18 +47,6 @@ def test_a_simulation_that_goes_on_writes_what_it_would_have(after, recorded, tm
     expected = (recorded.folder / RECORD).read_bytes()
     assert (again.folder / RECORD).read_bytes() == expected
     assert fedstale.verify(again).holds
-
-
-def test_a_paused_simulation_goes_on_with_its_record(tmp_path):
-    def part(name, **more):
-        return run(tmp_path / name, Oort(), until="2m", **more)
-
-    whole = part("whole")
-    paused = part("parts", pause_at="1m")
-    assert paused.status == "interrupted"
-    assert fedstale.verify(paused).holds
-    again = part("parts", resume=True)
-    assert (again.folder / RECORD).read_bytes() == (whole.folder / RECORD).read_bytes()
 
 
 def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_path):
@@ -158,17 +145,6 @@ def test_a_line_that_the_crash_tore_off_is_removed(tmp_path):
     start(strategy(tmp_path / "kept", path))
     assert path.read_bytes().startswith(whole + b'{"n":')
     assert fedstale.verify(path).holds
-
-
-def test_a_run_may_be_killed_again_and_again(tmp_path):
-    path = tmp_path / "r"
-    for after in (9, 7, 8, 3, 6):
-        killed(strategy(tmp_path / "kept", path), after)
-    start(strategy(tmp_path / "kept", path))
-    checked = fedstale.verify(path)
-    assert checked.holds, checked.faults
-    assert kinds(path).count("resumed") == 5
-    assert sum("the server has gone back to line" in note for note in checked.notes) == 5
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_chain(tmp_path):
@@ -320,12 +296,6 @@ def test_a_run_whose_record_cannot_be_written_ends(tmp_path, monkeypatch):
     made = strategy(tmp_path / "kept", tmp_path / "r")
     with pytest.raises(FedstaleError, match="cannot be written: No space left on device; the run"):
         start(made)
-
-
-def test_all_that_changes_a_history_is_in_the_record():
-    shown = {"candidates", "forecast_of", "state_dict", "load_state_dict"}
-    changes = {name for name in vars(History) if not name.startswith("_")} - shown - {"saved"}
-    assert changes == {"forecast", "picked", "finished", "failed"}
 
 
 def test_a_strategy_in_another_loop_keeps_no_record(tmp_path):
