@@ -31,19 +31,6 @@ def test_a_range_may_lie_anywhere_in_keys_that_are_a_strided_view():
     assert found.tolist() == [8, 3, 19, 4]
 
 
-def test_the_search_does_not_change_its_arguments():
-    first, last = np.array([0]), np.array([3])
-    last_at_or_before(np.array([0.0, 1.0, 2.0]), first, last, np.array([5.0]))
-    assert (first.tolist(), last.tolist()) == ([0], [3])
-
-
-def test_no_keys_and_no_queries_are_answered():
-    none, empty = np.zeros(0), np.zeros(0, dtype=np.int64)
-    zero = np.zeros(2, dtype=np.int64)
-    assert last_at_or_before(none, zero, zero, np.ones(2)).tolist() == [-1, -1]
-    assert last_at_or_before(np.ones(3), empty, empty, none).tolist() == []
-
-
 @given(st.lists(st.integers(0, 5), max_size=10))
 @settings(max_examples=50, deadline=None)
 def test_offsets_are_running_sums_that_start_at_zero(counts):

@@ -104,25 +104,6 @@ def test_no_devices_have_no_windows_before_an_instant():
     assert [part.tolist() for part in found] == [[], [], []]
 
 
-def test_a_window_that_runs_through_the_end_of_a_repeated_record_is_one():
-    night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0)
-    starts, ends = night.window_at_or_after([0, 0, 0, 0], [0.0, 7.0, 23.0, 25.0])
-    assert starts.tolist() == [0.0, 22.0, 23.0, 25.0]
-    assert ends.tolist() == [6.0, 30.0, 30.0, 30.0]
-
-
-def test_a_window_that_ends_with_a_record_which_stops_ends_there():
-    night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0, repeat=False)
-    starts, ends = night.window_at_or_after([0, 0], [23.0, 24.0])
-    assert (starts.tolist(), ends.tolist()) == ([23.0, inf], [24.0, inf])
-    assert night.is_available([0, 0], [23.9, 24.0]).tolist() == [True, False]
-
-
-def test_a_window_that_ends_with_a_record_which_begins_with_a_gap_ends_there():
-    evening = Availability.of([[(20.0, 24.0)], [(2.0, 3.0), (20.0, 24.0)]], 24.0)
-    assert evening.window_at_or_after([0, 1], 21.0)[1].tolist() == [24.0, 24.0]
-
-
 def test_windows_at_both_ends_of_a_repeated_record_are_one_session():
     windows = [(0.0, 10.0), (40.0, 50.0), (90.0, 100.0)]
     for repeat, sessions in ((True, [(40.0, 50.0), (90.0, 110.0)]), (False, windows)):
@@ -137,28 +118,6 @@ def test_a_window_as_long_as_its_repeated_record_never_ends(shift):
     always = Availability.of([[(0.0, 10.0)]], 10.0).shifted(shift)
     assert always.window_at_or_after([0], 1e7)[1].tolist() == [inf]
     assert always.between(0.0, 50.0).window_at_or_after([0], 3.0)[1].tolist() == [50.0]
-
-
-def test_a_device_that_is_never_there_has_no_window_beside_one_that_is():
-    empty = np.empty((0, 2))
-    pair = Availability.of([empty, [(1.0, 2.0)], empty], 10.0)
-    starts, ends = pair.window_at_or_after([0, 1, 2], 0.0)
-    assert starts.tolist() == [inf, 1.0, inf]
-    assert ends.tolist() == [inf, 2.0, inf]
-    assert pair.is_available([0, 1, 2], 1.5).tolist() == [False, True, False]
-
-
-def test_devices_that_are_all_never_there_are_answered():
-    never = Availability.of([np.empty((0, 2))] * 2, 10.0)
-    assert never.window_at_or_after([0, 1], 3.0)[0].tolist() == [inf, inf]
-    assert never.is_available([0, 1], 3.0).tolist() == [False, False]
-
-
-def test_each_device_may_have_a_shift_of_its_own():
-    phones = Availability.of([[(10.0, 20.0)]], 100.0).take([0, 0, 0]).shifted([0.0, 4.0, 95.0])
-    starts, ends = phones.window_at_or_after([0, 1, 2], 0.0)
-    assert starts.tolist() == [10.0, 6.0, 15.0]
-    assert ends.tolist() == [20.0, 16.0, 25.0]
 
 
 def test_between_twice_is_the_same_as_between_once():

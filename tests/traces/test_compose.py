@@ -1,6 +1,5 @@
 """Composed devices are made of their sources and of nothing else."""
 
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -98,12 +97,6 @@ def test_weekdays_stay_where_they_are_in_records_of_several_weeks():
         assert start[0] == DAY_S
 
 
-def test_records_that_are_no_whole_days_are_not_moved():
-    part = phones()
-    odd = replace(part, availability=replace(part.availability, lengths=np.full(3, 1.5 * DAY_S)))
-    assert not made(n=30, availability=odd).availability.shifts.any()
-
-
 def test_after_end_stop_ends_the_record_and_lets_links_go_on():
     traces = made(n=30, after_end="stop")
     start, _ = traces.availability.window_at_or_after(np.arange(30), np.full(30, 2 * DAY_S))
@@ -118,10 +111,6 @@ def test_compute_is_a_models_speed_times_what_the_background_leaves():
     seen = {float(v) for d in range(40) for v in traces.compute.value_at(np.full(60, d), t)}
     assert seen == possible
     assert traces.compute_unit == "a second of the slow model"
-
-
-def test_without_background_a_device_has_its_models_speed():
-    assert set(made(n=4, background=None).compute.value_at(np.arange(4), 50.0)) == {1.0, 10.0}
 
 
 def test_both_directions_of_a_link_start_at_one_moment():
@@ -254,15 +243,6 @@ def test_both_directions_of_strung_sessions_begin_together():
         here = np.full(t.size, device)
         rates = traces.downlink.value_at(here, t), traces.uplink.value_at(here, t)
         assert (rates[1] == 10 * rates[0]).all()
-
-
-def test_without_days_nothing_changes():
-    with_days = made(n=20, network=long_links(), days=None)
-    plain = made(n=20, network=long_links())
-    for name in ("compute", "downlink", "uplink"):
-        a, b = getattr(with_days, name), getattr(plain, name)
-        assert a.values.tobytes() == b.values.tobytes()
-        assert a.shifts.tobytes() == b.shifts.tobytes()
 
 
 def test_stated_links_and_speeds_stay_constant_over_days():

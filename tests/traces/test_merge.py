@@ -79,11 +79,6 @@ def test_every_instant_of_a_recording_is_in_the_merged_set(pair, align, day):
         ).all()
 
 
-def test_a_merged_set_can_be_written_and_read(pair, tmp_path):
-    merge(pair).write(tmp_path / "fleet.parquet")
-    assert TraceSet.read(tmp_path / "fleet.parquet").n_devices == 2
-
-
 def test_a_channel_that_one_recording_lacks_is_rejected_or_left_out(pair, tmp_path):
     bare = recording(tmp_path, "c", "2026-03-01T00:00:00", speed=None)
     with pytest.raises(TraceError, match=r"c\.parquet: does not know compute"):

@@ -55,12 +55,6 @@ def test_every_window_is_kept_or_counted_once(rows, join_s):
 
 
 @given(devices, st.sampled_from([0.0, 1.0]))
-def test_windows_are_accepted_as_an_availability(rows, join_s):
-    starts, ends, per_device, _ = fast(rows, join_s)
-    assert Availability.packed(starts, ends, per_device, LENGTH).n_devices == len(rows)
-
-
-@given(devices, st.sampled_from([0.0, 1.0]))
 def test_repairing_twice_changes_nothing(rows, join_s):
     starts, ends, per_device, _ = fast(rows, join_s)
     owner = np.repeat(np.arange(len(rows)), per_device)
@@ -68,28 +62,3 @@ def test_repairing_twice_changes_nothing(rows, join_s):
     assert again[0].tolist() == starts.tolist()
     assert again[1].tolist() == ends.tolist()
     assert sum(again[3].values()) == 0
-
-
-def test_slivers_of_one_second_become_one_window():
-    chain = [(10.0, 12.0), (13.0, 13.0), (14.0, 14.0), (15.0, 17.0)]
-    starts, ends, _, counts = fast([chain], 1.0)
-    assert (starts.tolist(), ends.tolist()) == ([10.0], [17.0])
-    assert counts["merged: at most 1 s apart"] == 3
-
-
-def test_a_lone_instant_is_dropped_and_counted():
-    starts, _, _, counts = fast([[(10.0, 10.0), (20.0, 25.0)]], 1.0)
-    assert starts.tolist() == [20.0]
-    assert counts["dropped: no length"] == 1
-
-
-def test_a_long_window_covers_a_short_one_inside_it():
-    starts, ends, _, counts = fast([[(0.0, 30.0), (5.0, 6.0), (29.0, 33.0)]], 0.0)
-    assert (starts.tolist(), ends.tolist()) == ([0.0], [33.0])
-    assert counts["merged: overlapping"] == 2
-
-
-def test_windows_of_different_devices_are_never_merged():
-    starts, _, per_device, _ = fast([[(0.0, 40.0)], [(0.0, 40.0)]], 1.0)
-    assert starts.size == 2
-    assert per_device.tolist() == [1, 1]

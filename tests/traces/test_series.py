@@ -61,15 +61,6 @@ def test_the_inverse_is_the_first_instant_that_a_walk_finds(rates, repeat, start
         assert found == pytest.approx(expected, abs=1e-9)
 
 
-@given(RATES, st.booleans(), INSTANTS, INSTANTS, INSTANTS)
-@settings(max_examples=100, deadline=None)
-def test_integrals_of_adjacent_intervals_add_up(rates, repeat, a, ab, bc):
-    series = Series.regular([rates], step_s=2.0, repeat=repeat)
-    b, c = a + ab, a + ab + bc
-    parts = series.integral([0, 0], [a, b], [b, c]).sum()
-    assert parts == pytest.approx(series.integral([0], a, c)[0], abs=1e-9)
-
-
 def test_shift_and_scale_act_on_each_device():
     series = Series.regular([[1.0, 4.0]], step_s=1.0).take([0, 0])
     series = series.shifted([0.0, 1.0]).scaled([1.0, 2.0])

@@ -1,6 +1,5 @@
 """Trace sets: splits that stay honest, devices by name, and what is rejected."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -167,13 +166,6 @@ def test_devices_taken_apart_and_put_together_are_the_same(five):
     np.testing.assert_array_equal(new.status, old.status)
 
 
-def test_segments_of_a_device_are_its_own_scaled_rates(five):
-    starts, rates, length = five.compute.segments(2)
-    assert starts.tolist() == [0.0, 5.0, 10.0, 15.0]
-    np.testing.assert_array_equal(rates, [five.compute.value_at([2], t)[0] for t in starts])
-    assert length == 20.0
-
-
 def test_two_devices_of_one_name_are_rejected():
     with pytest.raises(TraceError, match="device 'a' occurs twice"):
         TraceSet(device_ids=pd.Index(["a", "b", "a"], dtype="str"))
@@ -204,24 +196,10 @@ def test_ids_count_up_and_sort_as_they_count():
     assert numbered("d", 1000).is_monotonic_increasing
 
 
-def test_repairs_are_counts_that_can_be_shown(five):
-    assert json.loads(json.dumps(dict(five.repairs))) == {"overlapping windows joined": 7}
-    assert dict(TraceSet.ideal(1).repairs) == {}
-
-
 def test_a_hundred_thousand_devices_that_share_rows_are_small():
     day = Series.regular(np.ones((100, 24 * 7)), step_s=3600.0)
     many = TraceSet(device_ids=numbered("d", 100_000), downlink=day.take(np.arange(100_000) % 100))
     assert many.nbytes / 100_000 < 40
-
-
-def test_a_channel_that_must_be_known_is_returned_or_named():
-    traces = TraceSet.ideal(2)
-    assert traces.channel("availability") is traces.availability
-    assert traces.channel("uplink") is traces.uplink
-    bare = replace(traces, uplink=None, compute=None)
-    with pytest.raises(TraceError, match="know availability, downlink but not uplink: compose"):
-        bare.channel("uplink")
 
 
 def test_a_word_means_generated_devices_or_a_file(tmp_path):
@@ -240,8 +218,3 @@ def test_a_word_means_generated_devices_or_a_file(tmp_path):
 def test_a_count_that_cannot_be_is_one_sentence(spec):
     with pytest.raises(TraceError, match="expected synthetic:N, such as synthetic:100"):
         TraceSet.load(spec, seed=0)
-
-
-def test_a_file_that_is_missing_is_one_sentence(tmp_path):
-    with pytest.raises(TraceError, match="no such file or folder; expected one, synthetic:N for"):
-        TraceSet.load(str(tmp_path / "none.parquet"), seed=0)

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import inf, isnan, nan
 
 import numpy as np
@@ -279,44 +279,6 @@ def crowd(n=300):
 JOB = {"work": 300.0, "download_bytes": 40.0, "upload_bytes": 25.0}
 
 
-@pytest.mark.parametrize("pause", ["abort", "pause"])
-def test_phases_follow_one_another_and_nothing_is_done_that_was_not_asked(pause):
-    out = crowd().trips(np.arange(300), np.arange(300.0), Job(**JOB, on_interrupt=pause))
-    order = [out.started, out.downloaded, out.trained, out.reported]
-    assert all(np.all(a <= b) for a, b in pairwise(order))
-    assert 0 < np.sum(out.status == Status.REPORTED) < 300 or pause == "pause"
-    for name, asked in zip(MOVED, (40.0, 300.0, 25.0), strict=True):
-        moved, done = getattr(out, name), np.isfinite(order[MOVED.index(name) + 1])
-        assert np.all(moved[done] == asked)
-        assert np.all((moved[~done] >= 0) & (moved[~done] <= asked))
-
-
-@pytest.mark.parametrize("pause", ["abort", "pause"])
-def test_seconds_spent_are_those_from_start_to_end_less_those_offline(pause):
-    traces = crowd()
-    out = traces.trips(np.arange(300), np.arange(300.0), Job(**JOB, on_interrupt=pause))
-    for i in np.flatnonzero(np.isfinite(out.started)):
-        windows, length = traces.availability.windows(i)
-        online = sum(
-            max(0.0, min(b + c * length, out.ended[i]) - max(a + c * length, out.started[i]))
-            for a, b in windows
-            for c in range(int(out.ended[i] // length) + 1)
-        )
-        spent = out.download_s[i] + out.compute_s[i] + out.upload_s[i]
-        assert spent == pytest.approx(online, abs=1e-6)
-
-
-@pytest.mark.parametrize("pause", ["abort", "pause"])
-@pytest.mark.parametrize("bigger", list(JOB))
-def test_a_bigger_job_never_ends_earlier(pause, bigger):
-    traces, sent = crowd(), np.arange(300.0)
-    sizes = [JOB | {bigger: JOB[bigger] * f} for f in (1.0, 1.5, 20.0)]
-    ended = [traces.trips(np.arange(300), sent, Job(**s, on_interrupt=pause)).ended for s in sizes]
-    assert np.all(ended[0] <= ended[1] + 1e-6)
-    assert np.all(ended[1] <= ended[2] + 1e-6)
-    assert np.any(ended[0] < ended[2])
-
-
 def test_many_jobs_in_chunks_are_the_same_as_few_at_a_time():
     traces, rng = crowd(), np.random.default_rng(0)
     devices, sent = rng.integers(0, 300, 20_000), rng.uniform(0, 1000, 20_000)
@@ -474,13 +436,6 @@ def test_each_ending_has_its_words():
 def test_a_job_that_asks_for_no_amount_is_rejected(field, wrong):
     with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
         Job(**(JOB | {field: wrong}))
-
-
-@pytest.mark.parametrize("field", list(JOB))
-@pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
-def test_one_job_that_asks_for_no_amount_is_rejected_among_others(field, wrong):
-    with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
-        Job(**(JOB | {field: [1.0, wrong]}))
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, np.nan])

@@ -51,13 +51,6 @@ def test_each_device_adapts_by_its_own_outcomes_only():
     np.testing.assert_array_equal(after.total_s[1], before.total_s[1])
 
 
-def test_an_unfinished_phase_teaches_nothing():
-    scores = fleet_scores(forecast(100), outcomes(np.random.default_rng(2), 100, 1.0))
-    calibration = Calibration(1, scores)
-    calibration.learn([0], forecast(1), np.full((1, 3), np.nan))
-    np.testing.assert_allclose(calibration.miscoverage, 0.1)
-
-
 def test_corrected_quantiles_stay_in_order_and_finite_whatever_happens():
     rng = np.random.default_rng(3)
     calibration = Calibration(5, fleet_scores(forecast(50), outcomes(rng, 50, 3.0)))
@@ -67,12 +60,6 @@ def test_corrected_quantiles_stay_in_order_and_finite_whatever_happens():
             assert np.all(np.isfinite(given.total_s))
             assert np.all(np.diff(given.total_s, axis=1) >= 0)
             calibration.learn(np.arange(5), given, np.full((5, 3), y))
-
-
-def test_no_known_outcome_corrects_nothing():
-    scores = fleet_scores(forecast(4), np.full((4, 3), np.nan))
-    given = Calibration(4, scores).corrected(np.arange(4), forecast(4))
-    np.testing.assert_array_equal(given.total_s, forecast(4).total_s)
 
 
 @pytest.mark.parametrize(

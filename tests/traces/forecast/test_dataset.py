@@ -104,25 +104,10 @@ def test_survival_of_new_sessions_is_counted_over_sessions_that_begin():
     assert survival[1] < 0.05
 
 
-def test_a_session_that_begins_with_the_record_is_one_of_the_new_sessions():
-    traces = TraceSet(
-        device_ids=pd.Index(["a"], dtype="str"),
-        availability=Availability.of([[(0.0, 70.0)]], DAY),
-    )
-    survival = examples_at(TraceObserver(traces), [0], 50.0, until=DAY).new_session_survival
-    # One of one, with half a session counted on either side.
-    assert survival[:2].tolist() == [0.75, 0.25]
-
-
 def test_no_device_is_in_two_parts_and_none_is_left_out(fleet):
     parts = split(fleet, seed=0)
     together = np.concatenate([parts.training, parts.validation, parts.testing])
     np.testing.assert_array_equal(np.sort(together), np.arange(fleet.n_devices))
-
-
-def test_the_split_follows_from_the_seed(fleet):
-    np.testing.assert_array_equal(split(fleet, seed=4).testing, split(fleet, seed=4).testing)
-    assert not np.array_equal(split(fleet, seed=4).testing, split(fleet, seed=5).testing)
 
 
 def test_nothing_learnt_comes_from_a_tested_device_or_a_tested_hour(fleet):
@@ -169,14 +154,6 @@ def test_no_origin_is_drawn_where_nothing_was_logged():
     assert set(hour) == {20, 21, 22, 23, 24, 25, 26, 27}
 
 
-def test_labels_of_a_log_go_on_after_midnight_to_its_end():
-    observer = TraceObserver(phone((20 * 3600.0, 8 * 3600.0)))
-    examples = draw(observer, [0], start=0.0, until=3 * DAY, n=300, seed=0)
-    left = 28 * 3600.0 - examples.observed.now[:, None]
-    np.testing.assert_array_equal(np.isnan(examples.survival), left <= HORIZONS_S)
-    np.testing.assert_array_equal(np.isnan(examples.available), left <= HORIZONS_S)
-
-
 def test_being_online_at_a_horizon_is_the_state_then(fleet):
     rng = np.random.default_rng(1)
     who, when = rng.integers(60, size=100), rng.uniform(0, DAY, 100)
@@ -185,11 +162,6 @@ def test_being_online_at_a_horizon_is_the_state_then(fleet):
         np.testing.assert_array_equal(
             available[:, k], fleet.availability.is_available(who, when + horizon)
         )
-
-
-def test_devices_of_which_nothing_was_logged_give_no_examples():
-    with pytest.raises(TraceError, match="no log to draw 10 origins"):
-        draw(TraceObserver(phone((0.0, 0.0))), [0], start=0.0, until=DAY, n=10, seed=0)
 
 
 def test_survival_of_new_sessions_counts_a_session_through_midnight_as_one():

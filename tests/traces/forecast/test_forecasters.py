@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedstale.errors import ConfigError, TraceError
+from fedstale.errors import TraceError
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.forecast import (
     KINDS,
@@ -15,7 +15,6 @@ from fedstale.traces.forecast import (
     Oracle,
     TraceObserver,
     draw,
-    forecaster_class,
 )
 
 LEARNING = [kind for kind in KINDS if not KINDS[kind].reads_the_future]
@@ -39,11 +38,6 @@ def assert_sound(forecast, n):
         assert np.all(np.diff(times, axis=1) >= 0)
     assert forecast.p_finish.shape == (n,)
     assert np.all((forecast.p_finish >= 0) & (forecast.p_finish <= 1))
-
-
-def test_forecasts_are_ordered_finite_times_and_probabilities(forecaster, observer):
-    observed = observer.at(np.arange(60), 2.2 * DAY)
-    assert_sound(forecaster.forecast_job(observed, JOB), 60)
 
 
 def test_survival_falls_with_the_horizon(forecaster, held_out):
@@ -78,10 +72,6 @@ def test_constant_rates_even_zero_have_a_forecast(forecaster, value):
     assert_sound(forecaster.forecast_job(TraceObserver(traces).at([0, 1, 2], DAY), JOB), 3)
 
 
-def test_no_devices_have_no_forecasts(forecaster, observer):
-    assert_sound(forecaster.forecast_job(observer.at([], 100.0), JOB), 0)
-
-
 def test_the_forecast_of_one_device_does_not_depend_on_the_others(forecaster, observer):
     together = forecaster.forecast_job(observer.at(np.arange(60), 1.7 * DAY), JOB)
     alone = forecaster.forecast_job(observer.at([17], 1.7 * DAY), JOB)
@@ -105,11 +95,6 @@ def test_the_same_seed_learns_the_same(kind, training, held_out):
     one, two = (KINDS[kind]().fit(training, held_out, seed=3).state_dict() for _ in range(2))
     for name in one:
         np.testing.assert_array_equal(one[name], two[name])
-
-
-def test_an_unknown_kind_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"'prophet'.*last-value"):
-        forecaster_class("prophet")
 
 
 def test_a_forecaster_of_another_class_is_rejected(training, held_out, tmp_path):

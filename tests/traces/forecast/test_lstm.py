@@ -5,18 +5,14 @@ import pytest
 import torch
 
 from fedstale.errors import TraceError
-from fedstale.traces import Series, TraceSet
 from fedstale.traces.forecast import LSTM, Perceptron, TraceObserver, draw
 from fedstale.traces.forecast.inputs import (
-    channel_inputs,
-    channel_targets,
     of_other_devices,
-    session_inputs,
 )
-from fedstale.traces.forecast.lstm import SESSIONS, forward, quantiles_of, shapes
+from fedstale.traces.forecast.lstm import SESSIONS, forward, shapes
 from fedstale.traces.forecast.lstm_training import network, session_loss
 from fedstale.traces.forecast.observation import RATES
-from fedstale.traces.forecast.sessions import HORIZONS_S, OwnSessions
+from fedstale.traces.forecast.sessions import HORIZONS_S
 
 DAY = 86_400.0
 CELLS, WIDTH, NUMBERS, STATIC = 5, 7, 3, 4
@@ -52,31 +48,6 @@ def test_numpy_and_torch_compute_the_same_network(cells, width):
     np.testing.assert_allclose(
         forward(weights, sequence, static).T, theirs.numpy(), rtol=1e-3, atol=1e-5
     )
-
-
-def test_gates_are_those_of_an_lstm_with_softsign():
-    def softsign(x):
-        return x / (1.0 + np.abs(x))
-
-    weights, (sequence, static) = random_weights(), random_inputs(7)
-    h = c = np.zeros((7, CELLS))
-    for step in sequence:
-        z = np.concatenate([step, h, np.ones((7, 1))], axis=1) @ weights["gates"]
-        i, f, o = (0.5 + 0.5 * softsign(z[:, k * CELLS : (k + 1) * CELLS]) for k in range(3))
-        c = f * c + i * softsign(z[:, 3 * CELLS :])
-        h = o * softsign(c)
-    inner = np.maximum(np.concatenate([h, static, np.ones((7, 1))], axis=1) @ weights["hidden"], 0)
-    expected = np.concatenate([inner, static, np.ones((7, 1))], axis=1) @ weights["output"]
-    np.testing.assert_allclose(forward(weights, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_outputs_are_quantiles_around_the_median():
-    raw = np.random.default_rng(2).normal(size=(21, 40)).astype(np.float32)
-    low, median, high = raw.T.reshape(40, 7, 3).transpose(2, 0, 1).astype(float)
-    found = quantiles_of(raw)
-    np.testing.assert_allclose(found[..., 1], median)
-    np.testing.assert_allclose(found[..., 0], median - np.logaddexp(low, 0.0), atol=1e-6)
-    np.testing.assert_allclose(found[..., 2], median + np.logaddexp(high, 0.0), atol=1e-6)
 
 
 def test_the_loss_is_the_likelihood_of_the_bin_in_which_a_run_ends():
@@ -121,18 +92,6 @@ def test_a_foreign_channel_moves_no_other_forecast(lstm, held_out, channel):
         assert same == (other != channel)
 
 
-def test_other_sessions_move_no_rate(lstm, held_out):
-    observed = held_out.observed
-    other = replace(
-        observed,
-        online=~observed.online,
-        own=OwnSessions.unknown(np.zeros(len(observed))),
-    )
-    before, after = lstm.forecast(observed), lstm.forecast(other)
-    np.testing.assert_array_equal(after.rates, before.rates)
-    assert not np.allclose(after.survival, before.survival)
-
-
 @pytest.mark.parametrize("unit", [1e-3, 1e6])
 def test_a_forecast_in_another_unit_is_the_same_forecast(lstm, held_out, unit):
     observed = held_out.observed
@@ -175,10 +134,6 @@ def test_thousands_at_once_are_forecast_as_each_of_them_alone(lstm, observer):
         np.testing.assert_allclose(together.rates[i], alone.rates[0], rtol=1e-4)
 
 
-def test_a_device_keeps_weights_of_less_than_a_megabyte(lstm):
-    assert sum(array.nbytes for array in lstm.state_dict().values()) < 400_000
-
-
 def test_the_perceptron_reads_no_sequence(training, held_out):
     perceptron = Perceptron().fit(training, held_out, seed=0)
     assert all("gates" not in weights for weights in perceptron.networks.values())
@@ -213,29 +168,3 @@ def test_weights_of_another_shape_are_rejected(lstm):
     state = lstm.state_dict() | {"sessions.hidden": np.zeros((3, 3), np.float32)}
     with pytest.raises(TraceError, match=r"sessions\.hidden"):
         LSTM().load_state_dict(state)
-
-
-def test_what_is_unknown_is_zero_in_the_inputs(lstm, observer):
-    observed = observer.at(np.arange(5), 1e5, history_s=0.0)
-    numbers, runs = session_inputs(observed, lstm.fleet, lstm.around.of_devices(observed))
-    assert np.all(np.isfinite(lstm.standardised(numbers)))
-    np.testing.assert_array_equal(runs, 0.0)
-    given = lstm.channel_inputs(observed, 0)
-    np.testing.assert_array_equal(given.sequence[:, :, :2], 0.0)
-    assert np.all(given.spread > 0)
-
-
-def test_a_constant_channel_has_a_spread_above_zero():
-    traces = TraceSet(device_ids=TraceSet.ideal(1).device_ids, compute=Series.constant([3.0]))
-    observed = TraceObserver(traces).at([0], DAY)
-    given = channel_inputs(observed, 0, np.ones((7, 3)), usual_spread=1.0)
-    np.testing.assert_allclose(channel_targets(np.full((1, 7), 3.0), given), 0.0, atol=1e-12)
-
-
-def test_nothing_tells_the_network_the_date(lstm, observer):
-    # A month more of history, of which nothing is in the counts, is no more than a week.
-    observed = observer.at(np.arange(20), 2.1 * DAY)
-    longer, longest = (
-        lstm.forecast(replace(observed, history_s=np.full(20, days * DAY))) for days in (8, 400)
-    )
-    np.testing.assert_array_equal(longer.survival, longest.survival)

@@ -168,12 +168,6 @@ def test_many_devices_at_once_are_seen_as_each_of_them_alone():
             np.testing.assert_array_equal(values[0], arrays(together)[name][i], err_msg=name)
 
 
-def test_no_devices_give_no_observations():
-    seen = TraceObserver(devices(np.random.default_rng(0))).at([], [])
-    assert len(seen) == 0
-    assert seen.rates.shape == (0, 3, EDGES_S.size - 1)
-
-
 def test_time_to_change_ends_where_the_state_differs():
     traces = devices(np.random.default_rng(4))
     rng = np.random.default_rng(5)
@@ -240,19 +234,6 @@ def test_differences_are_the_integrals_of_the_series(seed):
 
 @settings(max_examples=40, deadline=None)
 @given(SEEDS)
-def test_amounts_are_the_same_to_the_bit_however_many_are_asked_for(seed):
-    rng = np.random.default_rng(seed)
-    for series in rates(rng):
-        devices, edges = np.arange(5), falling(rng, 5)
-        one_by_one = [CarriedAmounts(series).upto(devices[i:], edges[i:, :3])[0] for i in devices]
-        amounts = CarriedAmounts(series)
-        for _ in range(40):
-            found = amounts.upto(devices, edges)
-        np.testing.assert_array_equal(found[:, :3], one_by_one)
-
-
-@settings(max_examples=40, deadline=None)
-@given(SEEDS)
 def test_time_online_is_what_a_loop_over_the_windows_adds_up(seed):
     rng = np.random.default_rng(seed)
     windows = []
@@ -272,25 +253,6 @@ def test_time_online_is_what_a_loop_over_the_windows_adds_up(seed):
             for k in range(edges.shape[1] - 1):
                 part = np.clip(own, edges[i, k + 1], edges[i, k])
                 assert found[i, k] - found[i, k + 1] == pytest.approx(np.diff(part).sum(), abs=1e-6)
-
-
-def test_a_rate_of_zero_is_zero_exactly_also_around_the_end_of_a_record():
-    series = Series.regular([[0.0, 1e7 / 3, 1e6 / 7, 0.0]], step_s=10.0)
-    edges = np.array([[409.0, 405.0, 400.0, 395.0, 391.0]])
-    assert np.all(stepwise_means(CarriedAmounts(series), np.array([0]), edges) == 0.0)
-
-
-def test_no_device_was_online_without_windows():
-    online = SessionHistory(Availability.of([np.empty((0, 2))] * 2, 10.0))
-    np.testing.assert_array_equal(online.online_s(np.arange(2), np.ones((2, 3))), 0.0)
-
-
-def test_late_devices_lose_no_digits_to_the_many_before_them():
-    n = 3000
-    windows = [[(0.1, 86_400.3)]] * (n - 1) + [[(10.0, 10.1), (20.0, 20.2)]]
-    online = SessionHistory(Availability.of(windows, 1e5, repeat=False))
-    found = online.online_s(np.array([n - 1]), np.array([[30.0, 15.0]]))
-    np.testing.assert_allclose(found, [[0.3, 0.1]], rtol=1e-12)
 
 
 def test_a_history_begins_with_the_log_and_not_with_what_the_record_held_the_last_time():

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,42 +113,7 @@ def test_counts_are_those_of_a_walk_over_the_history(seed, repeat):
             )
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_nothing_after_the_instant_or_before_the_history_counts(seed):
-    rng = np.random.default_rng(seed)
-    now, begin = 20.3 * DAY, 11.7 * DAY
-    inside = random_windows(rng, 40 * DAY)
-    history = np.clip(inside, begin, now)
-    history = history[history[:, 0] < history[:, 1]]
-    state = bool(np.any((inside[:, 0] <= now) & (now < inside[:, 1])))
-    elsewhere = []
-    for _ in range(2):
-        before = random_windows(rng, int(begin) - DAY)
-        after = random_windows(rng, 10 * DAY) + now + DAY
-        kept = history.copy()
-        if state:
-            kept[-1, 1] = now + float(rng.integers(1, DAY))
-        elsewhere.append(np.concatenate([before, kept, after]))
-    pair = Availability.of(elsewhere, 60.0 * DAY, repeat=False)
-    own = SessionHistory(pair).at(np.array([0, 1]), np.full(2, now), np.full(2, begin))
-    for field in own.__dataclass_fields__:
-        values = getattr(own, field)
-        np.testing.assert_allclose(values[0], values[1], rtol=1e-9, err_msg=field)
-
-
 def test_a_session_through_the_end_of_a_record_is_one_run():
     night = Availability.of([[(0.0, 2.0 * HOUR), (22.0 * HOUR, 24.0 * HOUR)]], float(DAY))
     own = SessionHistory(night).at(np.array([0]), np.array([3.0 * DAY + 5 * HOUR]), np.zeros(1))
     np.testing.assert_allclose(own.lengths_s[0, :3], [4.0 * HOUR, 20.0 * HOUR, 4.0 * HOUR])
-
-
-@pytest.mark.parametrize("rows", [[np.empty((0, 2))], [[(0.0, float(DAY))]]])
-def test_a_device_that_never_changes_has_no_run_behind_it(rows):
-    own = SessionHistory(Availability.of(rows, float(DAY))).at(
-        np.array([0]), np.array([2.5 * DAY]), np.zeros(1)
-    )
-    assert np.isnan(own.lengths_s).all()
-    assert not own.began[0]
-    assert own.age_s[0] == 2.5 * DAY
-    assert not own.longer.any()

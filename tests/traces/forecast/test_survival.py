@@ -7,7 +7,7 @@ from fedstale.traces import Job
 from fedstale.traces.forecast import DeviceForecast
 from fedstale.traces.forecast.observation import RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.forecast.survival import LONGEST_S, _inverse, _upto, sampled, survival_at
+from fedstale.traces.forecast.survival import LONGEST_S, sampled, survival_at
 
 
 def forecast(rates, *, online=True, survival=None, n=1):
@@ -33,29 +33,11 @@ def test_certain_constant_rates_give_the_times_that_trips_gives():
     np.testing.assert_allclose(found.p_finish, 1.0)
 
 
-def test_times_are_the_inverse_quantiles_of_rates():
-    rates = np.array([1.0, 2.0, 4.0]) * np.ones((3, 1, 1))
-    found = forecast(rates).of_job(job(work=400.0, download_bytes=0, upload_bytes=0))
-    np.testing.assert_allclose(found.training_s[0], [100.0, 200.0, 400.0])
-
-
-def test_a_job_of_nothing_takes_no_time():
-    found = forecast(np.ones((3, 1, 1))).of_job(job(work=0, download_bytes=0, upload_bytes=0))
-    np.testing.assert_array_equal(found.total_s, 0.0)
-    np.testing.assert_array_equal(found.p_finish, 1.0)
-
-
 def test_a_dead_link_gives_a_finite_time_and_no_chance():
     found = forecast(np.array([1.0, 0.0, 1.0])[:, None, None]).of_job(job(ttl_s=600.0))
     assert np.isfinite(found.total_s).all()
     assert found.total_s[0, 1] <= LONGEST_S
     np.testing.assert_array_equal(found.p_finish, 0.0)
-
-
-def test_a_deadline_before_the_fastest_time_leaves_no_chance():
-    fast = forecast(np.array([2.0, 8000.0, 1600.0])[:, None, None])
-    assert fast.of_job(job(ttl_s=60.0)).p_finish[0] == 0.0
-    assert fast.of_job(job(ttl_s=62.0)).p_finish[0] == pytest.approx(1.0)
 
 
 def test_the_probability_to_finish_is_the_survival_as_long_as_it_takes():
@@ -91,15 +73,6 @@ def test_any_forecast_gives_ordered_finite_times_and_a_probability(rates, work, 
         assert np.all(np.diff(times, axis=1) >= 0)
         assert np.all(times >= 0)
     assert 0.0 <= found.p_finish[0] <= 1.0
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(1e-2, 1e3), min_size=7, max_size=7), st.floats(0.0, 20_000.0))
-def test_amount_and_time_are_inverse_to_each_other(rates, t):
-    curve = np.append(0.0, np.maximum.accumulate(np.array(rates) * RATE_HORIZONS_S))[:, None, None]
-    amount = _upto(curve, np.array([[t]]))
-    again = _upto(curve, _inverse(curve, amount))
-    np.testing.assert_allclose(again, amount, rtol=1e-6)
 
 
 def test_survival_has_the_values_of_the_grid_on_the_grid_and_falls():

@@ -1,7 +1,6 @@
 """The native file keeps what it was given, and rejects what it cannot understand."""
 
 import json
-import re
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,13 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 from same_traces import assert_equal
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.io import parquet as file_writer
-from fedstale.traces.io.parquet import SCHEMA
 from fedstale.traces.trace_set import CHANNELS, numbered
 
 
@@ -245,18 +242,3 @@ def test_a_device_that_cannot_be_is_rejected(tmp_path, column, value, expected):
     rewritten(path, change=altered)
     with pytest.raises(TraceError, match=expected):
         TraceSet.read(path)
-
-
-def test_every_column_and_its_type_is_documented():
-    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
-    for field in SCHEMA:
-        name = re.sub(rf"^({'|'.join(CHANNELS)})_", "CHANNEL_", field.name)
-        kind = str(field.type).replace("double", "float64").replace("float>", "float32>")
-        kind = re.sub(r"list<\w+: (\w+)>", r"list of \1", kind)
-        assert f"| `{name}` | {kind} |" in page, field
-
-
-def test_the_documented_example_runs():
-    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
-    section = page[page.index("## Trace files") :]
-    exec(section.split("```python\n")[1].split("```")[0], {})

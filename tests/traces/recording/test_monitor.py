@@ -81,14 +81,6 @@ def monitor(machine):
     return PsutilMonitor(wall=lambda: 5.0, steady=Steady())
 
 
-def test_the_first_reading_knows_no_rates_and_no_load(monitor):
-    first = monitor.read()
-    assert first.instant == 5.0
-    assert math.isnan(first.processor_left)
-    assert math.isnan(first.received_bit_per_s)
-    assert math.isnan(first.sent_bit_per_s)
-
-
 def test_later_readings_know_everything_and_leave_the_loopback_out(monitor):
     monitor.read()
     assert monitor.read() == Reading(
@@ -148,11 +140,6 @@ def test_what_cannot_be_read_is_missing_and_no_error(machine, monitor, problem):
         reading.battery,
     )
     assert all(math.isnan(x) for x in numbers)
-
-
-def test_a_platform_without_battery_support_is_no_error(machine, monitor, monkeypatch):
-    monkeypatch.delattr(FakePsutil, "sensors_battery")
-    assert monitor.read().charging is None
 
 
 def test_without_psutil_the_error_says_what_to_install(monkeypatch):

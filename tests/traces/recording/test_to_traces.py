@@ -59,11 +59,6 @@ def test_instant_0_has_the_local_time_of_the_first_reading():
     assert traces.epoch == "2023-11-15T13:01:40"
 
 
-def test_offline_holds_from_its_reading_to_the_next():
-    rows = [{"steady": 10.0 * k, "online": float(k not in (2, 3))} for k in range(6)]
-    assert windows_of(part(rows)) == [[0, 20], [40, 50]]
-
-
 def test_a_reading_that_is_missing_counts_as_not_there():
     rows = [{"steady": 10.0 * k, "online": NAN if k == 1 else 1.0} for k in range(4)]
     assert windows_of(part(rows)) == [[0, 10], [20, 30]]
@@ -91,13 +86,6 @@ def test_silence_is_a_gap_and_lateness_is_not():
     readings = part(steady(0, 10, 39, 70, 80))
     assert windows_of(readings) == [[0, 39], [70, 80]]
     assert dict(traces_of(readings, RecordingRules()).repairs) == {"gap: no reading": 1}
-
-
-def test_a_run_that_was_killed_leaves_a_gap_by_the_wall_clock():
-    later = [{"steady": s, "instant": NOON + 500 + s} for s in (3.0, 13.0)]
-    readings = pd.concat([part(steady(0, 10)), part(later, run=1)])
-    traces = traces_of(readings, RecordingRules())
-    assert traces.availability.windows(0)[0].tolist() == [[0, 10], [503, 513]]
 
 
 @pytest.mark.parametrize(

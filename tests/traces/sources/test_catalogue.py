@@ -3,18 +3,6 @@ import re
 import pytest
 
 from fedstale.traces.sources import SOURCES
-from fedstale.traces.trace_set import CHANNELS
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_every_source_says_where_it_is_from_and_under_which_terms(name):
-    source = SOURCES[name]
-    assert source.name == name
-    assert source.files
-    assert set(source.channels) <= set(CHANNELS)
-    assert source.accepts
-    assert source.licence in source.licence_line
-    assert "\n" not in source.licence_line
 
 
 @pytest.mark.parametrize("name", SOURCES)

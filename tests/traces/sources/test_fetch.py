@@ -142,22 +142,6 @@ def test_progress_counts_up_to_the_size(tmp_path, at):
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_progress_knows_no_size_where_the_server_states_none(tmp_path, at):
-    seen = []
-    fetch(
-        "flash",
-        tmp_path,
-        url=at("unstated"),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen[-1] == (len(CONTENT), None)
-
-
-def test_nothing_is_printed(tmp_path, at, capsys):
-    fetch("flash", tmp_path, url=at("ok"))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_an_interrupt_leaves_nothing_behind(tmp_path, at):
     def interrupt(done, total):
         raise KeyboardInterrupt

@@ -50,12 +50,6 @@ def test_a_desktop_is_known_from_its_first_event_to_its_last(tmp_path):
     np.testing.assert_array_equal(traces.availability.log_at([0], 6 * DAY), [[6 * DAY], [6 * DAY]])
 
 
-def test_the_calendar_repeats_after_whole_weeks(tmp_path):
-    traces = read(tmp_path)
-    assert traces.availability.lengths.tolist() == [7 * DAY, 7 * DAY]
-    assert traces.midnight_s == 0.0
-
-
 def test_files_of_a_folder_follow_one_another_packed_or_not(tmp_path):
     lines = LOG.splitlines(keepends=True)
     (tmp_path / "FullLogonData-001.csv").write_text("".join(lines[:4]), encoding="utf-8-sig")

@@ -40,10 +40,6 @@ def test_what_the_load_leaves_is_offered_for_five_minutes_each(tmp_path):
     assert dict(traces.repairs) == {"kept: record that is not a day of 288 samples": 1}
 
 
-def test_a_whole_day_needs_no_repair(tmp_path):
-    assert not planetlab.read(host(tmp_path, "5\n" * 288)).repairs
-
-
 def test_samples_that_cannot_be_repeat_the_one_before(tmp_path):
     traces = planetlab.read(host(tmp_path, "-\n20\nnan\n130\n-4\n50\n" + "9" * 40))
     _, left, _ = traces.compute.segments(0)
@@ -58,13 +54,6 @@ def test_a_host_without_samples_is_dropped_and_counted(tmp_path):
     traces = planetlab.read(tmp_path)
     assert traces.device_ids.tolist() == ["20110303/host_a"]
     assert traces.repairs["dropped: host without a readable sample"] == 2
-
-
-def test_hosts_of_several_days_are_different_devices(tmp_path):
-    host(tmp_path, "5")
-    host(tmp_path, "6", day="20110306")
-    traces = planetlab.read(tmp_path)
-    assert traces.device_ids.tolist() == ["20110303/host_a", "20110306/host_a"]
 
 
 def test_a_folder_that_is_a_day_is_read_too(tmp_path):

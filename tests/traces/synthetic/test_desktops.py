@@ -1,16 +1,13 @@
 """Generated desktops keep weekdays, as the recorded ones do, and phones are what they were."""
 
-import hashlib
 import tomllib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
 import pytest
 from shared_fleets import synthetic
-from typer.testing import CliRunner
 
-from fedstale.cli.main import app
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, TraceSet
 from fedstale.traces.synthetic import diurnal
@@ -69,12 +66,6 @@ def test_weekends_differ_from_weekdays_as_recorded(desktops, file):
     # On weekdays the desktops are taken at noon, at weekends free.
     assert weekend_at_noon(recorded) > 0.1
     assert weekend_at_noon(made) == pytest.approx(weekend_at_noon(recorded), abs=0.04)
-
-
-def test_phones_have_no_weekdays_and_a_population_without_a_week_would_fail():
-    shares = by_hour_of_week(TraceSet.synthetic(600, days=28, seed=0)).reshape(7, 24)
-    noon = shares[:, 10:14].mean(axis=1)
-    assert abs(noon[5:].mean() - noon[:5].mean()) < 0.02
 
 
 def test_weeks_of_another_library_are_found_again():
@@ -168,47 +159,6 @@ def test_a_population_does_not_begin_otherwise_than_it_goes_on():
     assert np.ptp(shares) < 0.03
 
 
-def test_desktops_follow_from_their_seed_and_are_the_same_however_many_there_are():
-    def windows(traces, device):
-        return traces.availability.windows(device)[0].tolist()
-
-    few, many, other = (
-        TraceSet.load(f"synthetic:{n}@desktops", seed=seed)
-        for n, seed in ((20, 5), (300, 5), (20, 6))
-    )
-    assert (few.n_devices, many.n_devices) == (20, 300)
-    assert all(windows(few, i) == windows(many, i) for i in range(20))
-    assert any(windows(few, i) != windows(other, i) for i in range(20))
-    assert few.availability.lengths.tolist() == [WEEK_S] * 20
-    assert few.epoch == "2024-01-01T00:00:00"
-    t = np.linspace(0, WEEK_S, 99)
-    for device in (0, 19):
-        here = np.full(99, device)
-        assert (few.compute.value_at(here, t) == many.compute.value_at(here, t)).all()
-
-
-def test_phones_may_be_named_and_are_those_of_no_name(desktops):
-    named, plain = (TraceSet.load(f"synthetic:60{at}", seed=3) for at in ("@phones", ""))
-    for channel in ("availability", "compute", "downlink", "uplink"):
-        a, b = asdict_of(named, channel), asdict_of(plain, channel)
-        assert a == b
-    assert asdict_of(desktops.take(np.arange(60)), "availability") != asdict_of(
-        plain, "availability"
-    )
-
-
-def asdict_of(traces: TraceSet, channel: str) -> str:
-    """Return a digest of all arrays of a channel."""
-    digest = hashlib.sha256()
-    for name, value in sorted(asdict(getattr(traces, channel)).items()):
-        digest.update(
-            name.encode() + np.asarray(value, dtype=np.float64).tobytes()
-            if value is not None
-            else b""
-        )
-    return digest.hexdigest()
-
-
 @pytest.mark.parametrize("name", ["cars", "", "Desktops", "desktops@desktops"])
 def test_an_unknown_population_is_one_sentence_with_those_that_exist(name):
     with pytest.raises(TraceError) as raised:
@@ -219,33 +169,6 @@ def test_an_unknown_population_is_one_sentence_with_those_that_exist(name):
     )
 
 
-def test_commands_take_desktops_and_name_what_they_do_not_know(tmp_path):
-    def run(*words):
-        return CliRunner().invoke(app, [str(word) for word in words])
-
-    shown = run("traces", "describe", "synthetic:50@desktops")
-    assert shown.exit_code == 0
-    assert "50 devices" in shown.stdout
-    made = run("traces", "synthesise", "--n", 30, "--days", 14, "--parameters", "desktops",
-               "--seed", 4, "--out", tmp_path / "d.parquet")  # fmt: skip
-    assert made.exit_code == 0, made.output
-    back = TraceSet.read(tmp_path / "d.parquet").availability
-    wanted = TraceSet.synthetic(30, days=14, seed=4, population="desktops").availability
-    assert back.starts.tobytes() == wanted.starts.tobytes()
-    wrong = run("traces", "describe", "synthetic:50@planes")
-    assert wrong.exit_code == 2
-    assert "one of phones, desktops" in wrong.stderr
-
-
 def test_a_record_of_desktops_is_whole_weeks():
     with pytest.raises(TraceError, match="days = 10: expected whole weeks"):
         TraceSet.synthetic(3, days=10, seed=0, population="desktops")
-
-
-def test_the_file_says_what_was_recorded_and_what_was_stated(file):
-    provenance = file["provenance"]
-    assert provenance["command"].startswith("fedstale traces fit --availability library-desktops ")
-    assert "--link-capacity 100M,100M" in provenance["command"]
-    assert "--speed 3" in provenance["command"]
-    assert {part["part"] for part in provenance["files"]} == {"availability", "background"}
-    assert all(len(part["sha256"]) == 64 for part in provenance["files"])

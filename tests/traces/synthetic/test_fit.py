@@ -15,18 +15,6 @@ from fedstale.traces.synthetic.fit import availability_marginal, fit
 from fedstale.traces.trace_set import numbered
 
 
-def test_the_embedded_file_says_where_it_is_from(embedded):
-    provenance = embedded["provenance"]
-    assert provenance["command"].startswith("fedstale traces fit --availability ")
-    assert all(len(file["sha256"]) == 64 for file in provenance["files"])
-    assert {file["part"] for file in provenance["files"]} == {
-        "availability",
-        "network",
-        "background",
-        "compute",
-    }
-
-
 def test_availability_fitted_to_generated_devices_generates_alike():
     truth = TraceSet.synthetic(1000, days=4, seed=1).availability
     again = diurnal.fit(truth)

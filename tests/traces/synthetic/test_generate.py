@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from shared_fleets import synthetic
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, TraceSet
-from fedstale.traces.synthetic import diurnal, population
 from fedstale.traces.synthetic.fit import (
     availability_marginal,
     link_marginal,
@@ -18,7 +15,6 @@ from fedstale.traces.synthetic.fit import (
 from fedstale.traces.synthetic.population import BLOCK, generate
 
 DAY_S = 86_400.0
-PHONES = population.load()
 
 # What "like the recorded ones" means. Of seeds 0 to 11, the worst hour is off by 0.027, the worst
 # share by 0.091, quantiles of lengths by a factor of 1.9, of downlinks 1.6, autocorrelations by
@@ -134,19 +130,6 @@ def test_spread_time_zones_move_devices_by_whole_hours():
     assert np.ptp(hourly[1]) < np.ptp(hourly[0]) / 3
     assert same.epoch is not None
     assert spread.epoch is None
-
-
-@settings(max_examples=20)
-@given(seed=st.integers(0, 2**32), days=st.integers(1, 3))
-def test_windows_are_sorted_apart_and_inside_the_record(seed, days):
-    drawn = diurnal.draw(PHONES.availability, 30, days, np.random.default_rng(seed))
-    channel = Availability.packed(*drawn, days * DAY_S)
-    for device in range(30):
-        windows, length = channel.windows(device)
-        assert length == days * DAY_S
-        flat = windows.ravel()
-        assert np.all(np.diff(flat) > 0)
-        assert flat.size == 0 or (flat[0] >= 0 and flat[-1] <= length)
 
 
 def test_generated_devices_are_complete():

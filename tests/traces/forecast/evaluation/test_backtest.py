@@ -8,7 +8,6 @@ from fedstale.traces import Job, Status
 from fedstale.traces.forecast import Adaptation, LastValue, Oracle
 from fedstale.traces.forecast.evaluation.backtest import (
     by_horizon,
-    cold_start,
     error_per_device,
     least_rates,
     rolling,
@@ -73,13 +72,6 @@ def test_the_oracle_makes_no_error_and_the_last_value_does(tested, fleet, last, 
     assert (known["low"] <= known["value"] + 1e-12).all()
     assert (known["value"] <= known["high"] + 1e-12).all()
     assert len(error_per_device({"last-value": last}, tested, least_rates(training))) == 3
-
-
-def test_cold_start_is_worse_than_a_long_history(observer, tested, last, training):
-    table = cold_start(
-        {"last-value": last}, observer, tested, 3 * DAY, least_rates(training)
-    ).set_index("history_s")
-    assert table.loc[0.0, "pinball"] > table.loc[86_400.0, "pinball"]
 
 
 def test_true_times_are_those_of_trips_where_nothing_interrupts(fleet, origins):
@@ -184,16 +176,6 @@ def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
         assert max(map(len, table.to_string().splitlines())) <= 120
 
 
-def test_parts_of_a_backtest_are_told_before_they_begin(fleet):
-    told = []
-    kinds = ["last-value", "oracle"]
-    options = {"step_s": 7200.0, "k": 2, "examples": 300, "seed": 0}
-    backtested(fleet, kinds, [], JOB, **options, watch=lambda *part: told.append(part))
-    assert [done for _, done, _ in told] == list(range(told[0][2]))
-    assert {total for _, _, total in told} == {len(told)}
-    assert {f"fitting {kind}" for kind in kinds} <= {what for what, _, _ in told}
-
-
 def test_one_forecast_of_never_does_not_make_the_median_error(observer, origins, fleet):
     some = origins.take(origins.online)
     forecast = Oracle(fleet).forecast_job(some, JOB)
@@ -208,19 +190,6 @@ def test_one_forecast_of_never_does_not_make_the_median_error(observer, origins,
     (whole,) = (one for title, one in shown.items() if "whole time" in title)
     assert whole.loc["x", "median error"].endswith(" s")
     assert "mae_s" not in whole
-
-
-def test_rounds_without_a_choice_are_told_and_not_printed(observer, last, fleet):
-    devices = np.arange(40, 60)
-    table = decision(
-        {"last-value": last}, observer, devices, np.array([2 * DAY]), JOB, k=15, seed=0
-    )
-    assert table["valid_ratio"].isna().all()
-    tables = {"jobs": table, "decision": table}
-    assert "twice as many devices online" in why_empty("decision", tables)
-    assert "Picking the most reliable devices" not in dict(printed({"decision": table}))
-    del tables["decision"]
-    assert "over before the record ends" in why_empty("decision", tables)
 
 
 def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
