@@ -9,7 +9,7 @@ from shared_fleets import synthetic
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, paired, wide
+from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, paired
 from fedstale.errors import ConfigError
 
 
@@ -114,13 +114,3 @@ def test_contenders_on_other_schedules_are_refused():
     other = replace(playing["random"], scenario=replace(scenario(), settings=wide))
     with pytest.raises(ConfigError, match="'random' has windows with other settings than 'agent'"):
         evaluate({AGENT: playing[AGENT], "random": other}, windows=10)
-
-
-def test_the_table_is_shown_with_the_best_first():
-    playing = contenders(scenario(), [untrained()])
-    playing = {name: playing[name] for name in (AGENT, "random")}
-    table = evaluate(playing, windows=10).table
-    shown = wide(table)
-    assert shown["reward"].is_monotonic_decreasing
-    assert shown.loc[AGENT, "agent's advantage"] == ""
-    assert "[" in shown.loc["random", "agent's advantage"]

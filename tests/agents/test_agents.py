@@ -1,11 +1,9 @@
 """What `fedstale.agents` exports, used as in a script."""
 
-import numpy as np
 import pytest
 from shared_fleets import synthetic
 
 from fedstale import agents
-from fedstale.traces.arrays import stream
 
 
 def test_every_exported_name_is_there():
@@ -25,12 +23,3 @@ def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
     found = agents.evaluate({name: playing[name] for name in ("agent", "random")}, windows=10)
     assert set(found.table["contender"]) == {"agent", "random"}
     assert not agents.AgentSelector(tmp_path).falls_back
-
-
-def test_both_environments_play_the_same_scenario(scenario):
-    single = agents.SelectionEnv(scenario, n_max=16)
-    many = agents.VectorSelectionEnv(scenario, 1, n_max=16, seed=4)
-    single.np_random = stream(4, 8, 0, 0)
-    observation, _ = single.reset()
-    for name, values in many.reset().items():
-        np.testing.assert_array_equal(values[0], observation[name])

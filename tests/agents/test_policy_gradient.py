@@ -130,16 +130,6 @@ def test_a_round_of_nothing_is_certain():
     assert made.log_prob(made.sample()).tolist() == [0.0, 0.0]
 
 
-def test_parameters_may_be_given_with_the_draw():
-    scores, mask = torch.tensor([[0.0, 5.0]]), torch.ones(1, 2, dtype=torch.bool)
-    made, k = PlackettLuce(torch.Generator().manual_seed(0)), torch.tensor([1])
-    assert made.actions_from_params(scores, mask, k, deterministic=True).tolist() == [[1, 0]]
-    drawn, found = made.log_prob_from_params(scores, mask, k)
-    assert float(found.exp()) == pytest.approx(
-        naive_probability([0.0, 5.0], drawn[0, :1].tolist()), rel=1e-4
-    )
-
-
 def test_credit_is_that_of_a_naive_loop():
     rewards = np.random.default_rng(0).normal(size=(5, 12))
     returns = to_go(rewards)
@@ -263,23 +253,6 @@ def test_minibatches_hold_each_free_choice_once_with_its_own_probability():
             assert float(batch.advantages[i]) == pytest.approx(advantages[step, env], abs=1e-5)
             met.append((step, env))
     assert len(met) == len(set(met)) == len(expected) > 20
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_rollouts_without_a_free_choice_teach_nothing(count):
-    rng = np.random.default_rng(0)
-    policy = policy_of(4, random_weights(2))
-    buffer = RoundBuffer(1, observation_space(4), action_space(4), "cpu", n_envs=ROLLOUTS)
-    seen = observations(rng, ROLLOUTS, 4, [count] * ROLLOUTS, [count] * ROLLOUTS)
-    with torch.no_grad():
-        actions, values, found = policy(tensors(seen))
-    rewards = rng.normal(size=ROLLOUTS)
-    buffer.add(seen, actions.numpy(), rewards, np.zeros(ROLLOUTS), values, found)
-    buffer.compute_returns_and_advantage(values, np.ones(ROLLOUTS, dtype=bool))
-    (batch,) = buffer.get()
-    _, again, _ = policy.evaluate_actions(batch.observations, batch.actions)
-    assert torch.isfinite(again).all()
-    assert not batch.advantages.any()
 
 
 def test_choices_without_an_alternative_are_not_free():
@@ -453,11 +426,3 @@ def test_stopping_and_going_on_is_not_stopping(scenario):
     assert json.dumps(last) == json.dumps(expected)
     for name, value in whole.weights().items():
         np.testing.assert_array_equal(resumed.weights()[name], value)
-
-
-def test_from_scratch_the_heuristics_weight_stays_zero(scenario):
-    learner = PolicyGradient([scenario], small(residual=False), Reward())
-    learner.update()
-    learner.update()
-    assert learner.weights()["beta"][0] == 0.0
-    assert learner.weights()["last"].any()

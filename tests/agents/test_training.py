@@ -131,13 +131,6 @@ def test_a_damaged_checkpoint_is_rejected(tmp_path, short, damage):
         train(scenario(), scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
-def test_a_folder_with_an_agent_is_not_written_over(short):
-    before = contents(short)
-    with pytest.raises(ConfigError, match="holds an agent"):
-        train(scenario(), scenario(1), settings(updates=2), short)
-    assert contents(short) == before
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("updates", 0), ("windows", 1.5), ("rate", 0.0), ("rate", np.inf), ("seed", -1)],
@@ -197,16 +190,6 @@ def test_updates_learn_from_every_fleet_and_every_fleet_validates(tmp_path):
     assert contents(tmp_path / "cut") == contents(tmp_path / "both")
     with pytest.raises(ResumeError, match="scenarios was"):
         train(fleets[:1], held_out, how, tmp_path / "both", resume=True)
-
-
-def test_a_validation_is_the_mean_over_windows_of_all_fleets(tmp_path):
-    held_out = [scenario(1), scenario(3)]
-    how = settings(updates=1)
-    found = [
-        train(scenario(), which, how, tmp_path / str(i)).provenance["validation"]
-        for i, which in enumerate((held_out, held_out[:1]))
-    ]
-    assert found[0] != found[1]
 
 
 def test_fleets_of_other_sizes_learn_together_but_not_of_other_lengths(tmp_path):

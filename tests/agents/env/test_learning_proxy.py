@@ -1,9 +1,5 @@
 """The learning proxy: what helps, what is forgotten, and what devices report."""
 
-import tomllib
-from dataclasses import fields
-from importlib import resources
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,12 +92,3 @@ def test_dealt_mixtures_are_shares_and_small_skew_is_uneven():
 def test_constants_that_mean_nothing_are_refused(changed):
     with pytest.raises(ConfigError, match="proxy = "):
         LearningProxy(**(PLAIN | changed))
-
-
-def test_the_embedded_constants_say_what_they_were_fitted_to():
-    told = tomllib.loads(
-        (resources.files("fedstale.agents.env") / "learning_proxy.toml").read_text()
-    )
-    assert set(told["constants"]) == {f.name for f in fields(LearningProxy)}
-    assert told["provenance"]["result"] == "benchmarks/results/selection_proxy.json"
-    assert fitted() == LearningProxy(**told["constants"])

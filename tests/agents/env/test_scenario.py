@@ -151,19 +151,3 @@ def test_traces_without_a_channel_are_rejected():
         Scenario.of(replace(traces, uplink=None), forecasts="none")
     with pytest.raises(ConfigError, match="forecasts = 'guess'"):
         Scenario.of(traces, forecasts="guess")
-
-
-def test_whose_forecasts_come_next_is_told_with_the_share_that_is_done():
-    told = []
-    traces = synthetic(40, days=2)
-    made = Scenarios.of(traces, forecasts="none", watch=lambda *part: told.append(part))
-    assert [what for what, _, _ in told] == [
-        f"forecasts of {part}" for part in ("training", "validation", "testing")
-    ]
-    sizes = [
-        part.devices.size * (part.end - part.start)
-        for part in (made.training, made.validation, made.testing)
-    ]
-    expected = [1000 * sum(sizes[:i]) / sum(sizes) for i in range(3)]
-    assert [done for _, done, _ in told] == pytest.approx(expected, abs=1)
-    assert {total for _, _, total in told} == {1000}

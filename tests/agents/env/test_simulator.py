@@ -21,7 +21,7 @@ from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import HEARTBEAT_S, Callback
+from fedstale.strategies.server.runtime import Callback
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.types import ClientUpdate, History
 from fedstale.strategies.weighting import ByAge, inverse_root
@@ -191,32 +191,6 @@ def test_a_round_costs_what_the_trips_cost():
     assert terms["reward"][0] == pytest.approx(made.gain[0] + terms["time"][0] + terms["waste"][0])
 
 
-def test_a_failed_job_is_replaced_before_its_step_by_a_choice_of_its_own():
-    windows = [ALWAYS, [(0.0, 50.0), (60.0, 170.0)], ALWAYS, ALWAYS]
-    traces = fleet(windows, compute=[0.5, 1.0, 1.0, 1.0])
-    simulator = simulator_of(traces, episodes([0, 1, 2, 3], concurrency=2, buffer_size=2))
-    lost = send(simulator, 0, 1)
-    assert (lost.failed[0], lost.aggregated[0], lost.wasted_s[0]) == (1, 0, 50.0)
-    assert simulator.now[0] == pytest.approx(50.0 + HEARTBEAT_S)
-    # Neither the device at work nor the one that failed replaces the lost job.
-    assert simulator.mask[0].tolist() == [False, False, True, True]
-    assert simulator.slots[0] == 1
-    assert simulator.candidates(0).situation.n_in_flight == 1
-    made = send(simulator, 3)
-    assert (made.sent[0], made.aggregated[0], simulator.version[0]) == (1, 2, 1)
-    assert simulator.now[0] == pytest.approx(150.0 + HEARTBEAT_S)
-    assert (simulator.n_rounds[0], simulator.n_choices[0]) == (1, 2)
-    assert simulator.mask[0].tolist() == [True, False, True, True]
-
-
-def test_a_server_that_waits_for_all_replaces_nobody():
-    traces = fleet([ALWAYS, [(0.0, 50.0)], ALWAYS], compute=[0.5, 1.0, 1.0])
-    simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=2, buffer_size=3))
-    made = send(simulator, 0, 1)
-    assert (made.failed[0], made.aggregated[0], simulator.version[0]) == (1, 1, 1)
-    assert simulator.now[0] == pytest.approx(200.0)
-
-
 def test_a_failure_that_nobody_can_replace_ends_the_round():
     traces = fleet([[(0.0, 50.0), (400.0, 900.0)], [(0.0, 20.0)]])
     simulator = simulator_of(traces, episodes([0, 1], concurrency=1, buffer_size=1))
@@ -245,14 +219,6 @@ def test_a_stale_update_is_aggregated_with_the_weight_of_its_age():
     weighed = SIMPLE.after_step(before[None], 0.5 * 3.0 * np.eye(10)[1:2], np.ones(1))
     np.testing.assert_allclose(simulator.losses[0], weighed[0])
     assert not np.allclose(fresh, weighed)
-
-
-def test_a_server_without_candidates_waits_for_the_first_device_online():
-    traces = fleet([[(500.0, 900.0)], [(700.0, 900.0)]])
-    simulator = simulator_of(traces, episodes([0, 1]))
-    assert simulator.now[0] == 500.0
-    assert simulator.mask[0].tolist() == [True, False]
-    assert not simulator.done[0]
 
 
 def test_an_episode_without_further_devices_is_over():

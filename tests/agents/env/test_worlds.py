@@ -15,7 +15,6 @@ from fedstale.agents.env.worlds import (
     Worlds,
     WorldSimulator,
     outside_of_fit,
-    read_spread,
 )
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
@@ -127,11 +126,6 @@ def test_a_spread_that_is_none_is_named(change, said):
         Worlds.around(fitted(), WIDE | change, 3, seed=0)
     with pytest.raises(ConfigError, match=r"worlds = 0"):
         Worlds.around(fitted(), WIDE, 0, seed=0)
-
-
-def test_the_spread_stands_beside_the_constants():
-    assert set(read_spread()) == set(VARIED)
-    assert all(value > 0 for value in read_spread().values())
 
 
 PLACE = {"present": True, "buffer_size": 4, "keeps_stragglers": False, "rounds": 20}

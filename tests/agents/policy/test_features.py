@@ -149,24 +149,6 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
     )
 
 
-def test_order_does_not_matter():
-    nodes, turn = some(50, 0), np.random.default_rng(0).permutation(50)
-    x, context, heuristic = see(nodes)
-    again = see(nodes.take(turn))
-    np.testing.assert_allclose(again[0], x[turn], rtol=1e-5)
-    np.testing.assert_allclose(again[1], context, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(again[2], heuristic[turn], rtol=1e-5)
-
-
-def test_a_fleet_of_twice_the_same_devices_looks_the_same():
-    nodes = some(40, 1)
-    twice = nodes.take(np.repeat(np.arange(40), 2))
-    one, two = see(nodes, k=3, n_in_flight=2), see(twice, k=6, n_in_flight=4)
-    np.testing.assert_allclose(two[0][::2], one[0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(two[1], one[1], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(two[2][::2], one[2], rtol=1e-5, atol=1e-5)
-
-
 def test_ranks_among_very_many_are_read_off_a_sample():
     x = see(some(50_000, 2))[0][:, FEATURES.index("heuristic_rank")]
     order = np.argsort(np.argsort(see(some(50_000, 2))[2]))

@@ -46,21 +46,6 @@ def test_the_score_is_the_formula_worked_out_by_loops():
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_scores_follow_candidates_in_whatever_order_they_come():
-    features, context, heuristic = drawn()
-    order = np.random.default_rng(2).permutation(len(heuristic))
-    straight = scorer.score(trained(), features, context, heuristic)
-    mixed = scorer.score(trained(), features[order], context, heuristic[order])
-    np.testing.assert_allclose(mixed, straight[order], atol=1e-5)
-
-
-def test_a_fleet_taken_twice_scores_as_once():
-    features, context, heuristic = drawn()
-    once = scorer.score(trained(), features, context, heuristic)
-    twice = scorer.score(trained(), np.tile(features, (2, 1)), context, np.tile(heuristic, 2))
-    np.testing.assert_allclose(twice, np.tile(once, 2), atol=1e-5)
-
-
 def test_columns_without_a_candidate_change_no_score():
     features, context, heuristic = drawn()
     mask = np.array([True, True, False, True, False, True, True])
