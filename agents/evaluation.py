@@ -363,7 +363,7 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
     return means.rename_axis(columns=None)
 
 
-def undecided(table: pd.DataFrame) -> str:
+def tie_sentence(table: pd.DataFrame) -> str:
     """Return why a comparison decides nothing, in a sentence; nothing if it decides something.
 
     Args:

@@ -283,12 +283,12 @@ class RoundBuffer(DictRolloutBuffer):
             dones: not used.
         """
         del last_values, dones
-        self.returns = to_go(self.rewards)
+        self.returns = returns_to_go(self.rewards)
         advantages = against_the_others(self.returns, ROLLOUTS)
         free = np.asarray(
             is_free(self.observations["mask"], self.observations["slots"]), dtype=bool
         )
-        self.advantages = of_equal_spread(advantages, free, ROLLOUTS)
+        self.advantages = normalised(advantages, free, ROLLOUTS)
 
     # Its base class overrides alike: observations are dictionaries.
     def get(  # type: ignore[override]
@@ -320,14 +320,14 @@ class RoundBuffer(DictRolloutBuffer):
             )
 
 
-def to_go(rewards: Array) -> Array:
+def returns_to_go(rewards: Array) -> Array:
     """Return what is earned from each round on.
 
     Args:
         rewards: of rounds; shape (rounds, rollouts).
 
     Example:
-        >>> to_go(np.array([[1.0, 0.0], [2.0, 4.0]])).tolist()
+        >>> returns_to_go(np.array([[1.0, 0.0], [2.0, 4.0]])).tolist()
         [[3.0, 4.0], [2.0, 4.0]]
     """
     return np.cumsum(rewards[::-1], axis=0)[::-1].copy()
@@ -349,7 +349,7 @@ def against_the_others(returns: Array, n: int) -> Array:
     return ((grouped - mean) * (n / (n - 1))).reshape(returns.shape)
 
 
-def of_equal_spread(advantages: Array, counted: Mask, n: int) -> Array:
+def normalised(advantages: Array, counted: Mask, n: int) -> Array:
     """Return advantages over the root of their mean square in each window.
 
     What is divided by is at least a quarter of its median over the windows.
@@ -360,7 +360,7 @@ def of_equal_spread(advantages: Array, counted: Mask, n: int) -> Array:
         n: >= 1.
 
     Example:
-        >>> found = of_equal_spread(np.array([[1.0, -1.0, 8.0, -8.0]]), np.ones((1, 4), bool), 2)
+        >>> found = normalised(np.array([[1.0, -1.0, 8.0, -8.0]]), np.ones((1, 4), bool), 2)
         >>> found.tolist()
         [[0.8888888888888888, -0.8888888888888888, 1.0, -1.0]]
     """

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstale.agents.env import TERMS, Reward, Scenario, fitted, rollout, several, training_picks_of
+from fedstale.agents.env import (
+    TERMS,
+    Reward,
+    Scenario,
+    as_scenarios,
+    fitted,
+    rollout,
+    training_picks_of,
+)
 from fedstale.agents.policy import (
     SCHEMA,
     Agent,
@@ -145,7 +153,7 @@ def train(
     # Stable-Baselines3 and torch are loaded only where they are used.
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
-    grounds, held_out = several(scenarios), several(validation)
+    grounds, held_out = as_scenarios(scenarios), as_scenarios(validation)
     learner = PolicyGradient(grounds, training, reward)
     validate = _Validation(held_out, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)

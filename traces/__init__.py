@@ -5,6 +5,7 @@ from fedstale.traces.arrays import (
     Array,
     Index,
     Mask,
+    broadcast,
     joined,
     last_at_or_before,
     offsets_of,
@@ -12,7 +13,6 @@ from fedstale.traces.arrays import (
     rounded,
     row_time,
     running_sums,
-    spread_over,
     stream,
     taken,
 )
@@ -36,6 +36,7 @@ __all__ = [
     "Status",
     "TraceSet",
     "TripOutcomes",
+    "broadcast",
     "joined",
     "last_at_or_before",
     "longest_log",
@@ -45,7 +46,6 @@ __all__ = [
     "rounded",
     "row_time",
     "running_sums",
-    "spread_over",
     "stream",
     "taken",
 ]

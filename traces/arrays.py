@@ -106,11 +106,11 @@ def running_sums(x: Array, offsets: Index) -> tuple[Array, Array]:
     return before, totals
 
 
-def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
+def broadcast(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return numbers in a shape, as numpy.broadcast_to does, at no cost where they have it.
 
     Example:
-        >>> spread_over(2.0, (3,))
+        >>> broadcast(2.0, (3,))
         array([2., 2., 2.])
     """
     array = np.asarray(x, dtype=np.float64)

@@ -23,11 +23,11 @@ from fedstale.traces.arrays import (
     Channel,
     Index,
     Mask,
+    broadcast,
     last_at_or_before,
     offsets_of,
     ranges,
     rows_of,
-    spread_over,
 )
 
 
@@ -109,7 +109,7 @@ class Availability(Channel):
         offsets = offsets_of(counts)
         n_rows = offsets.size - 1
         lengths, log_starts, logs_s = (
-            np.array(spread_over(x, (n_rows,)))
+            np.array(broadcast(x, (n_rows,)))
             for x in (lengths, *((0.0, lengths) if logs is None else logs))
         )
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
@@ -346,7 +346,7 @@ class Availability(Channel):
             (array([-10.,  50.,  90.]), array([ 30.,  50., 130.]))
         """
         devices = np.asarray(devices, dtype=np.int64)
-        t = spread_over(t, devices.shape)
+        t = broadcast(t, devices.shape)
         row = self.rows[devices]
         since = t + self.shifts[devices] - self.log_starts[row]
         if self.repeat:
@@ -360,7 +360,7 @@ class Availability(Channel):
     def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
         """Return whether each device is available at its instant t; shape (n,)."""
         devices = np.asarray(devices, dtype=np.int64)
-        t = spread_over(t, devices.shape)
+        t = broadcast(t, devices.shape)
         row = self.rows[devices]
         _, x, k = self.locate(devices, t)
         inside = (k >= self.offsets[row]) & (t < self.until)
@@ -379,7 +379,7 @@ class Availability(Channel):
             Start, at least t, and end of the window; both inf where no window follows. Shape (n,).
         """
         devices = np.asarray(devices, dtype=np.int64)
-        t = spread_over(t, devices.shape)
+        t = broadcast(t, devices.shape)
         if self.starts.size == 0:
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         if self._is_always:

@@ -25,12 +25,12 @@ from fedstale.traces.arrays import (
     Array,
     Channel,
     Index,
+    broadcast,
     last_at_or_before,
     offsets_of,
     ranges,
     rows_of,
     running_sums,
-    spread_over,
 )
 
 BLOCK = 16
@@ -326,7 +326,7 @@ class Series(Channel):
             Integrals of the rate over [start, end); shape (n,).
         """
         devices = np.asarray(devices, dtype=np.int64)
-        start, end = spread_over(start, devices.shape), spread_over(end, devices.shape)
+        start, end = broadcast(start, devices.shape), broadcast(end, devices.shape)
         row = self.rows[devices]
         span = np.maximum(np.minimum(end, self.until) - start, 0.0)
         x = self._row_time(start + self.shifts[devices], row)

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import LearningProxy, fitted
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout, training_picks_of
-from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted, online_share, several
+from fedstale.agents.env.scenario import (
+    Scenario,
+    Scenarios,
+    as_scenarios,
+    cross_fitted,
+    online_share,
+)
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.env.worlds import (
     VARIED,
@@ -41,6 +47,7 @@ __all__ = [
     "VectorSelectionEnv",
     "WorldSimulator",
     "Worlds",
+    "as_scenarios",
     "cross_fitted",
     "fitted",
     "online_share",
@@ -48,6 +55,5 @@ __all__ = [
     "picks_of",
     "read_spread",
     "rollout",
-    "several",
     "training_picks_of",
 ]

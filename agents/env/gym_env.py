@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from fedstale.agents.env.rounds import picks_of, rollout, top
-from fedstale.agents.env.scenario import Scenario, several
+from fedstale.agents.env.scenario import Scenario, as_scenarios
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES, by_heuristic
 from fedstale.errors import ConfigError
@@ -355,7 +355,7 @@ class VectorSelectionEnv(VecEnv):
         seed: int = 0,
     ) -> None:
         self.render_mode = None
-        places = several(scenarios)
+        places = as_scenarios(scenarios)
         lengths = {scenario.settings.choices for scenario in places}
         if len(lengths) != 1 or n_envs % len(places):
             raise ConfigError(

@@ -156,7 +156,7 @@ def fitted() -> LearningProxy:
     return LearningProxy(**tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))["constants"])
 
 
-def deal(
+def assign(
     rng: np.random.Generator, shape: tuple[int, int], n_groups: int, skew: Array, spread: Array
 ) -> tuple[Array, Array]:
     """Return the data that devices hold.

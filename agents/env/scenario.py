@@ -27,7 +27,7 @@ from fedstale.agents.env.forecast_table import (
     Parts,
     TrueForecasts,
 )
-from fedstale.agents.env.learning_proxy import LearningProxy, deal, fitted
+from fedstale.agents.env.learning_proxy import LearningProxy, assign, fitted
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.weighting import AgeCurve, constant, inverse_root, polynomial
@@ -194,7 +194,7 @@ class Scenario:
         curve = rng.integers(len(_CURVES), size=n)
         weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
         skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
-        mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
+        mixtures, examples = assign(rng, drawn.shape, GROUPS, skew, spread)
         over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
         over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
         inflates = (rng.random(n) < settings.inflating_share)[:, None]
@@ -256,7 +256,7 @@ class Scenario:
         return Simulator(self, b)
 
 
-def several(scenarios: Scenario | Sequence[Scenario]) -> tuple[Scenario, ...]:
+def as_scenarios(scenarios: Scenario | Sequence[Scenario]) -> tuple[Scenario, ...]:
     """Return one scenario, or one for each of several fleets, as a tuple."""
     return (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
 

@@ -34,7 +34,7 @@ from fedstale.agents.policy import Inputs, features, heuristic_scores, row_media
 from fedstale.errors import TraceError
 from fedstale.strategies.schedule import RECHECK_S
 from fedstale.strategies.server import HEARTBEAT_S
-from fedstale.strategies.types import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
+from fedstale.strategies.types import DURATIONS_KEPT, UNKNOWN, Candidates, SelectionContext, Table
 from fedstale.traces import Array, Index, Mask, Status
 
 if TYPE_CHECKING:
@@ -178,12 +178,12 @@ class Simulator:
     def candidates(self, row: int) -> Candidates:
         """Return the devices that may be picked in an episode; the id of a node is its column."""
         columns = np.flatnonzero(self.mask[row])
-        situation = Situation(
+        context = SelectionContext(
             n_in_flight=int(self.n_awaited[row]),
             version=int(self.version[row]),
             deadline_s=float(self.reply_limit_s[row]),
         )
-        return Candidates(columns, self.table, row * self.n + columns, situation)
+        return Candidates(columns, self.table, row * self.n + columns, context)
 
     @property
     def slots(self) -> Index:

@@ -164,7 +164,7 @@ def inputs_of(candidates: Candidates, k: int, now: float) -> Inputs:
         k: how many are to be picked.
         now: the instant in s.
     """
-    at = candidates.situation
+    at = candidates.context
     return features(
         candidates,
         np.ones((1, len(candidates)), dtype=np.bool_),

@@ -228,7 +228,7 @@ class Fashion(_Labelled):
         rng = np.random.default_rng((seed, self.task.DEAL))
         chosen = rng.permutation(len(self._images[1]))[: self.most]
         some = self._images[0][chosen], self._images[1][chosen]
-        dealt = classification.deal(some[1].numpy(), n_devices, alpha, rng)
+        dealt = classification.assign(some[1].numpy(), n_devices, alpha, rng)
         return [classification.held_out(some, mine)[0] for mine in dealt]
 
 
@@ -262,7 +262,7 @@ class Shakespeare(TrainingApp):
 
     def own_lines(self, partition: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the lines of a device of n to train on, and those to evaluate on."""
-        dealt = self.play.deal(str(TEXT), n)[partition]
+        dealt = self.play.assign(str(TEXT), n)[partition]
         lines: tuple[Tensor, Tensor] = self.task.split(self.task.encode(dealt))
         return lines
 

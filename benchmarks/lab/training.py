@@ -279,7 +279,7 @@ class Stating(Selector):
         duration = np.where(lies, lie.duration * duration, duration)
         told = Candidates.of(
             candidates.node_ids,
-            candidates.situation,
+            candidates.context,
             forecast_p_finish=p,
             forecast_p_available=available,
             forecast_duration_s=duration,

@@ -21,7 +21,7 @@ from fedstale.errors import ConfigError
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, stream
-from fedstale.tuning.objective import lately
+from fedstale.tuning.objective import recent_mean
 from lab.apps import TrainingApp, opened
 from lab.fleets import fleets
 
@@ -65,7 +65,7 @@ class Curve:
 
     def by(self, at_s: float) -> float:
         """Return the accuracy by an instant of device time, as `fedstale tune` has it."""
-        return lately(np.array(self.at_s), np.array(self.accuracy), at_s)
+        return recent_mean(np.array(self.at_s), np.array(self.accuracy), at_s)
 
     def last_by(self, at_s: float) -> float:
         """Return the last accuracy that was measured until an instant."""
@@ -73,7 +73,7 @@ class Curve:
 
     def by_version(self, version: float) -> float:
         """Return the accuracy by a number of server steps, in the mean over the last eighth."""
-        return lately(np.array(self.version), np.array(self.accuracy), version)
+        return recent_mean(np.array(self.version), np.array(self.accuracy), version)
 
     def cost_by(self, at_s: float) -> float:
         """Return the processor seconds until an instant of device time."""

@@ -22,7 +22,7 @@ _BATCH = 1000
 """Examples that are evaluated at a time."""
 
 
-def deal(labels: Index, n_partitions: int, alpha: float, rng: np.random.Generator) -> list[Index]:
+def assign(labels: Index, n_partitions: int, alpha: float, rng: np.random.Generator) -> list[Index]:
     """Deal examples to devices, unevenly by label.
 
     Args:

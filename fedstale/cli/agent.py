@@ -444,7 +444,7 @@ def _write_evaluation(result: "Evaluation", about: str, folder: Path) -> None:
 def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
     """Print the rewards and their terms, and then what became of the jobs."""
     from fedstale.agents.env import TERMS
-    from fedstale.agents.evaluation import undecided, wide
+    from fedstale.agents.evaluation import tie_sentence, wide
 
     found = wide(table)
     rewards = ["reward", "agent's advantage", *TERMS[1:]]
@@ -454,7 +454,7 @@ def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
         f"\n{about}; advantage of the agent in reward, with its 95 % interval\n\n"
         f"{table_text(found[rewards])}\n\nWhat became of the jobs\n\n{table_text(jobs)}"
     )
-    if why := undecided(table):
+    if why := tie_sentence(table):
         typer.echo(f"\n{why}")
 
 

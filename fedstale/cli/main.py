@@ -14,8 +14,8 @@ from fedstale.cli import (
     doctor,
     forecast_audit,
     forecaster,
+    run_list,
     runs,
-    shelf,
     traces,
     tune,
 )
@@ -56,7 +56,7 @@ app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",
 )(tune.tune)
-app.add_typer(shelf.app, name="runs", rich_help_panel=_ANALYSE)
+app.add_typer(run_list.app, name="runs", rich_help_panel=_ANALYSE)
 app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
 app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)
 app.command(

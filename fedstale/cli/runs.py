@@ -204,7 +204,7 @@ def simulate(
     )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
-    from fedstale.live import Insistence
+    from fedstale.live import RepeatedInterrupt
     from fedstale.simulation import simulate as simulate_config
     from fedstale.traces import TraceSet
 
@@ -214,7 +214,7 @@ def simulate(
         return
     if dry_run:
         with end_on_signals(), app_log(quiet=True, verbose=verbose):
-            _show_outlook(config, trace_set, as_json=as_json)
+            _show_dry_run(config, trace_set, as_json=as_json)
         return
     watching = _watching(
         config,
@@ -233,7 +233,7 @@ def simulate(
             traces=trace_set,
             overwrite=overwrite,
             resume=resume is not None,
-            callbacks=[*callbacks, Insistence(heard)],
+            callbacks=[*callbacks, RepeatedInterrupt(heard)],
             address=address,
         )
     _show_end(run, is_new=resume is None, as_json=as_json)
@@ -484,12 +484,12 @@ def _measure_costs(config: "SimulationConfig", n_devices: int, *, as_json: bool)
     typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
 
 
-def _show_outlook(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
+def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
     """Print what a run will meet."""
     from fedstale.live import duration
-    from fedstale.simulation import look_ahead
+    from fedstale.simulation import dry_run
 
-    found = look_ahead(config, traces)
+    found = dry_run(config, traces)
     planned = _planned_rounds(_resolved(config))
     if as_json:
         facts = asdict(found)

@@ -20,7 +20,7 @@ from fedstale.errors import ProtocolError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.messages import (
     COMPACT_RECORD,
-    Asked,
+    Requested,
     decoded,
     is_quantised,
     quantised,
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class Compressing:
     """One message to a device, from its arrival until its reply is as it goes out."""
 
-    def __init__(self, message: Message, context: Context, asked: Asked) -> None:
+    def __init__(self, message: Message, context: Context, asked: Requested) -> None:
         """Put the arrays of a message in full.
 
         Args:
@@ -117,7 +117,7 @@ def compressed(message: Message, context: Context, call_next: ClientAppCallable)
 
     A message whose arrays cannot be read is answered with an error.
     """
-    asked = Asked.of(message.content)
+    asked = Requested.of(message.content)
     if asked is None:
         return call_next(message, context)
     try:

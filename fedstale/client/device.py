@@ -113,8 +113,8 @@ class MessageHistory:
         unstated = (training_s >= 0) & np.isnan(self["work"])
         if unstated.any():
             share = np.where(np.isnan(self["share"]), 1.0, self["share"])[unstated]
-            whole_s = float(np.median(training_s[unstated] / share))
-            made["work"][unstated] = fleet_rate * whole_s * share
+            full_job_s = float(np.median(training_s[unstated] / share))
+            made["work"][unstated] = fleet_rate * full_job_s * share
         return made
 
     def observation(self, instants: Array, utc_offset_s: float) -> Observation:

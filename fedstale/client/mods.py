@@ -24,9 +24,9 @@ from fedstale.client import compression, local_work
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.server import (
+    advertised,
+    can_unpack,
     pack,
-    says_so,
-    stating,
     unpack,
 )
 from fedstale.strategies.stages import (
@@ -271,7 +271,7 @@ class PackMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the app answer; a message that cannot be unpacked is answered with an error."""
-        is_packed = says_so(message.content)
+        is_packed = can_unpack(message.content)
         try:
             if is_packed:
                 message.content = unpack(message.content)
@@ -284,7 +284,7 @@ class PackMod:
         # A simulated node has a device.
         if reply.has_error() or hasattr(context, "device"):
             return reply
-        reply.content = (pack if is_packed else stating)(reply.content)
+        reply.content = (pack if is_packed else advertised)(reply.content)
         return reply
 
 

@@ -41,7 +41,7 @@ from fedstale.simulation import (
     missing_text,
     server_fn_on,
 )
-from fedstale.strategies.messages import Asked
+from fedstale.strategies.messages import Requested
 from fedstale.strategies.server import pack
 from fedstale.strategies.stages import is_asked
 from fedstale.traces import TraceSet
@@ -249,7 +249,7 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
     findings = [_objects(message)]
     sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
     used = set[str]().union(*map(_names_in, sources))
-    if Asked.of(message.content) and "CompressionMod" not in used:
+    if Requested.of(message.content) and "CompressionMod" not in used:
         findings.append(
             Finding(
                 "the strategy's Compression asks devices for smaller messages, but no file of the "

@@ -2,7 +2,7 @@
 
 The app itself stays as it is. Flower loads what pyproject.toml names and offers no other way to
 add something around a ClientApp, so what runs is a copy whose pyproject.toml names two modules
-of the copy's own. They wrap the app's ClientApp in a `PacedApp` and its ServerApp in a
+of the copy's own. They wrap the app's ClientApp in a `RealtimeApp` and its ServerApp in a
 `ReplayedServerApp`.
 """
 
@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstale.config import Costs, SimulationConfig, Until
-from fedstale.deployment.paced import PacedApp
+from fedstale.deployment.realtime import RealtimeApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError, RunEnded
@@ -97,7 +97,7 @@ def write_replayed(
     project = tomllib.loads((out / "pyproject.toml").read_text(encoding="utf-8"))
     components = project["tool"]["flwr"]["app"]["components"]
     for key, module, wrapper, options in (
-        ("clientapp", _CLIENT, PacedApp, {}),
+        ("clientapp", _CLIENT, RealtimeApp, {}),
         ("serverapp", _SERVER, ReplayedServerApp, settings),
     ):
         place, _, attribute = components[key].partition(":")

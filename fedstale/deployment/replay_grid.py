@@ -2,7 +2,7 @@
 
 Strategies see the time, the nodes and the failures of the trace, as in a simulation: the plan of a
 job is worked out by the same code when it is sent, and travels with the message to the node, whose
-`PacedApp` acts it. A job that the trace loses is not sent: the grid reports its failure
+`RealtimeApp` acts it. A job that the trace loses is not sent: the grid reports its failure
 when a SuperLink would. Everything else is real: processes, messages, the order of arrival.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from flwr.app import ConfigRecord, Message
 
 from fedstale.config import FLOWER_OVERHEAD, Costs
-from fedstale.deployment.paced import PACING_RECORD
+from fedstale.deployment.realtime import REALTIME_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.errors import RunEnded
 from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
@@ -24,8 +24,8 @@ from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation import (
     FIRST_NODE_ID,
     Columns,
-    CostBook,
-    Fleet,
+    CostModel,
+    Devices,
     JobRow,
     OpenJob,
     RunsAfter,
@@ -98,8 +98,8 @@ class ReplayGrid(ForwardingGrid):
         self.unix_zero = unix_now()
         """Instant 0, in s since 1970, UTC."""
         self._log = _PlannedJobs()
-        self._book = CostBook(costs)
-        self._fleet = Fleet(traces, self._book, on_interrupt)
+        self._book = CostModel(costs)
+        self._fleet = Devices(traces, self._book, on_interrupt)
         self._nodes, self._speed_up, self._until_s = nodes, speed_up, until_s
         self._due_at: dict[int, float] = {}
         self._first_lead_s = lead_s
@@ -247,7 +247,7 @@ class ReplayGrid(ForwardingGrid):
         )
         # To arrive on time, a reply leaves earlier.
         lead_s = median(self.back_s[-_REMEMBERED:] or [self._first_lead_s])
-        content[PACING_RECORD] = ConfigRecord({"train_at": train_at, "reply_at": due_at - lead_s})
+        content[REALTIME_RECORD] = ConfigRecord({"train_at": train_at, "reply_at": due_at - lead_s})
         message = with_content(job.message, content)
         message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
@@ -262,9 +262,9 @@ class ReplayGrid(ForwardingGrid):
         # The strategy has sent the job to the device, so the reply comes from the device.
         if reply.metadata.src_node_id == self._nodes[job.device]:
             reply.metadata.__dict__["_src_node_id"] = job.node_id
-        record = reply.content.config_records.get(PACING_RECORD)
+        record = reply.content.config_records.get(REALTIME_RECORD)
         if record is not None:
-            del reply.content[PACING_RECORD]
+            del reply.content[REALTIME_RECORD]
             taken, began, trained, left = (
                 (float(record[name]) - self.unix_zero) * self._speed_up  # type: ignore[arg-type]
                 for name in ("taken_at", "began_at", "trained_at", "left_at")

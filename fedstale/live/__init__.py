@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from fedstale.live.server import PORT, parse_address, serving
     from fedstale.live.watching import (
         EventLog,
-        Insistence,
         ProgressLine,
         ProgressNotes,
+        RepeatedInterrupt,
         TensorBoard,
         Watcher,
         duration,
@@ -26,7 +26,7 @@ else:
             "prometheus": "exported",
             "server": "PORT parse_address serving",
             "watching": (
-                "EventLog Insistence ProgressLine ProgressNotes TensorBoard Watcher "
+                "EventLog RepeatedInterrupt ProgressLine ProgressNotes TensorBoard Watcher "
                 "duration event_writer"
             ),
         },
@@ -36,9 +36,9 @@ __all__ = [
     "PORT",
     "Board",
     "EventLog",
-    "Insistence",
     "ProgressLine",
     "ProgressNotes",
+    "RepeatedInterrupt",
     "TensorBoard",
     "Watcher",
     "duration",

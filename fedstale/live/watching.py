@@ -66,7 +66,7 @@ class Watcher(Callback):
         self.look(run)
 
 
-class Insistence(Callback):
+class RepeatedInterrupt(Callback):
     """Interrupts a run that goes on although it was interrupted.
 
     The KeyboardInterrupt of a signal is raised wherever the ServerApp is just then. A bare `except`

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names
     from fedstale.reports.page import REPORT, write_comparison, write_figures, write_text
     from fedstale.reports.run import Run, report_at_end
-    from fedstale.reports.shelf import (
+    from fedstale.reports.run_list import (
         differences,
+        listed_runs,
         ranked,
         remove,
         server_metrics,
-        shelved,
         write_index,
     )
 else:
@@ -50,7 +50,7 @@ else:
             "learning": "BOOKKEEPING by_kind measured_names",
             "page": "REPORT write_comparison write_figures write_text",
             "run": "Run report_at_end",
-            "shelf": "differences ranked remove server_metrics shelved write_index",
+            "run_list": "differences ranked remove server_metrics listed_runs write_index",
         },
     )
 
@@ -74,6 +74,7 @@ __all__ = [
     "forest",
     "levels",
     "line_mode",
+    "listed_runs",
     "marks",
     "measured_names",
     "metric_text",
@@ -82,7 +83,6 @@ __all__ = [
     "report_at_end",
     "rows_of_bars",
     "server_metrics",
-    "shelved",
     "stepped",
     "thinned",
     "time_text",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, undecided
+from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, tie_sentence
 from fedstale.agents.policy import FILES
 from fedstale.agents.training import PROGRESS
 from fedstale.reports.figure import Figure, Row, band, curve, forest
@@ -193,7 +193,7 @@ def write_evaluation(
     figures = evaluation_figures(result.table)
     return write_figures(
         "The agent against other selectors",
-        " ".join(filter(None, [about, undecided(result.table)])),
+        " ".join(filter(None, [about, tie_sentence(result.table)])),
         figures,
         out / EVALUATION_PAGE,
         hidden=" ".join([*missing(result.table), *given]),

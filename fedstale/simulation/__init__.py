@@ -8,14 +8,15 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.simulation.costs import (
-        CostBook,
+        CostModel,
         WorkHook,
         content_bytes,
         missing_costs,
         missing_text,
         size_of,
     )
-    from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, round_of
+    from fedstale.simulation.devices import FIRST_NODE_ID, Devices, round_of
+    from fedstale.simulation.dry_runs import dry_run
     from fedstale.simulation.executors import (
         ClientCall,
         ClientReply,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, OpenJob, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
-    from fedstale.simulation.outlook import look_ahead
     from fedstale.simulation.run import enrolled, simulate
     from fedstale.simulation.stock_strategies import (
         report_stock_strategies,
@@ -39,14 +39,14 @@ else:
     __getattr__ = names_of(
         __name__,
         {
-            "costs": "CostBook WorkHook content_bytes missing_costs missing_text size_of",
-            "devices": "FIRST_NODE_ID Fleet round_of",
+            "costs": "CostModel WorkHook content_bytes missing_costs missing_text size_of",
+            "devices": "FIRST_NODE_ID Devices round_of",
             "executors": "ClientCall ClientReply Executor InlineExecutor ProcessExecutor",
             "flower_app": "FlowerApp overrides_in",
             "jobs": "Columns JobRow JobTable OpenJob RunsAfter",
             "measuring": "measure pasted",
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
-            "outlook": "look_ahead",
+            "dry_runs": "dry_run",
             "run": "enrolled simulate",
             "stock_strategies": "report_stock_strategies server_fn_on stock_strategies_reporting",
             "trace_grid": "TraceGrid",
@@ -58,10 +58,10 @@ __all__ = [
     "ClientCall",
     "ClientReply",
     "Columns",
-    "CostBook",
+    "CostModel",
     "Costs",
+    "Devices",
     "Executor",
-    "Fleet",
     "FlowerApp",
     "InlineExecutor",
     "JobRow",
@@ -75,10 +75,10 @@ __all__ = [
     "TraceGrid",
     "WorkHook",
     "content_bytes",
+    "dry_run",
     "end_of_app",
     "ending",
     "enrolled",
-    "look_ahead",
     "measure",
     "missing_costs",
     "missing_text",

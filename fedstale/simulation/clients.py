@@ -26,7 +26,7 @@ from flwr.app.user_config import UserConfig
 
 from fedstale.flower import ErrorCode, answers, error_reply, own_message
 from fedstale.runs import UNKNOWN
-from fedstale.simulation.costs import CostBook, content_size, examples_in, size_of
+from fedstale.simulation.costs import CostModel, content_size, examples_in, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import (
@@ -80,7 +80,7 @@ class Clients(Stateful):
     def __init__(
         self,
         executor: Executor,
-        book: CostBook,
+        book: CostModel,
         replay: "Replay",
         *,
         seed: int,

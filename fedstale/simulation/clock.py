@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedstale.errors import RunEnded
-from fedstale.strategies.types import Stateful, Words
+from fedstale.strategies.types import Bits, Stateful
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class StallDetection(Stateful):
     _busy_at: float = 0.0
     _step_s: float = 0.0
     _looked_at: float = 0.0
-    _seen: Words | None = None
+    _seen: Bits | None = None
     _n_looks: int = 0
     _most_online: int = 0
 
@@ -56,7 +56,7 @@ class StallDetection(Stateful):
         """Note that the strategy waits for an instant: it is not looking for nodes."""
         self._seen = None
 
-    def is_stalled(self, online: Words, now: float) -> bool:
+    def is_stalled(self, online: Bits, now: float) -> bool:
         """Return whether a look at who is online is one too many, with nothing else in between.
 
         Args:
@@ -69,7 +69,7 @@ class StallDetection(Stateful):
         self._n_looks += 1
         return now > self._looked_at or self._n_looks >= _LOOKS_OF_A_LOOP
 
-    def looked(self, online: Words, now: float, n_online: int) -> None:
+    def looked(self, online: Bits, now: float, n_online: int) -> None:
         """Note what the strategy has seen."""
         self._seen, self._looked_at = online, now
         self._most_online = max(self._most_online, n_online)

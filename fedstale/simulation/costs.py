@@ -61,7 +61,7 @@ class Charge(NamedTuple):
     """Whether only the reply tells the work."""
 
 
-class CostBook(Stateful):
+class CostModel(Stateful):
     """What messages cost, and what is expected of their replies.
 
     Only delivered replies teach it, in the order of their delivery, so that a run does not depend

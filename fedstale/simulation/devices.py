@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.flower import ErrorCode, entries, sent_to
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
-from fedstale.simulation.costs import CostBook, Size, content_size, reply_kind
+from fedstale.simulation.costs import CostModel, Size, content_size, reply_kind
 from fedstale.simulation.jobs import (
     ANSWERED,
     ASKED,
@@ -32,10 +32,10 @@ from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import (
+    Bits,
+    NodeIndex,
     NodeSet,
-    Places,
     Stateful,
-    Words,
     bits_at,
     clear_bits,
     packed,
@@ -63,7 +63,7 @@ class OnlineSet:
         """Start at 0 s."""
         self._availability = availability
         self._everyone = np.arange(availability.n_devices)
-        self.words: Words = packed(np.zeros(availability.n_devices, dtype=np.bool_))
+        self.words: Bits = packed(np.zeros(availability.n_devices, dtype=np.bool_))
         """Which devices are available, as bits; the same array until one changes, then another."""
         self.n_online = 0
         self._until: Array = np.zeros(availability.n_devices)
@@ -179,17 +179,17 @@ class _Content(NamedTuple):
     """Its type and its formats down and up, by the table's numbers of texts."""
 
 
-class Fleet(Stateful):
+class Devices(Stateful):
     """Replayed devices; node i + 1000 is device i of the traces."""
 
     saved = ("_free_at", "_behind")
 
-    def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
+    def __init__(self, traces: TraceSet, book: CostModel, on_interrupt: OnInterrupt) -> None:
         availability, compute, downlink, uplink = traces.complete()
         self.traces = traces
         self.available = OnlineSet(availability)
         """The devices that are available, at the instant that was last looked at."""
-        self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
+        self._everyone = NodeIndex(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
         self._online = NodeSet(self._everyone, self.available.words)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt

@@ -175,7 +175,7 @@ class JobRow:
     runs_after = Column(int, 0, is_event=False)
     """When the client must run, because what it makes decides what the job costs; a `RunsAfter`."""
     scale = Column(float, 1.0, is_event=False)
-    """For how many bytes a byte of values in the reply stands; see `CostBook.scale`."""
+    """For how many bytes a byte of values in the reply stands; see `CostModel.scale`."""
     free_at = Column(float, UNKNOWN, is_event=False)
     """Instant in s from which the device was free for the job."""
     visible_at = Column(float, NEVER, is_event=False)

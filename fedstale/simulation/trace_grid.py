@@ -35,8 +35,8 @@ from fedstale.flower import (
 )
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.costs import CostBook, WorkHook
-from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
+from fedstale.simulation.costs import CostModel, WorkHook
+from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.strategies.server import Runtime, RuntimeGrid
@@ -97,9 +97,9 @@ class TraceGrid(Stateful, RuntimeGrid):
             ConfigError: costs name a run-config key that does not exist.
         """
         config: UserConfig = dict(run_config or {})
-        book = CostBook(costs.resolved(config), work)
+        book = CostModel(costs.resolved(config), work)
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
-        self._fleet = Fleet(traces, book, on_interrupt)
+        self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
         self._unix_base = float((epoch - pd.Timestamp(0)).total_seconds())
         self._clients = Clients(

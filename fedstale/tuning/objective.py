@@ -148,10 +148,10 @@ class Objective:
             return np.inf if self.kind == "time" else np.nan
         if self.kind == "time":
             return run.time_to(self.target, source=source)
-        return lately(*run.curve(str(self.target.metric), source), at_s)
+        return recent_mean(*run.curve(str(self.target.metric), source), at_s)
 
 
-def lately(at: Array, values: Array, until: float) -> float:
+def recent_mean(at: Array, values: Array, until: float) -> float:
     """Return the mean of a metric over the last eighth of the time until an instant.
 
     A model has what was last measured of it until it is measured again, so measurements count for
@@ -163,7 +163,7 @@ def lately(at: Array, values: Array, until: float) -> float:
         until: the instant; NaN comes back of one before all measurements.
 
     Example:
-        >>> lately(np.array([0.0, 75.0]), np.array([0.2, 0.6]), 80.0)  # 5 s and 5 s
+        >>> recent_mean(np.array([0.0, 75.0]), np.array([0.2, 0.6]), 80.0)  # 5 s and 5 s
         0.4
     """
     n = int(np.searchsorted(at, until, side="right"))

@@ -24,7 +24,7 @@ from fedstale.errors import FedstaleError
 from fedstale.strategies import selection
 from fedstale.strategies.selection import OortSettings, Selector, name_of_class
 from fedstale.strategies.stages import FORMAT, plain_state
-from fedstale.strategies.types import Forecast, History, NodeIds, Situation
+from fedstale.strategies.types import Forecast, History, NodeIds, SelectionContext
 from fedstale.verification.chain import Line, WrongError
 
 _LEARNT = {
@@ -109,7 +109,7 @@ class ReplayedRun:
     """The server of a run, as far as its picks depend on it."""
 
     def __init__(self, own: Sequence[type[Selector]] = (), agent: str | None = None) -> None:
-        """Start before the first line; arguments as of `made_again`."""
+        """Start before the first line; arguments as of `rebuilt_selector`."""
         self._own, self._agent = own, agent
         self.n_picks = self.n_made = 0
         """Picks so far, and those of them that were made again."""
@@ -197,7 +197,7 @@ class ReplayedRun:
         facts.take("settings", lambda v: isinstance(v, dict), "the settings of the strategy")
         described = facts.take("selector", lambda v: isinstance(v, dict), "a selector")
         try:
-            self._selector = made_again(described, self._own, self._agent)
+            self._selector = rebuilt_selector(described, self._own, self._agent)
         except UnknownRuleError as problem:
             self._selector, self.why_not = None, str(problem)
 
@@ -229,11 +229,16 @@ class ReplayedRun:
             self.faults.append(f"picks {_shown(sorted(busy))}, which have a job in flight")
         self.n_picks += 1
         self._picked = picks
-        situation = Situation(n_in_flight=n_out, version=version, deadline_s=_number(deadline))
-        self._make(k, now, situation, state, picks)
+        context = SelectionContext(n_in_flight=n_out, version=version, deadline_s=_number(deadline))
+        self._make(k, now, context, state, picks)
 
     def _make(
-        self, k: int, now: float, situation: Situation, state: Sequence[Any], picks: list[int]
+        self,
+        k: int,
+        now: float,
+        context: SelectionContext,
+        state: Sequence[Any],
+        picks: list[int],
     ) -> None:
         """Make a pick, and compare."""
         if self._selector is None:
@@ -246,7 +251,7 @@ class ReplayedRun:
                 "has_uint32": state[2],
                 "uinteger": state[3],
             }
-        candidates = self._history.candidates(self._candidates, situation)
+        candidates = self._history.candidates(self._candidates, context)
         try:
             made = [int(i) for i in self._selector.select(candidates, k, now, self._rng)]
         except Exception as problem:  # whatever hostile numbers lead to
@@ -424,7 +429,7 @@ class UnknownRuleError(Exception):
     """Why picks cannot be made again although the record holds."""
 
 
-def made_again(
+def rebuilt_selector(
     described: object, own: Sequence[type[Selector]] = (), agent: str | None = None
 ) -> Selector:
     """Return a selector as it was when a run began.

@@ -49,7 +49,7 @@ class Verification:
     """Lines that were read."""
     picks: int
     """Selections in them."""
-    made_again: int
+    repeated: int
     """Those that were made again."""
     head: str
     """SHA-256 of the last line; empty where a line cannot be read."""
@@ -74,7 +74,7 @@ class Verification:
         if self.why_not:
             return (
                 f"the chain of {self.lines:,} lines holds; of {self.picks:,} picks "
-                f"{self.made_again:,} were made again: {self.why_not}"
+                f"{self.repeated:,} were made again: {self.why_not}"
             )
         return (
             f"the record holds: {self.lines:,} lines, and all {self.picks:,} picks made again as "
@@ -129,7 +129,7 @@ def verify(
     return Verification(
         lines=len(chain.links),
         picks=replay.n_picks,
-        made_again=replay.n_made,
+        repeated=replay.n_made,
         head=chain.links[-1].hash if chain.links else "",
         faults=tuple(faults[:MOST_FAULTS]),
         why_not=replay.why_not,

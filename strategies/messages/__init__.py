@@ -9,7 +9,7 @@ from fedstale.strategies.messages.codec import (
 )
 from fedstale.strategies.messages.records import (
     COMPACT_RECORD,
-    Asked,
+    Requested,
     as_text,
     coarse,
     decoded,
@@ -27,7 +27,7 @@ __all__ = [
     "COMPACT_RECORD",
     "FORMATS",
     "LEAST",
-    "Asked",
+    "Requested",
     "as_text",
     "coarse",
     "decode",

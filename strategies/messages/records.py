@@ -44,7 +44,7 @@ _TEXT = re.compile(r"(float16|int[842]) (float(?:16|32|64)) ((?:[0-9]{1,12},){0,
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """What a message asks of its reply."""
 
     up: FormatName | None = None
@@ -61,7 +61,7 @@ class Asked:
         return ConfigRecord(values | ({} if self.seed is None else {_SEED: self.seed}))
 
     @classmethod
-    def of(cls, content: RecordDict) -> "Asked | None":
+    def of(cls, content: RecordDict) -> "Requested | None":
         """Return what a message asks; None where it asks nothing that this release can do."""
         names = _asking(content)
         record = content[names[0]] if names else None
@@ -157,7 +157,7 @@ def has_quantised(content: RecordDict) -> bool:
 
 def formats_of(content: RecordDict) -> tuple[str, str]:
     """Return the formats of a message's arrays and of those that it asks for; empty for in full."""
-    asked = Asked.of(content)
+    asked = Requested.of(content)
     if asked is None:
         return "", ""
     records = (record for record in content.values() if isinstance(record, ArrayRecord))

@@ -14,7 +14,7 @@ from fedstale.strategies.selection.base import (
 )
 from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
-from fedstale.strategies.types import Candidate, Candidates, Situation
+from fedstale.strategies.types import Candidate, Candidates, SelectionContext
 
 __all__ = [
     "PAPER",
@@ -32,7 +32,7 @@ __all__ = [
     "PowerOfChoice",
     "Probing",
     "Random",
+    "SelectionContext",
     "Selector",
-    "Situation",
     "name_of_class",
 ]

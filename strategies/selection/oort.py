@@ -123,9 +123,9 @@ class Oort(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Exploit, then explore; what one lacks in candidates the other fills."""
-        situation = candidates.situation
-        if not self._round or situation.version != self._version or not situation.n_in_flight:
-            self._begin_round(situation.version)
+        context = candidates.context
+        if not self._round or context.version != self._version or not context.n_in_flight:
+            self._begin_round(context.version)
         tried = candidates.times_picked + candidates.times_finished + candidates.times_failed > 0
         tried |= ~np.isnan(candidates.utility)
         known, unknown = candidates.take(tried), candidates.take(~tried)

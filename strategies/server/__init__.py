@@ -6,10 +6,10 @@ from fedstale.strategies.server.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from fedstale.strategies.server.driven import DrivenLoop
+from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
-from fedstale.strategies.server.packing import pack, says_so, stating, unpack
+from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     HEARTBEAT_S,
@@ -42,8 +42,8 @@ __all__ = [
     "Callback",
     "Checkpointer",
     "Checkpoints",
-    "DrivenLoop",
     "EventLoop",
+    "FlowerRounds",
     "ForwardingGrid",
     "Limit",
     "Normalise",
@@ -59,13 +59,13 @@ __all__ = [
     "SuperLinkGrid",
     "Validation",
     "add_metrics",
+    "advertised",
+    "can_unpack",
     "connected",
     "means_of",
     "pack",
     "read_checkpoint",
     "records_in",
-    "says_so",
-    "stating",
     "unpack",
     "without_stalls",
     "write_checkpoint",

@@ -16,13 +16,13 @@ from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.stages import Pick, Stage
 from fedstale.strategies.types import (
+    Bits,
     History,
     Job,
+    NodeIndex,
     NodeSet,
-    Places,
     Purpose,
-    Situation,
-    Words,
+    SelectionContext,
     clear_bits,
     packed,
     set_bits,
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _TYPES: Mapping[Purpose, str] = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
-class FreeNodes:
+class IdleNodes:
     """Which nodes are online and have no training job, kept up as jobs start and end.
 
     A reply changes one node: with ten thousand jobs in flight, a walk over all nodes for each reply
@@ -46,8 +46,8 @@ class FreeNodes:
     def __init__(self, grid: RuntimeGrid, jobs: OpenJobs) -> None:
         """Follow the jobs on a grid."""
         self._grid, self._jobs = grid, jobs
-        self._everyone = Places(np.zeros(0, dtype=np.uint64))
-        self._idle: Words = np.zeros(0, dtype=np.uint64)
+        self._everyone = NodeIndex(np.zeros(0, dtype=np.uint64))
+        self._idle: Bits = np.zeros(0, dtype=np.uint64)
 
     def free(self, but: Collection[int] = ()) -> NodeSet:
         """Return the nodes that are online and have no training job, but for some others."""
@@ -111,7 +111,7 @@ class Dispatcher:
         Raises:
             FedstaleError: it breaks its contract.
         """
-        situation = Situation(
+        context = SelectionContext(
             n_in_flight=self.jobs.n_out["train"],
             version=self.versions.version,
             deadline_s=min(deadline_s, self.timeout_s),
@@ -120,7 +120,7 @@ class Dispatcher:
             # A grid may answer in any order; what is picked depends on the set alone.
             free = NodeSet.of(np.sort(free.ids))
         drawn_from = self.rng.bit_generator.state if self.stages else {}
-        candidates = self.history.candidates(free, situation)
+        candidates = self.history.candidates(free, context)
         # A selector of a user's may return what `node_ids` holds.
         chosen = list(map(int, self.selector.select(candidates, k, now, self.rng)))
         n = len(chosen)
@@ -129,7 +129,7 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
-        self._tell(Pick("train", free, k, chosen, situation, drawn_from))
+        self._tell(Pick("train", free, k, chosen, context, drawn_from))
         return chosen
 
     def draw(self, online: NodeSet, k: int) -> list[int]:
@@ -137,8 +137,8 @@ class Dispatcher:
         drawn_from = self.rng.bit_generator.state if self.stages else {}
         which = self.rng.choice(len(online), k, replace=False)
         chosen: list[int] = online.at(which).tolist()
-        situation = Situation(version=self.versions.version)
-        self._tell(Pick("evaluate", online, k, chosen, situation, drawn_from))
+        context = SelectionContext(version=self.versions.version)
+        self._tell(Pick("evaluate", online, k, chosen, context, drawn_from))
         return chosen
 
     def _tell(self, pick: Pick) -> None:

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.schedule import Slots, Timing
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes, array_bytes
+from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes, array_bytes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.metrics import EvaluateFn, Evaluations
 from fedstale.strategies.server.reputation import Reputation
@@ -41,7 +41,7 @@ from fedstale.strategies.types import (
     State,
     Stateful,
     forecast_in,
-    whole_s,
+    full_job_s,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class EventLoop(Stateful):
         self.jobs, self.history = OpenJobs(), History()
         self.slots = Slots(self.schedule, self.jobs.n_out)
         self.timing = Timing(self.schedule, timeout_s)
-        self.nodes = FreeNodes(grid, self.jobs)
+        self.nodes = IdleNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
         if strategy.robust is not None or any(stage.bounds_norms for stage in self.stages):
@@ -318,7 +318,7 @@ class EventLoop(Stateful):
         }
         if update.share < 1.0:
             forecast = self.history.forecast_of(job.node_id)
-            facts["duration_s"] = whole_s(duration, update.share, forecast)
+            facts["duration_s"] = full_job_s(duration, update.share, forecast)
         self.history.finished(job.node_id, **facts)
         if is_too_stale:
             self.end(job, End("rejected", reason, facts))

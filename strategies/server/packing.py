@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 def pack(content: RecordDict) -> RecordDict:
-    """Return a message's content with all its arrays as one, and with the statement of `says_so`.
+    """Return a message's content with all its arrays as one, and what `can_unpack` reads.
 
     The content itself stays as it is. Its arrays go into the result as they are where packing
     would save nothing (fewer than two arrays), where there are more than `MOST_ARRAYS`, where an
@@ -69,7 +69,7 @@ def pack(content: RecordDict) -> RecordDict:
     """
     records = {name: r for name, r in content.items() if isinstance(r, ArrayRecord)}
     if not _is_worth_it(records) or PACKED_RECORD in content:
-        return stating(content)
+        return advertised(content)
     return _with(content, *_packed(records))
 
 
@@ -81,7 +81,7 @@ def unpack(content: RecordDict) -> RecordDict:
     Raises:
         ProtocolError: it cannot have been made by `pack`, or was changed after that.
     """
-    if not says_so(content):
+    if not can_unpack(content):
         return content
     about = content.config_records[PACKING_RECORD]
     if about.get("version") != _VERSION:
@@ -111,13 +111,13 @@ def unpack(content: RecordDict) -> RecordDict:
     return RecordDict({**found, **rest})
 
 
-def says_so(content: RecordDict) -> bool:
+def can_unpack(content: RecordDict) -> bool:
     """Return whether the sender of a message can unpack."""
-    # Asked of every message; Flower's own view of the config records takes fifty times as long.
+    # Requested of every message; Flower's own view of the config records takes fifty times as long.
     return PACKING_RECORD in content and isinstance(content[PACKING_RECORD], ConfigRecord)
 
 
-def stating(content: RecordDict) -> RecordDict:
+def advertised(content: RecordDict) -> RecordDict:
     """Return a message's content as it is, with the statement that its sender can unpack."""
     return _with(content, None, ConfigRecord({"version": _VERSION}))
 
@@ -165,7 +165,7 @@ class PackedNodes:
         if not reply.has_content():
             return reply
         node = reply.metadata.src_node_id
-        if not says_so(reply.content):
+        if not can_unpack(reply.content):
             self._advise(node, reply.content)
             return reply
         self._nodes.add(node)

@@ -23,7 +23,7 @@ from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints
-from fedstale.strategies.server.driven import DrivenLoop
+from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.stop_when import Progress, StopWhen
 from fedstale.strategies.server.superlink import without_stalls
@@ -210,7 +210,7 @@ class StaleStrategy(Strategy):
         self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
-        self._rounds: DrivenLoop | None = None
+        self._rounds: FlowerRounds | None = None
         self._check()
 
     def _check(self) -> None:
@@ -354,7 +354,7 @@ class StaleStrategy(Strategy):
         if server_round == 1 or self._rounds is None:
             self._check_rounds()
             self.result = Result()
-            self._rounds = DrivenLoop(self, grid, arrays)
+            self._rounds = FlowerRounds(self, grid, arrays)
         return self._rounds.configure_train(server_round, arrays, config)
 
     def aggregate_train(
@@ -398,7 +398,7 @@ class StaleStrategy(Strategy):
                     "changes messages and replies that another strategy's loop takes as they are"
                 )
 
-    def _running_rounds(self) -> DrivenLoop:
+    def _running_rounds(self) -> FlowerRounds:
         if self._rounds is None:
             raise FedstaleError(f"{type(self).__name__}: configure_train begins a round")
         return self._rounds

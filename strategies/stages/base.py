@@ -24,7 +24,7 @@ from fedstale.strategies.types import (
     NodeSet,
     Part,
     Purpose,
-    Situation,
+    SelectionContext,
     State,
 )
 
@@ -75,7 +75,7 @@ class Pick(NamedTuple):
     """How many were to be picked."""
     chosen: list[int]
     """Ids of nodes."""
-    situation: Situation
+    context: SelectionContext
     """Where the run stands."""
     drawn_from: Mapping[str, Any]
     """State of the generator before it was drawn from."""

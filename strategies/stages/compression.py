@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from flwr.app import RecordDict
 
-from fedstale.strategies.messages import FORMATS, Asked, is_stated
+from fedstale.strategies.messages import FORMATS, Requested, is_stated
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.types import ClientUpdate, End, FormatName, Job, require
 
@@ -81,7 +81,7 @@ class Compression(Stage):
         if job.down is not None:
             made[self._run.arrays_key] = self._run.model_in(job.down)
         seed = self._run.seed if self.stochastic else None
-        asked = Asked(self.up, self._accepted.get(job.node_id, ""), seed)
+        asked = Requested(self.up, self._accepted.get(job.node_id, ""), seed)
         made[self._run.config_key] = asked.within(content.config_records[self._run.config_key])
         return made
 

@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class SelectionContext:
     """Where the run stands when nodes are chosen."""
 
     n_in_flight: int = 0
@@ -74,7 +74,7 @@ class Situation:
     """Time in s in which a reply to a job sent now counts."""
 
 
-_UNKNOWN = Situation()
+_UNKNOWN = SelectionContext()
 _SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
 
 
@@ -173,7 +173,7 @@ class Candidates(Sequence[Candidate]):
         nodes: npt.ArrayLike | NodeSet,
         table: Table,
         rows: Index | Callable[[NodeIds], Index],
-        situation: Situation = _UNKNOWN,
+        context: SelectionContext = _UNKNOWN,
     ) -> None:
         """Show some rows of a table.
 
@@ -181,9 +181,9 @@ class Candidates(Sequence[Candidate]):
             nodes: who they are: Flower's ids, shape (n,), or a set of n nodes.
             table: what is known.
             rows: of these nodes, shape (n,), or what finds them once more than ids is asked for.
-            situation: where the run stands.
+            context: where the run stands.
         """
-        self.situation = situation
+        self.context = context
         self._nodes: NodeIds | NodeSet = (
             nodes if isinstance(nodes, NodeSet) else np.asarray(nodes, dtype=np.uint64)
         )
@@ -202,14 +202,14 @@ class Candidates(Sequence[Candidate]):
     def of(
         cls,
         node_ids: npt.ArrayLike,
-        situation: Situation = _UNKNOWN,
+        context: SelectionContext = _UNKNOWN,
         **columns: npt.ArrayLike,
     ) -> "Candidates":
         """Return candidates made of arrays; a column that is not given is unknown.
 
         Args:
             node_ids: distinct ids, shape (n,).
-            situation: where the run stands.
+            context: where the run stands.
             columns: fields of this class, each of shape (n,), or (n, 8) for `durations_s`.
 
         Raises:
@@ -219,7 +219,7 @@ class Candidates(Sequence[Candidate]):
         table = Table(ids.size)
         for name, values in columns.items():
             table.columns[name][...] = values
-        return cls(ids, table, np.arange(ids.size), situation)
+        return cls(ids, table, np.arange(ids.size), context)
 
     def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
         """Return some of them, by position or by a mask."""
@@ -228,7 +228,7 @@ class Candidates(Sequence[Candidate]):
         # Of a few of many nodes, no more than their own rows are looked for.
         is_found = not callable(self._where) or "_rows" in vars(self)
         rows = self._rows[which] if is_found else self._where
-        return Candidates(ids, self._table, rows, self.situation)
+        return Candidates(ids, self._table, rows, self.context)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -325,10 +325,10 @@ class History(Stateful):
         self._row_of = np.zeros(0, dtype=np.int64)
 
     def candidates(
-        self, nodes: npt.ArrayLike | NodeSet, situation: Situation | None = None
+        self, nodes: npt.ArrayLike | NodeSet, context: SelectionContext | None = None
     ) -> Candidates:
         """Return what is known of some nodes, in their order, and where the run stands."""
-        return Candidates(nodes, self._table, self._rows_of, situation or Situation())
+        return Candidates(nodes, self._table, self._rows_of, context or SelectionContext())
 
     def _rows_of(self, ids: NodeIds) -> Index:
         self._index_new()

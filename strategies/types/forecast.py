@@ -77,7 +77,7 @@ def forecast_share(forecast: Forecast) -> float:
     return share if share > 0.0 else 1.0
 
 
-def whole_s(duration_s: float, share: float, forecast: Forecast) -> float:
+def full_job_s(duration_s: float, share: float, forecast: Forecast) -> float:
     """Return how long a job would have taken in full, in s.
 
     Args:
@@ -92,7 +92,7 @@ def whole_s(duration_s: float, share: float, forecast: Forecast) -> float:
 def whole_duration_s(forecast: Forecast) -> float:
     """Return the duration that a forecast states, for a whole job, in s; NaN for none."""
     duration_s = _number(forecast.get("duration_s"))
-    return whole_s(duration_s, forecast_share(forecast), forecast)
+    return full_job_s(duration_s, forecast_share(forecast), forecast)
 
 
 def _number(value: object) -> float:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 NodeIds = npt.NDArray[np.uint64]
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
+Bits = npt.NDArray[np.uint64]
 """A mask of shape (m,) as ceil(m / 64) words: bit i % 64 of word i // 64, the lowest first."""
 
 _WORD = 64
 _BIT = np.uint64(1) << np.arange(_WORD, dtype=np.uint64)
 
 
-def packed(mask: Mask) -> Words:
+def packed(mask: Mask) -> Bits:
     """Return a mask as words; bits beyond its end are 0.
 
     Example:
@@ -35,19 +35,19 @@ def packed(mask: Mask) -> Words:
     return words
 
 
-def unpacked(words: Words, n: int) -> Mask:
+def unpacked(words: Bits, n: int) -> Mask:
     """Return the first n bits of words as a mask."""
     bits = np.unpackbits(words.view(np.uint8), count=n, bitorder="little")
     mask: Mask = bits.view(np.bool_)
     return mask
 
 
-def bits_at(words: Words, places: Index) -> Mask:
+def bits_at(words: Bits, places: Index) -> Mask:
     """Return the bits at some places."""
     return (words[places // _WORD] & _BIT[places % _WORD]) != 0
 
 
-def set_bits(words: Words, places: Index) -> None:
+def set_bits(words: Bits, places: Index) -> None:
     """Write 1 at some places.
 
     Example:
@@ -61,13 +61,13 @@ def set_bits(words: Words, places: Index) -> None:
         np.bitwise_or.at(words, places // _WORD, _BIT[places % _WORD])
 
 
-def clear_bits(words: Words, places: Index) -> None:
+def clear_bits(words: Bits, places: Index) -> None:
     """Write 0 at some places."""
     if places.size:
         np.bitwise_and.at(words, places // _WORD, ~_BIT[places % _WORD])
 
 
-def places_of(words: Words) -> Index:
+def places_of(words: Bits) -> Index:
     """Return the places of the bits that are 1, ascending."""
     word = np.flatnonzero(words)
     bits = np.unpackbits(words[word].view(np.uint8), bitorder="little").reshape(-1, _WORD)
@@ -76,11 +76,11 @@ def places_of(words: Words) -> Index:
     return places
 
 
-class Places:
+class NodeIndex:
     """Where nodes are in an array of distinct ids, found for few at a time.
 
     Example:
-        >>> Places(np.array([9, 5], dtype=np.uint64)).of([5, 7])
+        >>> NodeIndex(np.array([9, 5], dtype=np.uint64)).of([5, 7])
         array([1])
     """
 
@@ -106,20 +106,20 @@ class NodeSet:
     """Some of the nodes that have a place, in the order of their places; it never changes.
 
     Example:
-        >>> everyone = Places(np.array([3, 5, 9], dtype=np.uint64))
+        >>> everyone = NodeIndex(np.array([3, 5, 9], dtype=np.uint64))
         >>> online = NodeSet(everyone, packed(np.array([True, False, True])))
         >>> len(online), online.at(np.array([1]))
         (2, array([9], dtype=uint64))
     """
 
-    def __init__(self, everyone: Places, words: Words) -> None:
+    def __init__(self, everyone: NodeIndex, words: Bits) -> None:
         """Take the nodes of a mask in words, which must not be written to any more."""
         self.everyone, self.words = everyone, words
 
     @classmethod
     def of(cls, node_ids: NodeIds) -> "NodeSet":
         """Return a set of all of some distinct nodes."""
-        return cls(Places(node_ids), packed(np.ones(node_ids.size, dtype=np.bool_)))
+        return cls(NodeIndex(node_ids), packed(np.ones(node_ids.size, dtype=np.bool_)))
 
     @cached_property
     def ids(self) -> NodeIds:

@@ -24,8 +24,8 @@ from fedstale.agents.policy_gradient import (
     ScorerNetwork,
     against_the_others,
     is_free,
-    of_equal_spread,
-    to_go,
+    normalised,
+    returns_to_go,
 )
 from fedstale.agents.training import Training
 
@@ -132,7 +132,7 @@ def test_a_round_of_nothing_is_certain():
 
 def test_credit_is_that_of_a_naive_loop():
     rewards = np.random.default_rng(0).normal(size=(5, 12))
-    returns = to_go(rewards)
+    returns = returns_to_go(rewards)
     advantages = against_the_others(returns, 4)
     for step in range(5):
         for env in range(12):
@@ -147,17 +147,17 @@ def test_windows_of_any_scale_teach_alike():
     rng = np.random.default_rng(1)
     advantages = rng.normal(size=(6, 12))
     counted = rng.random((6, 12)) < 0.7
-    found = of_equal_spread(advantages, counted, 4)
+    found = normalised(advantages, counted, 4)
     scale = np.repeat([1.0, 1e3, 1e-2], 4)
-    again = of_equal_spread(advantages * scale, counted, 4)
+    again = normalised(advantages * scale, counted, 4)
     np.testing.assert_allclose(again[:, :8], found[:, :8])
     for window in range(3):
         part = np.s_[:, 4 * window : 4 * window + 4]
         assert np.mean(found[part][counted[part]] ** 2) == pytest.approx(1.0)
     # One in which nothing depends on the choice is not blown up.
     assert np.abs(again[:, 8:]).max() < 0.1
-    assert not of_equal_spread(np.zeros((6, 12)), counted, 4).any()
-    assert np.isfinite(of_equal_spread(advantages, np.zeros((6, 12), bool), 4)).all()
+    assert not normalised(np.zeros((6, 12)), counted, 4).any()
+    assert np.isfinite(normalised(advantages, np.zeros((6, 12), bool), 4)).all()
 
 
 def observations(rng, n_envs, n_max, counts, slots):
@@ -239,8 +239,8 @@ def test_minibatches_hold_each_free_choice_once_with_its_own_probability():
     free = np.zeros((n_steps, n_envs), dtype=bool)
     for step, env, _ in expected.values():
         free[step, env] = True
-    advantages = against_the_others(to_go(rewards), ROLLOUTS)
-    advantages = of_equal_spread(advantages, free, ROLLOUTS)
+    advantages = against_the_others(returns_to_go(rewards), ROLLOUTS)
+    advantages = normalised(advantages, free, ROLLOUTS)
     met = []
     for batch in buffer.get(7):
         _, found, entropy = policy.evaluate_actions(batch.observations, batch.actions)

@@ -21,7 +21,7 @@ from loop_link import LoopLink, grid_of, n_objects, quick_grid_of
 
 from fedstale.client import ForecastMod, PackMod
 from fedstale.strategies import FedBuff
-from fedstale.strategies.server.packing import PACKED_RECORD, PACKING_RECORD, pack, says_so
+from fedstale.strategies.server.packing import PACKED_RECORD, PACKING_RECORD, can_unpack, pack
 from fedstale.strategies.server.superlink import without_stalls
 
 N_ARRAYS, N_NODES = 8, 4
@@ -124,7 +124,7 @@ def test_another_server_sees_plain_arrays_and_one_record_more():
 def test_a_simulated_node_states_nothing_and_packs_nothing():
     message = Message(RecordDict({"arrays": initial(), "config": MetricRecord()}), 1, "train")
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
-    assert says_so(client([PackMod()])(message, context).content)
+    assert can_unpack(client([PackMod()])(message, context).content)
     context.device = object()
     assert PACKING_RECORD not in client([PackMod()])(message, context).content
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, Index, TraceSet, spread_over, stream
+from fedstale.traces import Array, Index, TraceSet, broadcast, stream
 from fedstale.traces.forecast.observation import (
     RATE_HORIZONS_S,
     RATES,
@@ -148,7 +148,7 @@ def examples_at(
         history_s: how long devices remember, in s; scalar or shape (n,).
     """
     observed = observer.at(devices, now, history_s=history_s)
-    limit = spread_over(until, observed.now.shape)
+    limit = broadcast(until, observed.now.shape)
     limit = np.minimum(limit, observer.traces.log_at(observed.devices, observed.now)[1])
     survival, available, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
     return Examples(

@@ -34,10 +34,10 @@ from fedstale.traces import (
     Mask,
     Series,
     TraceSet,
+    broadcast,
     joined,
     last_at_or_before,
     row_time,
-    spread_over,
     taken,
 )
 from fedstale.traces.forecast.sessions import OwnSessions, SessionHistory
@@ -141,7 +141,7 @@ class TraceObserver:
         """
         devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
         n = devices.size
-        now, memory = spread_over(now, (n,)), spread_over(history_s, (n,))
+        now, memory = broadcast(now, (n,)), broadcast(history_s, (n,))
         if n and (devices.min() < 0 or devices.max() >= self.traces.n_devices):
             raise TraceError(
                 f"devices = {devices.min()}..{devices.max()}: expected positions from 0 to "

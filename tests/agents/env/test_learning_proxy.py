@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents.env.learning_proxy import LearningProxy, deal, entropy_of, fitted
+from fedstale.agents.env.learning_proxy import LearningProxy, assign, entropy_of, fitted
 from fedstale.errors import ConfigError
 
 PLAIN = {"eta": 0.4, "delta": 1.0, "nu": 0.5, "rho": 0.1, "fade": 2.0, "ceiling": 4.0}
@@ -76,8 +76,8 @@ def test_a_device_reports_more_the_worse_its_groups_are_learnt():
 
 def test_dealt_mixtures_are_shares_and_small_skew_is_uneven():
     rng = np.random.default_rng(0)
-    even, n = deal(rng, (1, 200), 5, np.array([50.0]), np.array([0.0]))
-    uneven, spread = deal(rng, (1, 200), 5, np.array([0.05]), np.array([1.0]))
+    even, n = assign(rng, (1, 200), 5, np.array([50.0]), np.array([0.0]))
+    uneven, spread = assign(rng, (1, 200), 5, np.array([0.05]), np.array([1.0]))
     for mixtures in (even, uneven):
         np.testing.assert_allclose(mixtures.sum(axis=2), 1.0)
     assert even.max() < 0.5 < uneven.max(axis=2).mean()

@@ -139,13 +139,16 @@ def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
     norms = update_norms(np.full(3, SIMPLE.first_loss), examples, 0.0)
     for node, seconds in ((0, 100.0), (1, 200.0)):
         stated = SIMPLE.first_loss * (INFLATION if inflates[node] else 1.0)
-        update = ClientUpdate(delta={}, base={}, current={}, staleness=0, norm=float(norms[node]))
-        losses = reputation.losses(update, stated=stated, stated_square=stated**2)
+        metrics = {"train_loss": stated, "square_loss": stated**2}
+        update = ClientUpdate(delta={}, base={}, current={}, staleness=0, metrics=metrics)
+        update.norm = float(norms[node])
+        loss, square_loss = reputation.losses(update)
         history.finished(
             node,
             duration_s=seconds,
             examples=examples[node],
-            **losses._asdict(),
+            loss=loss,
+            square_loss=square_loss,
             staleness=0,
             version=0,
         )

@@ -45,14 +45,14 @@ def test_the_digits_are_those_of_scikit_learn_bit_for_bit(task):
 @pytest.mark.parametrize("n", [1, 2, 10, 333, 1438])
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 100.0])
 def test_every_example_belongs_to_exactly_one_device_and_every_device_has_one(task, n, alpha):
-    parts = task.deal(n, alpha, 3)
+    parts = task.assign(n, alpha, 3)
     assert len(parts) == n
     assert min(map(len, parts)) >= 1
     assert sorted(np.concatenate(parts)) == list(range(1438))
 
 
 def test_with_more_devices_than_examples_all_have_some_and_all_examples_are_used_alike(task):
-    parts = task.deal(2000, 0.5, 3)
+    parts = task.assign(2000, 0.5, 3)
     assert len(parts) == 2000
     assert min(map(len, parts)) >= 1
     assert set(np.bincount(np.concatenate(parts))) == {2}
@@ -62,7 +62,7 @@ def test_labels_are_more_uneven_with_smaller_alpha(task):
     labels = task.load_data(3)[0][1].numpy()
 
     def largest_share(alpha):
-        parts = [labels[part] for part in task.deal(20, alpha, 3) if len(part) >= 10]
+        parts = [labels[part] for part in task.assign(20, alpha, 3) if len(part) >= 10]
         return np.mean([np.bincount(part).max() / len(part) for part in parts])
 
     shares = [largest_share(alpha) for alpha in (0.05, 0.5, 5.0, 500.0)]
@@ -82,7 +82,7 @@ def test_no_example_is_in_both_training_and_test_set(task):
 def test_a_device_evaluates_on_what_it_does_not_train_on_unless_it_has_too_little(task):
     for partition in range(10):
         (train, _), (test, _) = task.client_data(partition, 10, 0.5, 1)
-        mine = task.deal(10, 0.5, 1)[partition]
+        mine = task.assign(10, 0.5, 1)[partition]
         assert len(train) + len(test) == len(mine)
         assert len(test) == len(mine) // 5
     (train, _), (test, _) = task.client_data(0, 1438, 0.5, 1)
@@ -95,7 +95,7 @@ def test_a_device_evaluates_on_what_it_does_not_train_on_unless_it_has_too_littl
 )
 def test_impossible_partitions_are_refused_by_name(task, n, alpha, named):
     with pytest.raises(ValueError, match=named):
-        task.deal(n, alpha, 1)
+        task.assign(n, alpha, 1)
 
 
 @pytest.mark.parametrize("partition", [-1, 5])
@@ -126,7 +126,7 @@ def test_the_same_job_gives_the_same_bytes_whatever_ran_before(answer, task):
     first = trained(partition=1)
     other = trained(partition=2)
     torch.manual_seed(99)
-    task.deal.cache_clear()
+    task.assign.cache_clear()
     assert trained(partition=1) == first
     assert trained(partition=1, server_round=2) != first
     assert other != first

@@ -171,7 +171,7 @@ def test_training_lowers_the_loss_counts_its_examples_and_repeats_to_the_byte(
     torch.manual_seed(5)
     answer("train", network, partition=1)
     task.load_data.cache_clear()
-    task.deal.cache_clear()
+    task.assign.cache_clear()
     replies.append(answer("train", network, partition=2))
     other = answer("train", network, partition=2, server_round=2)
     (mine, _) = task.client_data(2, 5, data=small_clothes, alpha=0.5, seed=1)

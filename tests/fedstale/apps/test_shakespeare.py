@@ -69,7 +69,7 @@ def test_a_compressed_play_reads_like_a_plain_one(play, small_play, tmp_path):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
 def test_devices_share_out_the_text_that_is_not_held_out(play, small_play, n):
-    texts = play.deal(small_play, n)
+    texts = play.assign(small_play, n)
     everything = "".join(play.read_roles(small_play).values())
     assert len(texts) == n
     assert min(map(len, texts)) >= play.MIN_CHARACTERS
@@ -80,17 +80,17 @@ def test_devices_share_out_the_text_that_is_not_held_out(play, small_play, n):
 
 @pytest.mark.parametrize("n", [1, 100, 259, 299, 1000])
 def test_any_number_of_devices_can_share_the_whole_play(play, whole_play, n):
-    texts = play.deal(whole_play, n)
+    texts = play.assign(whole_play, n)
     assert len(texts) == n
     assert min(map(len, texts)) >= play.MIN_CHARACTERS
-    assert sum(map(len, texts)) == sum(map(len, play.deal(whole_play, 1)))
+    assert sum(map(len, texts)) == sum(map(len, play.assign(whole_play, 1)))
 
 
 def test_impossible_numbers_of_devices_are_refused(play, small_play):
     with pytest.raises(ValueError, match="num-partitions = 0"):
-        play.deal(small_play, 0)
+        play.assign(small_play, 0)
     with pytest.raises(ValueError, match=r"num-partitions = 1000.*use fewer devices"):
-        play.deal(small_play, 1000)
+        play.assign(small_play, 1000)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_training_on_a_device_lowers_its_loss_and_repeats_to_the_byte(
     replies = [answer("train", task.Network(1), **{"local-epochs": 3}) for _ in range(2)]
     torch.manual_seed(5)
     replies.append(answer("train", task.Network(1), **{"local-epochs": 3}))
-    mine, _ = task.split(task.encode(play.deal(small_play, 3)[0]))
+    mine, _ = task.split(task.encode(play.assign(small_play, 3)[0]))
     assert replies[0]["metrics"]["num-examples"] == len(mine)
     assert replies[0]["metrics"]["train_loss"] < task.evaluate(task.Network(1), mine)[0]
     trained = [[a.tobytes() for a in r["arrays"].to_numpy_ndarrays()] for r in replies]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.config import SimulationConfig
-from fedstale.reports.shelf import remove, shelved
+from fedstale.reports.run_list import listed_runs, remove
 from fedstale.runs import RunFolder
 
 SUMMARY = {
@@ -69,7 +69,7 @@ def test_a_figure_that_no_run_has_is_refused_with_those_there_are(place):
 
 def test_a_run_that_goes_on_says_so_and_stays(place):
     with RunFolder(place / "d"):
-        (row,) = [run for run in shelved(place) if run.folder.name == "d"]
+        (row,) = [run for run in listed_runs(place) if run.folder.name == "d"]
         assert row.status == "running"
         refused = called("runs", "remove", place / "d", "--yes")
         assert refused.exit_code == 2

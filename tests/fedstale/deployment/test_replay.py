@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
 from fedstale.config import SimulationConfig
-from fedstale.deployment.paced import PacedApp
+from fedstale.deployment.realtime import RealtimeApp
 from fedstale.deployment.replay import (
     ReplayedServerApp,
     replay_config,
@@ -41,7 +41,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
     assert copy.defaults == FlowerApp.find(app).defaults
     with copy.importable():
-        assert isinstance(copy.load_client(), PacedApp)
+        assert isinstance(copy.load_client(), RealtimeApp)
         server = import_module("replayed_server").app
     assert isinstance(server, ReplayedServerApp)
     assert (server._simulation, server._run) == (config, tmp_path / "run")

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedstale.config import Costs
-from fedstale.deployment.paced import PACING_RECORD, PacedApp
+from fedstale.deployment.realtime import REALTIME_RECORD, RealtimeApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ProtocolError
@@ -88,7 +88,7 @@ class ActingGrid(Grid, Clock):
             def sleep(seconds, clock=clock):
                 clock[0] += seconds
 
-            app = PacedApp(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
+            app = RealtimeApp(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
             context = Context(1, 1000 + node % 90, {}, RecordDict(), {})
             reply = app(message, context)
             self.nodes[node] = clock[0]
@@ -269,19 +269,19 @@ def test_a_plan_is_kept_and_nonsense_is_rejected():
             clock[0] += seconds
 
         records = {"arrays": initial(), "config": ConfigRecord({})}
-        content = RecordDict({**records, PACING_RECORD: ConfigRecord(plan)})
-        app = PacedApp(trainer(), now=lambda: clock[0], sleep=sleep)
+        content = RecordDict({**records, REALTIME_RECORD: ConfigRecord(plan)})
+        app = RealtimeApp(trainer(), now=lambda: clock[0], sleep=sleep)
         return app(Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {}))
 
     with identity(1):
-        assert dict(answered(plan).content[PACING_RECORD]) == {
+        assert dict(answered(plan).content[REALTIME_RECORD]) == {
             "taken_at": 0.5,
             "began_at": 1.0,
             "trained_at": 1.0,
             "left_at": 2.0,
         }
         for wrong in ({}, {**plan, "train_at": "soon"}, {**plan, "reply_at": math.inf}):
-            with pytest.raises(ProtocolError, match=PACING_RECORD):
+            with pytest.raises(ProtocolError, match=REALTIME_RECORD):
                 answered(wrong)
 
 
@@ -291,7 +291,7 @@ def test_without_pacing_no_reply_waits():
 
     with identity(1):
         content = RecordDict({"arrays": initial(), "config": ConfigRecord({})})
-        reply = PacedApp(trainer(), sleep=sleep)(
+        reply = RealtimeApp(trainer(), sleep=sleep)(
             Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {})
         )
     assert set(reply.content) == {"arrays", "metrics"}

@@ -25,7 +25,7 @@ from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.strategies import Compression, FedAvg, FedBuff
 from fedstale.strategies.messages.codec import FORMATS, n_bytes
-from fedstale.strategies.messages.records import Asked, coarse, form_of
+from fedstale.strategies.messages.records import Requested, coarse, form_of
 from fedstale.strategies.server.packing import pack
 
 __all__ = ["one_thread"]
@@ -186,7 +186,7 @@ def digits_calls(n, *, down="int8", rounds=2):
         full = ArrayRecord(parts.network(0).state_dict())
     model, calls = coarse(full, down), []
     for i in range(n):
-        config = Asked("int4").within(ConfigRecord({"server-round": 1}))
+        config = Requested("int4").within(ConfigRecord({"server-round": 1}))
         content = RecordDict({"arrays": model, "config": config})
         node = {"partition-id": i, "num-partitions": n}
         config = found.run_config({"local-epochs": 1, "batch-size": 64})

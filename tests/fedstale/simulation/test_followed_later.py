@@ -13,8 +13,8 @@ from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale.errors import ConfigError
 from fedstale.flower import identity
-from fedstale.simulation.costs import CostBook
-from fedstale.simulation.devices import Fleet
+from fedstale.simulation.costs import CostModel
+from fedstale.simulation.devices import Devices
 from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
@@ -47,7 +47,7 @@ def fleets(draw):
     st.sampled_from([0.0, 31.0]),
 )
 def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_interrupt, now):
-    ours = Fleet(traces, CostBook(COSTS), on_interrupt)
+    ours = Devices(traces, CostModel(COSTS), on_interrupt)
     with identity(1):
         messages = [message_to(1000 + device, ttl=ttl) for device, ttl in asked]
     jobs = JobTable()
@@ -61,14 +61,14 @@ def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_inte
     assert (unseen_until <= jobs.columns["visible_at"][rows]).all()
 
 
-class AtOnce(Fleet):
+class AtOnce(Devices):
     """Sees to it that every job is followed before anything else happens."""
 
     def _least_s(self, devices, asked, runs_after):
         return np.zeros(devices.size)
 
 
-class Counting(Fleet):
+class Counting(Devices):
     """Notes how many jobs are followed together."""
 
     def follow(self, jobs, rows):
@@ -92,7 +92,7 @@ def test_a_run_is_the_same_whenever_devices_are_followed(name, on_interrupt, mon
     counts.clear()
 
     def events(kind):
-        monkeypatch.setattr("fedstale.simulation.trace_grid.Fleet", kind)
+        monkeypatch.setattr("fedstale.simulation.trace_grid.Devices", kind)
         grid = TraceGrid(phones, counting_app(), costs=COSTS, on_interrupt=on_interrupt)
         initial = ArrayRecord([np.zeros(3, np.float32)])
         with grid.running():

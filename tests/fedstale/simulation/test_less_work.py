@@ -16,11 +16,11 @@ from fedstale.client.device import MessageHistory
 from fedstale.config import SimulationConfig
 from fedstale.flower import identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
+from fedstale.simulation.dry_runs import dry_run
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.simulation.measuring import measure
-from fedstale.simulation.outlook import look_ahead
 from fedstale.simulation.run import simulate
 from fedstale.strategies import Compression, FedAvg, FedBuff, LocalWork
 from fedstale.strategies.selection import Fastest
@@ -187,10 +187,10 @@ def test_devices_forecast_whole_jobs_whatever_share_the_last_one_had(order, cost
     run(client, strategy, 1, 12, costs=costs)
     said = found[1000]
     np.testing.assert_allclose([s["share"] for s in said], [0.125, 1.0, 0.5, 0.25, 1.0, 0.125] * 2)
-    whole_s = np.array([s["training_s"][1] / s["share"] for s in said])
+    full_job_s = np.array([s["training_s"][1] / s["share"] for s in said])
     # 1000 units on a device of 1 unit/s; a forecaster shrinks towards its fleet at first.
-    np.testing.assert_allclose(whole_s[4:], 1000.0, rtol=0.25)
-    assert whole_s[4:].max() / whole_s[4:].min() < 1.2
+    np.testing.assert_allclose(full_job_s[4:], 1000.0, rtol=0.25)
+    assert full_job_s[4:].max() / full_job_s[4:].min() < 1.2
 
 
 @pytest.mark.parametrize("costs", [COSTS, LAZY])
@@ -359,9 +359,9 @@ def test_costs_measured_of_a_share_are_those_of_a_whole_job():
 def test_a_dry_run_counts_the_share():
     traces = TraceSet.ideal(20)
     found = {
-        share: look_ahead(
-            replace(CONFIG, run_config={"strategy": sharing(share)}), traces
-        ).phases_s["training"]
+        share: dry_run(replace(CONFIG, run_config={"strategy": sharing(share)}), traces).phases_s[
+            "training"
+        ]
         for share in (0.25, 1)
     }
     assert found[0.25] == pytest.approx(found[1] / 4, rel=0.05)

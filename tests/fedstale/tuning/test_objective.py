@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
-from fedstale.tuning.objective import Objective, lately
+from fedstale.tuning.objective import Objective, recent_mean
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_the_last_eighth_is_what_a_look_each_moment_finds(times, values, eighths
     seen = [y[at <= look][-1] for look in looks if (at <= look).any()]
     known = y[at <= until]
     if not known.size:
-        assert math.isnan(lately(at, y, until))
+        assert math.isnan(recent_mean(at, y, until))
     else:
-        assert lately(at, y, until) == pytest.approx(np.mean(seen) if seen else known[-1])
+        assert recent_mean(at, y, until) == pytest.approx(np.mean(seen) if seen else known[-1])
 
 
 @pytest.mark.parametrize("last", [math.nan, math.inf])
 def test_a_model_that_has_just_diverged_has_no_value(last):
-    assert not math.isfinite(lately(np.array([0.0, 80.0]), np.array([0.5, last]), 80.0))
+    assert not math.isfinite(recent_mean(np.array([0.0, 80.0]), np.array([0.5, last]), 80.0))
 
 
 def test_a_run_that_never_reached_its_target_counts_with_all_of_its_time(written):

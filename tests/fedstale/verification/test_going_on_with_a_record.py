@@ -75,7 +75,7 @@ def test_other_settings_from_some_instant_on_are_a_line(buffered, tmp_path):
     assert kinds(found.folder / RECORD).count("settings") == 1
     checked = fedstale.verify(found)
     assert checked.holds, checked.faults
-    assert checked.made_again == checked.picks > 10
+    assert checked.repeated == checked.picks > 10
     assert "other settings" in checked.notes[0]
 
 
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_in_the_same_file(after, tmp_path):
     assert kinds(path).count("resumed") == 1
     checked = fedstale.verify(path)
     assert checked.holds, checked.faults
-    assert checked.made_again == checked.picks > 10
+    assert checked.repeated == checked.picks > 10
 
 
 def test_a_line_that_the_crash_tore_off_is_removed(tmp_path):
@@ -171,7 +171,7 @@ def test_a_run_in_another_folder_goes_on_with_the_chain(tmp_path):
     assert kinds(second)[0] == "resumed"
     checked = fedstale.verify([first, second])
     assert checked.holds, checked.faults
-    assert checked.made_again == checked.picks
+    assert checked.repeated == checked.picks
     (fault,) = fedstale.verify(second).faults
     assert "of another record" in fault
     assert "expected the folder of that before this one" in fault

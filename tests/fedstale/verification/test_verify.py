@@ -82,7 +82,7 @@ def test_each_pick_of_each_selector_is_made_again(selector, tmp_path):
     checked = fedstale.verify(found)
     assert (checked.faults, checked.why_not, checked.notes) == ((), "", ())
     assert checked.holds
-    assert checked.made_again == checked.picks > 20
+    assert checked.repeated == checked.picks > 20
     assert found.summary["record"] == {"lines": checked.lines, "head": checked.head}
 
 
@@ -99,7 +99,7 @@ def test_a_synchronous_run_with_evaluations_is_made_again(tmp_path):
     found = run(tmp_path / "run", strategy=strategy, until="12 rounds")
     checked = fedstale.verify(found)
     assert checked.holds, checked.faults
-    assert checked.made_again == checked.picks >= 12
+    assert checked.repeated == checked.picks >= 12
     kinds = [json.loads(line)["kind"] for line in lines_of(found.folder / RECORD)]
     assert {"evaluate", "heard", "pick", "sent", "ended"} < {*kinds}
 
@@ -376,18 +376,18 @@ def test_a_chance_outside_0_to_1_is_what_a_device_may_state(recorded, tmp_path):
 def test_a_selector_of_a_user_needs_its_class(of_user):
     checked = fedstale.verify(of_user)
     assert checked.holds
-    assert (checked.made_again, checked.picks > 10) == (0, True)
+    assert (checked.repeated, checked.picks > 10) == (0, True)
     assert "Sometimes', which is not of fedstale: pass its class" in checked.why_not
     checked = fedstale.verify(of_user, selectors=[Sometimes])
     assert checked.holds
-    assert (checked.made_again, checked.why_not) == (checked.picks, "")
+    assert (checked.repeated, checked.why_not) == (checked.picks, "")
 
 
 def test_a_function_as_a_setting_cannot_be_made_again(tmp_path):
     selector = Filtered(lambda node: node.times_failed < 3, Random())
     checked = fedstale.verify(run(tmp_path / "run", selector, until="5 rounds"))
     assert checked.holds
-    assert checked.made_again == 0
+    assert checked.repeated == 0
     assert "Filtered has a setting 'where' (function) that no other process" in checked.why_not
 
 
@@ -422,7 +422,7 @@ def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
     assert checked.holds
     assert "pass its folder by --agent" in checked.why_not
     embedded = Path(fedstale.agents.policy.scorer.__file__).parent
-    assert fedstale.verify(found, agent=embedded).made_again > 0
+    assert fedstale.verify(found, agent=embedded).repeated > 0
     checked = fedstale.verify(found, agent=tmp_path)
     assert "the agent cannot be read" in checked.why_not
 
@@ -507,6 +507,6 @@ def test_picks_are_made_again_where_devices_are_asked_for_less(strategy):
     )
     verified = fedstale.verify(found)
     assert verified.holds
-    assert verified.made_again == verified.picks > 5
+    assert verified.repeated == verified.picks > 5
     if "LocalWork" in strategy:
         assert (found.jobs["work_share"] < 1.0).any()

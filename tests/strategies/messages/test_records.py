@@ -9,7 +9,7 @@ from fedstale.strategies.messages.codec import FORMATS, n_bytes
 from fedstale.strategies.messages.records import (
     ASKED,
     COMPACT_RECORD,
-    Asked,
+    Requested,
     coarse,
     decoded,
     form_of,
@@ -117,12 +117,18 @@ def test_an_array_that_does_not_add_up_is_named(form):
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(), Asked("int4"), Asked("int2", "message-7"), Asked("int8", "", seed=3)]
+    "asked",
+    [
+        Requested(),
+        Requested("int4"),
+        Requested("int2", "message-7"),
+        Requested("int8", "", seed=3),
+    ],
 )
 def test_what_is_asked_is_understood(asked):
     config = ConfigRecord({"lr": 0.1})
     content = RecordDict({"arrays": record(), "config": asked.within(config)})
-    assert Asked.of(content) == asked
+    assert Requested.of(content) == asked
     assert without_asking(content) == RecordDict({"arrays": record(), "config": config})
 
 
@@ -135,8 +141,8 @@ def test_what_is_asked_is_understood(asked):
     ],
 )
 def test_what_a_later_release_asks_is_left_alone(record):
-    assert Asked.of(RecordDict({"config": record})) is None
-    assert Asked.of(RecordDict()) is None
+    assert Requested.of(RecordDict({"config": record})) is None
+    assert Requested.of(RecordDict()) is None
 
 
 def test_a_device_says_that_it_understands():

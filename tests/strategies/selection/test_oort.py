@@ -11,7 +11,7 @@ from virtual_grid import VirtualGrid, adder, record
 
 from fedstale.strategies import FedBuff
 from fedstale.strategies.selection import Oort, OortSettings
-from fedstale.strategies.types import Candidates, History, Situation
+from fedstale.strategies.types import Candidates, History, SelectionContext
 
 RNG = np.random.default_rng
 ANSWER = {"duration_s": 1.0, "loss": 1.0, "square_loss": 1.0, "staleness": 0, "version": 1}
@@ -21,8 +21,8 @@ def single_picks(oort, n_devices, n_picks, versions, *, n_in_flight):
     """Pick one device at a time, each of which answers at once; return how many were tried."""
     history, rng, tried = History(), RNG(0), set()
     for turn in range(n_picks):
-        situation = Situation(n_in_flight=n_in_flight, version=versions(turn))
-        candidates = history.candidates(np.arange(10, 10 + n_devices), situation)
+        context = SelectionContext(n_in_flight=n_in_flight, version=versions(turn))
+        candidates = history.candidates(np.arange(10, 10 + n_devices), context)
         (node,) = oort.select(candidates, 1, float(turn), rng)
         history.picked(node, float(turn))
         history.finished(node, examples=float(node), **ANSWER)
@@ -76,7 +76,7 @@ def known_nodes(version, n_in_flight=1, **columns):
     nodes = listed(
         {"node_id": 10 + i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)
     )
-    nodes.situation = Situation(version=version, n_in_flight=n_in_flight)
+    nodes.context = SelectionContext(version=version, n_in_flight=n_in_flight)
     return nodes
 
 
@@ -164,12 +164,12 @@ def test_the_pacer_compares_all_that_was_exploited_in_w_rounds(losses, window, p
 
 
 def test_what_rounding_takes_from_exploration_comes_back():
-    fresh = Candidates.of(np.arange(10, 1000), Situation(version=1, n_in_flight=9))
+    fresh = Candidates.of(np.arange(10, 1000), SelectionContext(version=1, n_in_flight=9))
     half = {"exploration": 0.3, "exploration_decay": 1.0}
     oort, rng, explored = Oort(OortSettings(**half)), RNG(0), 0
     picked = np.zeros(len(fresh), dtype=np.int64)
     picked[:400] = 1
-    both = Candidates.of(fresh.node_ids, fresh.situation, times_picked=picked)
+    both = Candidates.of(fresh.node_ids, fresh.context, times_picked=picked)
     for turn in range(1, 101):
         explored += sum(node >= 410 for node in oort.select(both, 2, 0.0, rng))
         assert ceil(0.6 * turn) - 1 <= explored <= ceil(0.6 * turn)

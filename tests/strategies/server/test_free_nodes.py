@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.strategies.server.dispatch import FreeNodes
+from fedstale.strategies.server.dispatch import IdleNodes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.runtime import RuntimeGrid
-from fedstale.strategies.types import Job, NodeSet, Places, packed
+from fedstale.strategies.types import Job, NodeIndex, NodeSet, packed
 
 NODES = [2**63, 11, 7, 3, 5]
 
@@ -26,7 +26,7 @@ class Listing:
 class Keeping:
     """A grid that knows the set of the nodes online, and lists none."""
 
-    everyone = Places(np.array(NODES, dtype=np.uint64))
+    everyone = NodeIndex(np.array(NODES, dtype=np.uint64))
 
     def __init__(self, online):
         self.names = online
@@ -61,7 +61,7 @@ def send(open_jobs, node, message_id):
 )
 def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
     open_jobs, grid, n = OpenJobs(), kind(NODES), 0
-    free_nodes = FreeNodes(grid, open_jobs)
+    free_nodes = IdleNodes(grid, open_jobs)
     for what, which, order, some in steps:
         jobs = open_jobs.open_jobs("train")
         if what == "send":
@@ -83,7 +83,7 @@ def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
 @pytest.mark.parametrize("kind", [Listing, Keeping])
 def test_restored_jobs_are_followed(kind):
     open_jobs, restored = OpenJobs(), OpenJobs()
-    free_nodes = FreeNodes(kind([3, 5]), restored)
+    free_nodes = IdleNodes(kind([3, 5]), restored)
     assert set(free_nodes.free().ids.tolist()) == {3, 5}
     send(open_jobs, 5, "m")
     restored.load_state_dict(open_jobs.state_dict())

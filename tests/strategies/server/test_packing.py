@@ -23,9 +23,9 @@ from fedstale.strategies.server.packing import (
     PACKED_RECORD,
     PACKING_RECORD,
     PackedNodes,
+    advertised,
+    can_unpack,
     pack,
-    says_so,
-    stating,
     unpack,
 )
 
@@ -120,7 +120,7 @@ def test_a_big_model_of_many_dtypes_travels_as_one_array():
 def test_what_is_not_worth_packing_or_cannot_be_goes_as_it_is(arrays):
     content = RecordDict({"arrays": ArrayRecord(arrays), "config": ConfigRecord({"lr": 0.1})})
     packed = pack(content)
-    assert says_so(packed)
+    assert can_unpack(packed)
     assert packed["arrays"] is content["arrays"]
     assert unpack(packed) == content
 
@@ -134,8 +134,8 @@ def test_records_of_the_names_of_packing_are_no_fault():
 def test_content_that_was_never_packed_is_returned_as_it_is():
     plain = content()
     assert unpack(plain) is plain
-    assert not says_so(plain)
-    assert unpack(stating(plain)) == plain
+    assert not can_unpack(plain)
+    assert unpack(advertised(plain)) == plain
 
 
 def forged(change):
@@ -272,7 +272,7 @@ def test_a_node_is_sent_packed_messages_once_it_has_said_that_it_unpacks():
     nodes = PackedNodes()
     plain = [message(1, content()), message(2, content())]
     assert nodes.packed(plain) == plain
-    first = nodes.unpacked(reply(1, stating(content())))
+    first = nodes.unpacked(reply(1, advertised(content())))
     assert first.content == content()
     assert nodes.unpacked(reply(2, content())).content == content()
     for_one, for_two = nodes.packed(plain)
@@ -287,7 +287,7 @@ def test_a_node_is_sent_packed_messages_once_it_has_said_that_it_unpacks():
 def test_messages_of_one_version_share_what_is_packed():
     nodes, arrays = PackedNodes(), model()
     for node in (1, 2, 3):
-        nodes.unpacked(reply(node, stating(RecordDict())))
+        nodes.unpacked(reply(node, advertised(RecordDict())))
     bodies = [RecordDict({"arrays": arrays, "c": ConfigRecord({"i": i})}) for i in range(2)]
     bodies.append(RecordDict({"others": arrays}))
     first, second, third = nodes.packed([message(i + 1, body) for i, body in enumerate(bodies)])
@@ -319,7 +319,7 @@ def test_many_arrays_that_travel_one_by_one_are_a_warning_once_a_node(caplog):
     for _ in range(2):
         nodes.unpacked(reply(5, content(n=MANY_ARRAYS)))
         nodes.unpacked(reply(6, content(n=MANY_ARRAYS - 1)))
-        nodes.unpacked(reply(7, stating(content(n=MANY_ARRAYS))))
+        nodes.unpacked(reply(7, advertised(content(n=MANY_ARRAYS))))
         nodes.unpacked(reply(8, pack(content(n=MANY_ARRAYS))))
     assert [line.split(":")[0] for line in caplog.messages] == ["node 5"]
     assert f"{MANY_ARRAYS} arrays" in caplog.text

@@ -19,7 +19,7 @@ from test_packed_runs import secure
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod
 from fedstale.strategies import Compression, FedAvg
-from fedstale.strategies.messages.records import Asked
+from fedstale.strategies.messages.records import Requested
 from fedstale.strategies.server.superlink import without_stalls
 
 # The order in which replies arrive would change the last bits of a mean.
@@ -142,7 +142,7 @@ def test_devices_with_mods_for_privacy_and_without_this_one_answer_in_full(kind)
 @pytest.mark.parametrize("kind", ["fixed", "adaptive", "local"])
 def test_mods_for_privacy_outside_cannot_take_codes_for_numbers(kind):
     mod, _ = private(kind)
-    config = Asked("int8").within(ConfigRecord({"clipping_norm": 0.5}))
+    config = Requested("int8").within(ConfigRecord({"clipping_norm": 0.5}))
     content = RecordDict({"arrays": initial(), "config": config})
     context = Context(1, 101, {"partition-id": 0}, RecordDict(), {})
     # Flower makes an error reply of it, which no server merges.

@@ -50,15 +50,13 @@ def forecast(training_s, *, download_s=20.0, upload_s=30.0, share=None):
     st.floats(0.1, 1e4),
     st.sampled_from([0.125, 0.2, 0.5, 1.0]),
 )
-def test_the_share_is_the_largest_eighth_that_fits(whole_s, down_s, up_s, at_most_s, least):
+def test_the_share_is_the_largest_eighth_that_fits(full_job_s, down_s, up_s, at_most_s, least):
     within = LocalWork(within_s=at_most_s, least=least, first=1.0)
-    found = within.share_of(forecast(whole_s, download_s=down_s, upload_s=up_s))
-    fits = [
-        eighths / 8
-        for eighths in range(1, 9)
-        if eighths / 8 >= least and down_s + eighths / 8 * whole_s + up_s <= at_most_s * (1 + 1e-7)
-    ]
-    tightly = [s for s in fits if down_s + s * whole_s + up_s <= at_most_s * (1 - 1e-7)]
+    found = within.share_of(forecast(full_job_s, download_s=down_s, upload_s=up_s))
+    allowed = [eighths / 8 for eighths in range(1, 9) if eighths / 8 >= least]
+    took_s = {share: down_s + share * full_job_s + up_s for share in allowed}
+    fits = [share for share in allowed if took_s[share] <= at_most_s * (1 + 1e-7)]
+    tightly = [share for share in fits if took_s[share] <= at_most_s * (1 - 1e-7)]
     smallest = min(e / 8 for e in range(1, 9) if e / 8 >= least)
     assert max(tightly, default=smallest) <= found <= max(fits, default=smallest)
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from fedstale.strategies.types import (
     History,
+    NodeIndex,
     NodeSet,
-    Places,
     bits_at,
     clear_bits,
     packed,
@@ -20,7 +20,7 @@ IDS = st.integers(0, 2**64 - 1)
 
 @given(st.lists(IDS, unique=True), st.sets(IDS))
 def test_places_are_found_in_any_order_of_ids(ids, others):
-    places = Places(np.array(ids, dtype=np.uint64))
+    places = NodeIndex(np.array(ids, dtype=np.uint64))
     wanted = [*ids[::2], *others]
     expected = [ids.index(node) for node in wanted if node in set(ids)]
     assert places.of(wanted).tolist() == expected
@@ -48,7 +48,7 @@ def sets(draw):
     n = draw(st.sampled_from([0, 1, 63, 64, 65, 1000, 10_000]))
     ids = rng.permutation(20_000)[:n].astype(np.uint64)
     return NodeSet(
-        Places(ids), packed(rng.random(n) < draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])))
+        NodeIndex(ids), packed(rng.random(n) < draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])))
     )
 
 

@@ -11,7 +11,7 @@ import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.deployment.local import run_app
 from fedstale.reports.run import Run
-from fedstale.strategies.types import Situation
+from fedstale.strategies.types import SelectionContext
 
 pytestmark = pytest.mark.deployment
 
@@ -36,7 +36,7 @@ class Telling(AgentSelector):
         chance = rng.bit_generator.state
         chosen = super().select(candidates, k, now, rng)
         known = {"candidates": [asdict(candidate) for candidate in candidates], "k": k, "now": now}
-        known |= {"situation": asdict(candidates.situation), "falls_back": self.falls_back}
+        known |= {"context": asdict(candidates.context), "falls_back": self.falls_back}
         known["chance"] = chance
         print("CHOICE " + json.dumps({**known, "chosen": chosen}), flush=True)
         return chosen
@@ -86,7 +86,7 @@ def as_known(choice):
     """Return what the agent knew at a choice, made again of what it has told."""
     rows = [{**row, "durations_s": tuple(row["durations_s"])} for row in choice["candidates"]]
     candidates = listed(rows)
-    candidates.situation = Situation(**choice["situation"])
+    candidates.context = SelectionContext(**choice["context"])
     return candidates
 
 

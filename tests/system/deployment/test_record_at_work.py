@@ -34,5 +34,5 @@ def test_the_record_of_a_deployed_run_goes_on_in_a_new_run_and_holds(tmp_path):
     assert fedstale.verify(second).faults
     checked = fedstale.verify([first, second])
     assert checked.holds, checked.faults
-    assert checked.made_again == checked.picks >= 6
+    assert checked.repeated == checked.picks >= 6
     assert checked.head == Run(second).summary["record"]["head"]

@@ -94,7 +94,7 @@ def test_a_duration_of_nothing_is_rejected(tmp_path):
 
 def test_calibration_counts_the_products_of_the_time():
     ticks = itertools.count()
-    # Asked once at the start and once before each product: ten products take ten ticks.
+    # Requested once at the start and once before each product: ten products take ten ticks.
     speed = calibrate(clock=lambda: float(next(ticks)), seconds=10.5, size=8)
     assert speed == pytest.approx(10 * 2 * 8**3 / 1e9 / 11)
 

@@ -53,13 +53,13 @@ def load_data(seed: int) -> tuple[Data, Data]:
 @lru_cache(maxsize=4096)
 def client_data(partition: int, n_partitions: int, alpha: float, seed: int) -> tuple[Data, Data]:
     """Return what a device trains on, and what it evaluates on."""
-    mine = deal(n_partitions, alpha, seed)[partition]
+    mine = assign(n_partitions, alpha, seed)[partition]
     return classification.held_out(load_data(seed)[0], mine)
 
 
 @lru_cache(maxsize=4)
-def deal(n_partitions: int, alpha: float, seed: int) -> list[Index]:
+def assign(n_partitions: int, alpha: float, seed: int) -> list[Index]:
     """Return the examples of the training set that each device has."""
     labels = load_data(seed)[0][1].numpy()
     rng = np.random.default_rng((seed, DEAL))
-    return classification.deal(labels, n_partitions, alpha, rng)
+    return classification.assign(labels, n_partitions, alpha, rng)

@@ -39,4 +39,4 @@ def _data(context: Context) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4096)
 def _examples(text: str, partition: int, n_partitions: int) -> tuple[Tensor, Tensor]:
-    return task.split(task.encode(play.deal(text, n_partitions)[partition]))
+    return task.split(task.encode(play.assign(text, n_partitions)[partition]))

@@ -61,7 +61,7 @@ def held_out(path: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def deal(path: str, n_partitions: int) -> list[str]:
+def assign(path: str, n_partitions: int) -> list[str]:
     """Deal the text of the roles to devices, without what is held out.
 
     Args:

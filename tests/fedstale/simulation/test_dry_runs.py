@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedstale.cli.main import app as command
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation.outlook import look_ahead
+from fedstale.simulation.dry_runs import dry_run
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.traces.availability import Availability
@@ -37,7 +37,7 @@ def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
     # Every job and every round is alike.
     traces = constant(compute=1.0)
     config = SimulationConfig(app=small, traces="constant")
-    found = look_ahead(config, traces)
+    found = dry_run(config, traces)
     run = simulate(config, tmp_path / "run", traces=traces)
     # Later rounds know how many examples a device has.
     jobs = run.jobs[(run.jobs["status"] == "reported") & (run.jobs["sent_at"] == 0.0)]
@@ -52,10 +52,10 @@ def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
 
 def test_devices_that_leave_lose_the_share_that_the_traces_say(small):
     config = SimulationConfig(app=small, traces="constant")
-    units = look_ahead(config, constant(compute=1.0)).phases_s["training"]
+    units = dry_run(config, constant(compute=1.0)).phases_s["training"]
     # Training takes 600 s, and everybody is there for the first half of each hour.
     half = Availability.of([[(0.0, 1800.0)]] * 8, 3600.0)
-    found = look_ahead(config, replace(constant(compute=units / 600.0), availability=half))
+    found = dry_run(config, replace(constant(compute=units / 600.0), availability=half))
     # Who is asked in the last 600 of the 1,800 s is gone before the end.
     assert found.finished == pytest.approx(2 / 3, abs=0.1)
     assert found.reasons["went offline while training"] == pytest.approx(1 / 3, abs=0.1)
@@ -85,4 +85,4 @@ def test_an_app_that_asks_nobody_is_told_so(tmp_path):
     server = SERVER.replace("def main(grid, context):\n", "def main(grid, context):\n    return\n")
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app", server=server)), traces="x")
     with pytest.raises(ConfigError, match="asked nobody to train"):
-        look_ahead(config, constant(compute=1.0))
+        dry_run(config, constant(compute=1.0))

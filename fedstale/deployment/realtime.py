@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.errors import ProtocolError
 
-PACING_RECORD = "fedstale.replay"
+REALTIME_RECORD = "fedstale.replay"
 """Name of the ConfigRecord with the instants in messages, and with the real ones in replies.
 
 All are in s since 1970, UTC. In a message, `train_at` is when its last byte has arrived, so that
@@ -22,7 +22,7 @@ training may begin, and `reply_at` when the last byte of the reply has been sent
 """
 
 
-class PacedApp(ClientApp):
+class RealtimeApp(ClientApp):
     """Another ClientApp, which is paced by the records of its messages."""
 
     def __init__(
@@ -48,7 +48,7 @@ class PacedApp(ClientApp):
         Raises:
             ProtocolError: an instant is missing or is no finite number.
         """
-        record = message.content.config_records.get(PACING_RECORD)
+        record = message.content.config_records.get(REALTIME_RECORD)
         if record is None:
             return self._app(message, context)
         taken_at = self._now()
@@ -56,17 +56,17 @@ class PacedApp(ClientApp):
         train_at, reply_at = (i if isinstance(i, int | float) else math.nan for i in instants)
         if not (math.isfinite(train_at) and math.isfinite(reply_at)):
             raise ProtocolError(
-                f"{PACING_RECORD}: train_at, reply_at = {instants}: expected seconds since 1970"
+                f"{REALTIME_RECORD}: train_at, reply_at = {instants}: expected seconds since 1970"
             )
         # The app must get what it would get without pacing.
-        del message.content[PACING_RECORD]
+        del message.content[REALTIME_RECORD]
         self._wait(train_at)
         began_at = self._now()
         reply = self._app(message, context)
         trained_at = self._now()
         self._wait(reply_at)
         if not reply.has_error():
-            reply.content[PACING_RECORD] = ConfigRecord(
+            reply.content[REALTIME_RECORD] = ConfigRecord(
                 {
                     "taken_at": taken_at,
                     "began_at": began_at,

@@ -25,7 +25,7 @@ INDEX = "index.html"
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class ListedRun:
     """One run folder."""
 
     folder: Path
@@ -36,7 +36,7 @@ class Shelved:
     """Its settings and figures by name; those that it does not have yet are missing."""
 
 
-def shelved(root: Path) -> list[Shelved]:
+def listed_runs(root: Path) -> list[ListedRun]:
     """Return the runs in a folder and in the folders below it, by their paths.
 
     Raises:
@@ -47,7 +47,7 @@ def shelved(root: Path) -> list[Shelved]:
     return [_read(path.parent) for path in sorted(root.rglob(CONFIG)) if _is_run(path.parent)]
 
 
-def ranked(runs: Sequence[Shelved], by: str) -> list[Shelved]:
+def ranked(runs: Sequence[ListedRun], by: str) -> list[ListedRun]:
     """Return runs by a fact, largest first; those without it come last.
 
     Raises:
@@ -60,7 +60,7 @@ def ranked(runs: Sequence[Shelved], by: str) -> list[Shelved]:
     return sorted(have, key=lambda run: -run.facts[by]) + [run for run in runs if run not in have]
 
 
-def server_metrics(runs: Sequence[Shelved]) -> list[str]:
+def server_metrics(runs: Sequence[ListedRun]) -> list[str]:
     """Return the names of what the server has measured in some runs.
 
     Clients' own metrics are many, and say less.
@@ -101,7 +101,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def write_index(root: Path, runs: Sequence[Shelved]) -> Path:
+def write_index(root: Path, runs: Sequence[ListedRun]) -> Path:
     """Write a page that lists runs, with links to theirs, and return it.
 
     Args:
@@ -139,7 +139,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and any((folder / n).is_file() for n in (SUMMARY, LOCK))
 
 
-def _read(folder: Path) -> Shelved:
+def _read(folder: Path) -> ListedRun:
     facts: dict[str, Any] = {}
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -148,11 +148,11 @@ def _read(folder: Path) -> Shelved:
         facts |= {name: summary[name] for name in ("rounds", "virtual_s", "wall_s")}
         facts |= {"jobs": summary["jobs"]["sent"], "device_s": summary["device_s"]["total"]}
         facts |= summary["metrics"]
-        return Shelved(folder, str(summary["status"]), facts)
+        return ListedRun(folder, str(summary["status"]), facts)
     except FileNotFoundError:
-        return Shelved(folder, RUNNING if is_held(folder / LOCK) else LOST, facts)
+        return ListedRun(folder, RUNNING if is_held(folder / LOCK) else LOST, facts)
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        return Shelved(folder, f"unreadable: {type(problem).__name__}", facts)
+        return ListedRun(folder, f"unreadable: {type(problem).__name__}", facts)
 
 
 def _is_number(value: object) -> bool:

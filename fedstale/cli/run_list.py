@@ -28,9 +28,9 @@ def list_runs(
 ) -> None:
     """List the runs in a folder and below it."""
     from fedstale.live import duration
-    from fedstale.reports import ranked, server_metrics, shelved
+    from fedstale.reports import listed_runs, ranked, server_metrics
 
-    runs = shelved(folder)
+    runs = listed_runs(folder)
     runs = runs if sort is None else ranked(runs, sort)
     if as_json:
         rows = [{"run": str(r.folder), "status": r.status, **r.facts} for r in runs]
@@ -61,9 +61,9 @@ def page(
     as_json: AsJson = False,
 ) -> None:
     """Write FOLDER/index.html: all runs in a table that sorts, with links to their reports."""
-    from fedstale.reports import shelved, write_index
+    from fedstale.reports import listed_runs, write_index
 
-    runs = shelved(folder)
+    runs = listed_runs(folder)
     written = write_index(folder, runs)
     say(f"page: {written}", written, as_json=as_json, runs=len(runs))
 

@@ -17,7 +17,7 @@ from flwr.app import Message
 
 from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, RunEnded
-from fedstale.simulation.costs import CostBook, kind_of, size_of
+from fedstale.simulation.costs import CostModel, kind_of, size_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
 from fedstale.strategies.server import Callback, Runtime
@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class DryRun:
     """What devices would do with an app's first message; times in s, NaN if nobody finishes."""
 
     n_devices: int
@@ -72,7 +72,7 @@ class _First(Callback):
             raise RunEnded("looked ahead")
 
 
-def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
+def dry_run(config: SimulationConfig, traces: TraceSet) -> DryRun:
     """Return what a run will meet.
 
     Args:
@@ -91,7 +91,7 @@ def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
             raise ConfigError(f"app = {config.app!r}: asked nobody to train; {run.reason}")
     message = first.messages[0]
     with app.importable():
-        book = CostBook(Costs.from_table(resolved.costs), app.load_work())
+        book = CostModel(Costs.from_table(resolved.costs), app.load_work())
         about, share = message.metadata, asked_share(message.content)
         work = book.work(message, kind_of(message), about.dst_node_id, share).work
     size = size_of(message)
@@ -108,7 +108,7 @@ def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
     return _drawn(enrolled(traces, resolved), job, len(first.messages), horizon_s, config.seed)
 
 
-def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int) -> Outlook:
+def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int) -> DryRun:
     """Send a job to devices drawn at many instants, and count what becomes of it."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED,)))
     everyone = np.arange(traces.n_devices)
@@ -143,7 +143,7 @@ def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int
     hours = np.minimum(instants // _HOUR_S, np.ceil(horizon_s / _HOUR_S) - 1).astype(np.int64)
     by_hour = [np.mean(np.asarray(online)[hours == hour]) for hour in np.unique(hours)]
     phases = {"download": found.download_s, "training": found.compute_s, "upload": found.upload_s}
-    return Outlook(
+    return DryRun(
         n_devices=traces.n_devices,
         horizon_s=horizon_s,
         online=np.asarray(by_hour),

@@ -2,7 +2,7 @@
 
 A wrapper, such as Flower's for differential privacy, runs Flower's own loop and calls the four
 verbs of the strategy inside: it changes messages on their way out, replies on their way in, and the
-model after each step. `DrivenLoop` answers them with the parts of an event loop that does not run:
+model after each step. `FlowerRounds` answers them by parts of an event loop that does not run:
 waiting for replies and evaluating on the server are the wrapper's.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedstale.strategies.server.strategy import StaleStrategy
 
 
-class DrivenLoop(EventLoop):
+class FlowerRounds(EventLoop):
     """One run of a synchronous strategy, round by round."""
 
     def __init__(self, strategy: "StaleStrategy", grid: Grid, initial: ArrayRecord) -> None:
