@@ -26,7 +26,7 @@ def system(*names):
 
 
 TOUCHED = {
-    "agents/": system("agents", "commands"),
+    "agents/": system("commands"),
     "benchmarks/": (PAGES,),
     "docs/": (PAGES, *system("project")),
     "examples/": system("project/test_examples.py"),

@@ -245,15 +245,6 @@ def test_both_directions_of_strung_sessions_begin_together():
         assert (rates[1] == 10 * rates[0]).all()
 
 
-def test_stated_links_and_speeds_stay_constant_over_days():
-    stated = TraceSet.constant(1, compute=3.0, downlink_bit_per_s=1e8, uplink_bit_per_s=2e7)
-    traces = made(compute=stated, background=days_of_hosts(), network=stated, days=3)
-    t = np.linspace(0, 4 * DAY_S, 50)
-    assert (traces.downlink.value_at(np.full(50, 2), t) == 1e8).all()
-    assert (traces.uplink.value_at(np.full(50, 2), t) == 2e7).all()
-    assert set(traces.compute.value_at(np.full(50, 2), t).round(3)) == {0.3, 0.6, 0.9}
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

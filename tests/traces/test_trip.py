@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, Phase, Series, Status, TraceSet, TripOutcomes
 from fedstale.traces.trace_set import numbered
-from fedstale.traces.trip import trips
 
 # Records of a few seconds would be repeated a million times before a paused job is given up.
 PATIENCE_S = 500.0
@@ -321,20 +320,6 @@ def test_a_reply_at_the_deadline_counts_and_a_start_at_the_deadline_does_not():
     assert out.reported.tolist() == [3.0, 3.0, inf]
 
 
-def test_a_device_is_free_from_the_beginning_unless_it_is_said_to_be_busy():
-    job = Job(work=1, download_bytes=1, upload_bytes=1)
-    for out in (plain().trips([0], 0.0, job), trips(plain(), [0], 0.0, job)):
-        assert (out.started[0], out.reported[0]) == (0.0, 2.125)
-
-
-@pytest.mark.parametrize("free_at", [30.0, inf])
-def test_a_device_that_gets_free_too_late_lets_the_message_expire(free_at):
-    job = Job(work=1, download_bytes=1, upload_bytes=1, ttl_s=20.0)
-    out = plain().trips([0], 0.0, job, free_at)
-    assert out.status.tolist() == [Status.EXPIRED]
-    assert out.ended.tolist() == [free_at]
-
-
 def test_a_paused_job_whose_windows_never_meet_its_rate_is_given_up():
     day = 86_400.0
     traces = plain(((0.0, day / 2),), length=day)
@@ -351,12 +336,6 @@ def test_a_paused_job_whose_windows_never_meet_its_rate_is_given_up():
     assert out.ended.tolist() == [inf]
     assert out.downloaded.tolist() == [40.0]
     assert out.reason(0) == "can never finish training: its rate stays zero"
-
-
-def test_a_paused_job_whose_device_never_comes_back_ends_with_its_last_window():
-    out = plain(repeat=False).trips([0], 0.0, Job(**JOB, on_interrupt="pause"))
-    assert out.status.tolist() == [Status.INTERRUPTED]
-    assert out.ended.tolist() == [10.0]
 
 
 def test_a_stalled_job_keeps_what_it_moved_before_the_rate_ended():

@@ -181,16 +181,6 @@ def test_training_lowers_the_loss_counts_its_examples_and_repeats_to_the_byte(
     assert bytes_of[0] == bytes_of[1] != bytes_of[2]
 
 
-def test_evaluation_on_a_device_is_that_of_its_held_out_examples(answer, task, small_clothes):
-    network = task.Network(1)
-    metrics = answer("evaluate", network, partition=4)["metrics"]
-    _, (images, labels) = task.client_data(4, 5, data=small_clothes, alpha=0.5, seed=1)
-    right = [int(network(x[None]).argmax()) == int(y) for x, y in zip(images, labels, strict=True)]
-    assert metrics["eval_accuracy"] == pytest.approx(np.mean(right))
-    assert metrics["num-examples"] == len(labels)
-    assert metrics["eval_loss"] == pytest.approx(np.log(10), abs=0.3)
-
-
 def test_evaluation_of_many_examples_is_that_of_all_at_once(task):
     images, labels = drawn(2310, 4)
     data = torch.tensor(images, dtype=torch.uint8), torch.tensor(labels)

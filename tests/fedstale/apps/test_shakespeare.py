@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from places import PLAY
 
 
 @pytest.fixture
@@ -41,13 +40,6 @@ def play(shakespeare):
     return importlib.import_module("shakespeare_app.play")
 
 
-@pytest.fixture
-def whole_play():
-    if not PLAY.is_file():
-        pytest.skip(f"needs the text {PLAY.name} in ../shared/data")
-    return str(PLAY)
-
-
 def test_each_role_keeps_what_it_says_and_nothing_else(play, tmp_path):
     path = tmp_path / "p.txt"
     path.write_text(
@@ -76,14 +68,6 @@ def test_devices_share_out_the_text_that_is_not_held_out(play, small_play, n):
     dealt = sorted("".join(texts) + play.held_out(small_play))
     assert dealt == sorted(everything)
     assert 0.08 < len(play.held_out(small_play)) / len(everything) < 0.12
-
-
-@pytest.mark.parametrize("n", [1, 100, 259, 299, 1000])
-def test_any_number_of_devices_can_share_the_whole_play(play, whole_play, n):
-    texts = play.assign(whole_play, n)
-    assert len(texts) == n
-    assert min(map(len, texts)) >= play.MIN_CHARACTERS
-    assert sum(map(len, texts)) == sum(map(len, play.assign(whole_play, 1)))
 
 
 def test_impossible_numbers_of_devices_are_refused(play, small_play):

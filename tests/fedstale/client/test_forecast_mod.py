@@ -76,18 +76,6 @@ def test_a_device_that_is_busy_but_trains_does_not_forecast_that_it_never_does()
     assert said["p_finish"] > 0.9
 
 
-def test_a_device_that_has_become_busy_forecasts_a_slower_training():
-    free, busy = Fixed(processor_left=1.0), Fixed(processor_left=0.0)
-    bench = Bench(ForecastMod(), monitor=free)
-    for _ in range(6):
-        bench.train(60.0)
-        bench.go(300.0)
-    before = bench.ask()["training_s"][1]
-    bench.monitor = busy
-    bench.go(300.0)
-    assert before < bench.ask()["training_s"][1] < 3.0 * before
-
-
 def test_intervals_widen_on_a_device_whose_trainings_scatter():
     rng = np.random.default_rng(0)
     widths = {}

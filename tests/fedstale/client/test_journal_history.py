@@ -303,22 +303,6 @@ def test_a_job_of_one_s_own_is_no_load(tmp_path):
     np.testing.assert_allclose(known, 2.0, rtol=1e-5)
 
 
-def test_a_processor_that_others_keep_busy_is_seen_between_messages(tmp_path):
-    folders = {}
-    for name, left in (("free", 0.9), ("busy", 0.1)):
-        phone = Phone(lambda t: True, left=0.9)
-        folders[name] = recorded(tmp_path / name, phone, until=DAY)
-        phone.left = left
-        recorded(folders[name], phone, until=DAY + 3 * HOUR)
-    said = {}
-    for name, folder in folders.items():
-        bench = bench_at(DAY - 2 * HOUR, journal=folder)
-        bench.train(60.0)
-        bench.wall = MIDNIGHT + DAY + 3 * HOUR + 5.0
-        said[name] = bench.ask()
-    assert said["busy"]["training_s"][1] > 1.3 * said["free"]["training_s"][1]
-
-
 FLAWS = {
     "missing": "no such journal",
     "a file": "no such journal",

@@ -77,16 +77,6 @@ def test_a_message_that_expires_is_answered_for_although_its_node_is_online():
 
 
 @pytest.mark.usefixtures("silent")
-def test_a_message_whose_reply_nobody_wants_any_more_is_forgotten_when_it_expires():
-    silence = Silence(Online(5))
-    for message_id, ttl in (("cancelled", 60.0), ("wanted", 60.0), ("longer", 90.0)):
-        silence.sent(message_id, message(5, ttl=ttl), now=0.0)
-    found = silence.errors(["wanted", "longer"], now=70.0)
-    assert codes(found) == [("wanted", ErrorCode.MESSAGE_UNAVAILABLE)]
-    assert set(silence._sent) == {"longer"}
-
-
-@pytest.mark.usefixtures("silent")
 def test_a_reply_that_exists_is_waited_for_and_one_that_is_not_asked_for_stays_unknown():
     grid = Online()
     silence = Silence(grid)
@@ -95,19 +85,6 @@ def test_a_reply_that_exists_is_waited_for_and_one_that_is_not_asked_for_stays_u
     silence.answered(["m5"])
     assert codes(silence.errors(["m5"], now=30.0)) == []
     assert codes(silence.errors(["m5", "m6"], now=31.0)) == [("m6", ErrorCode.NODE_UNAVAILABLE)]
-
-
-@pytest.mark.usefixtures("silent")
-def test_who_is_online_is_asked_every_five_seconds_and_only_while_something_is_out():
-    grid = Online(5)
-    silence = Silence(grid)
-    for now in range(20):
-        silence.errors(["m5"], now=float(now))
-    assert grid.n_asked == 0
-    silence.sent("m5", message(5), now=20.0)
-    for now in range(20, 40):
-        silence.errors(["m5"], now=float(now))
-    assert grid.n_asked == 4
 
 
 def test_a_superlink_that_answers_itself_is_asked_nothing(monkeypatch):

@@ -281,24 +281,6 @@ def test_an_app_that_configures_logging_gets_its_lines_once(tmp_path, fleet, cap
     assert err.count("starting Saving") == 1, "not by Flower's handler and by that of the app"
 
 
-def test_the_summary_of_analytics_shows_queries_and_no_zeros(tmp_path, fleet, capsys):
-    app = write_app(tmp_path / "app", "analytics")
-    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
-    code, out, err = invoked(command, capsys)
-    assert code == 0, err
-    assert "query.histogram" in out
-    assert "finished: 4 rounds of the app" in out
-    assert "counts: [" in out
-
-
-def test_client_errors_are_printed_with_file_and_line(tmp_path, fleet, capsys):
-    app = write_app(tmp_path / "app", "error_replies")
-    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
-    _, out, err = invoked([*command, "--seed", "1"], capsys)
-    assert "FileNotFoundError: no data to evaluate (error_replies.py:" in out
-    assert err.count("client on node") <= 5
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_model_is_that_of_flowers_own_engine_bit_for_bit(simulated):
     theirs = final_model(APPS / "message_api.py")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from made_backtest import curves, fan_of, scores
 
-from fedstale.reports.backtest import PAGE, figures, hidden
+from fedstale.reports.backtest import PAGE, figures
 from fedstale.reports.page import write_figures
 
 
@@ -89,20 +89,3 @@ def test_jobs_are_a_forest_with_the_best_on_top():
     assert first["x"][0] - first["error_x"]["arrayminus"][0] == 0.0
     # A correction of times changes no chance.
     assert [row[0] for row in finish.rows] == ["lstm"]
-
-
-def test_what_has_no_figure_is_told_with_its_reason(tables):
-    assert hidden(tables).startswith("By horizon: no origin has an outcome")
-    tables["reliability"]["n"] = 3.0
-    tables["fan"] = tables["fan"].iloc[:0]
-    tables["horizons"] = scores(ewma=(0.9, 0.1, 0.2))
-    tables["decision"] = pd.DataFrame({"rounds": [0]})
-    columns = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
-    tables["jobs"] = pd.DataFrame([("ewma", "finish", "brier", 0.1, 0.0, 0.2, 9)], columns=columns)
-    said = hidden(tables)
-    assert "Probability to finish: no bin has 10 forecasts." in said
-    assert "A forecast of rates: at no origin was a device online" in said
-    assert "Ranking of uplink: no forecast of it has an outcome in the record." in said
-    assert "Ranking of online" not in said
-    assert "twice as many devices online" in said
-    assert "stay online" not in said

@@ -88,17 +88,3 @@ def test_perfetto_gets_a_thread_a_device_and_a_slice_a_phase(record):
         assert event["ts"] == pytest.approx(1e6 * job["downloaded_at"])
         assert event["dur"] == pytest.approx(1e6 * (job["trained_at"] - job["downloaded_at"]))
     assert all(e["args"]["reason"] for e in slices if e["name"] == "lost")
-
-
-def test_windows_online_lie_behind_the_jobs_of_their_device(record):
-    online = [("phone-0", 0.0, 600.0, True), ("phone-0", 900.0, 1200.0, True)]
-    online += [(f"phone-{i}", 0.0, 2000.0, True) for i in range(1, 7)]
-    run = record(online=online)
-    drawn = timeline(run)
-    assert "grey while it was online" in drawn.about
-    numbers = np.frombuffer(zlib.decompress(base64.b64decode(drawn.data["packed"][1])), "<u4")
-    row, start, length = numbers.reshape(3, -1) * 1.0
-    scale = drawn.data["end"] / drawn.data["ticks"]
-    of_first = row == drawn.data["devices"].index("phone-0")
-    assert start[of_first] * scale == pytest.approx([0.0, 900.0], abs=1e-2)
-    assert length[of_first] * scale == pytest.approx([600.0, 300.0], abs=1e-2)

@@ -1,7 +1,5 @@
 """Clients trained as one program: the same results as one after the other, but for rounding."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -364,17 +362,6 @@ def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
     declared = {"job": "math:nothing", "fit-many": "math:pi"}
     with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
         BatchedFunctions.load(declared, tmp_path)
-
-
-def test_the_unrolled_network_is_the_network(built_in, tmp_path):
-    play = tmp_path / "play.txt"
-    play.write_text(f"HAMLET:\n{SPEECH * 20}")
-    built_in("shakespeare", 1, text=str(play))
-    task = importlib.import_module("shakespeare_app.task")
-    codes = torch.arange(160).reshape(2, 80) % 97
-    torch.testing.assert_close(
-        task.UnrolledNetwork(3)(codes), task.Network(3)(codes), rtol=1e-5, atol=1e-6
-    )
 
 
 @pytest.mark.gpu

@@ -93,11 +93,3 @@ def test_a_run_is_lost_when_it_is_killed_and_not_before(tmp_path):
         process.kill()
     assert "the process of the run ended" in lost(run)
     RunFolder.resume(run, SimulationConfig.read(run / "config.toml")).__exit__()
-
-
-def test_a_limit_where_nothing_could_end_the_process_is_refused(tmp_path):
-    app = write_small_app(tmp_path / "app")
-    config = SimulationConfig(app=str(app), traces="synthetic:12", client_limit_s=1.0)
-    with pytest.raises(ConfigError, match="client_limit_s = 1: a client of this process can be"):
-        simulate(config, tmp_path / "run", traces=TraceSet.load("synthetic:12", seed=0))
-    assert not (tmp_path / "run").exists()

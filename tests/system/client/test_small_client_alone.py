@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 from missing_packages import BLOCKED
-from places import ROOT
 
 JOB = """
 import sys
@@ -62,26 +61,3 @@ def test_a_device_trains_and_forecasts_without_the_packages_of_servers():
     total, forecast = json.loads(ran.stdout.splitlines()[-1])
     assert total == 4.0
     assert {"p_available", "p_finish", "total_s"} <= set(forecast), forecast
-
-
-def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
-    heavy = {"torch", "sklearn", "scipy", "ray", "stable_baselines3", "gymnasium", "plotly"}
-    tables = {"pandas", "pyarrow"}
-    loaded = f"print(*{heavy | tables} & set(sys.modules))"
-    code = f"import fedstale.client, sys; {loaded}"
-    code += "; from bench_device import *; b = Bench(fedstale.client.ForecastMod()); b.train(9.0)"
-    code += f"; {loaded}; before = set(sys.modules)"
-    code += "; Bench(fedstale.client.ForecastMod(journal='none')).train(9.0)"
-    code += "; print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT / "tests" / "fixtures",
-    )
-    assert run.stdout.split("\n")[:2] == ["", ""]
-    # A device that reads its recorder's journal imports what makes tables, as the recorder has it.
-    more = set(run.stdout.split("\n")[2].split())
-    assert {"fedstale", "pandas"} <= more
-    assert more & heavy == set()

@@ -205,27 +205,6 @@ def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own
 
 
 @pytest.mark.slow
-def test_a_plan_goes_on_without_a_node_and_with_one_that_comes(own, tmp_path):
-    given = plan(**own, until="40m")
-    fedstale.compare(given, out=tmp_path / "here")
-    with cluster(2) as nodes:
-        lost = []
-
-        def watch(shares):
-            if 0.1 < sum(shares.values()) < 4 and not lost:
-                lost.append(nodes.started[0])
-                nodes.kill(nodes.started[0])
-                nodes.add()
-
-        found = fedstale.compare(
-            given, out=tmp_path / "there", workers=2, watch=watch, address=nodes.address
-        )
-        assert lost
-    assert found.failures == ()
-    assert files(tmp_path / "there") == files(tmp_path / "here")
-
-
-@pytest.mark.slow
 @ISOLATED
 def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tmp_path):
     given = plan(**own, until="4h", seeds=[1], variants={"one": {}})

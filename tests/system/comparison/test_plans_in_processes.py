@@ -5,10 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from two_variants import digests, runs_of, two_variants
+from two_variants import runs_of, two_variants
 
 from fedstale.comparison.plan import run_all, state_of
 
@@ -26,25 +25,6 @@ def plan(tmp_path):
 
     server = SERVER.replace("    config = context.run_config\n", SERVER_ENDS)
     return two_variants(write_small_app(tmp_path / "app", server="import os\n" + server))
-
-
-def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
-    runs, log = runs_of(plan, tmp_path / "runs"), tmp_path / "log.txt"
-    seen, environment = [], dict(os.environ)
-    assert run_all(runs, workers=1, log=log, watch=lambda s: seen.append(dict(s))) == {}
-    assert set(seen[0].values()) == {0.0}
-    assert set(seen[-1].values()) == {1.0}
-    assert dict(os.environ) == environment
-    one, two = (run.folder for run in runs)
-    written, expected = (one / "summary.json").stat().st_mtime_ns, digests(two)
-    for name in ("summary.json", "events.parquet", "metrics.parquet"):
-        (two / name).unlink()
-    assert [state_of(run) for run in runs] == ["done", "half"]
-    assert run_all(runs, workers=2, log=log, watch=lambda shares: None) == {}
-    assert (one / "summary.json").stat().st_mtime_ns == written
-    assert digests(two) == expected
-    # Nothing is left to do, so nothing is started.
-    assert run_all(runs, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == {}
 
 
 @pytest.mark.slow

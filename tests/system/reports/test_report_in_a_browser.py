@@ -25,12 +25,6 @@ return [...document.querySelectorAll(".plot")].filter((plot) => {
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TIMELINE = "return document.getElementById('timeline').timeline."
 DRAWN = "return document.getElementById('timeline').dataset.drawn === 'yes'"
-CLICK = "document.querySelector('[data-move=' + arguments[0] + ']').click()"
-CHOOSE = """
-const place = document.querySelector('#timeline [name=' + arguments[0] + ']');
-place.value = arguments[1];
-place.dispatchEvent(new Event(arguments[0] === 'search' ? 'input' : 'change'));
-"""
 
 
 def opened(browser, page):
@@ -56,47 +50,6 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert browser.ask("return document.querySelectorAll('.plot').length") >= 12
         spots = browser.ask(f"{TIMELINE}spots().length")
         assert spots == 8572  # of seven jobs one expired before it began
-
-
-def test_the_timeline_zooms_moves_sorts_and_finds(tmp_path):
-    page = Run(write_run(tmp_path / "run")).report()
-    view = f"{TIMELINE}view()"
-    with browsing() as browser:
-        opened(browser, page)
-        first = browser.ask(view)
-        browser.ask(CLICK, "in")
-        near = browser.ask(view)
-        assert near[1] - near[0] == pytest.approx((first[1] - first[0]) / 2)
-        browser.ask(CLICK, "right")
-        assert browser.ask(view)[0] > near[0]
-        browser.ask(CLICK, "all")
-        assert browser.ask(view) == pytest.approx(first)
-        rows = browser.ask(f"{TIMELINE}shown()")
-        browser.ask(CHOOSE, "order", "lost")
-        assert browser.ask(f"{TIMELINE}shown()") != rows
-        browser.ask(CHOOSE, "search", "-3")
-        assert browser.ask(f"{TIMELINE}shown()") == [3]
-        told = "return document.querySelector('#timeline output').textContent"
-        assert browser.ask(told) == "1 devices found."
-        assert browser.complaints() == []
-
-
-def test_a_click_on_a_job_tells_what_became_of_it(tmp_path):
-    run = Run(write_run(tmp_path / "run"))
-    with browsing() as browser:
-        opened(browser, run.report())
-        told = browser.ask("""
-        const section = document.getElementById("timeline");
-        const canvas = section.querySelector("canvas");
-        const spot = section.timeline.spots().find((one) => one.kind === 0);
-        const { left, top } = canvas.getBoundingClientRect();
-        canvas.dispatchEvent(new MouseEvent("click", {
-          clientX: left + (spot.from + spot.to) / 2, clientY: top + spot.top + spot.high / 2 }));
-        return [spot.id, section.querySelector("output").textContent];
-        """)
-        job = run.jobs.set_index("job_id").loc[told[0]]
-        assert told[1].startswith(f"Job {told[0]} of {job.device_id}, used, ")
-        assert "training" in told[1]
 
 
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):

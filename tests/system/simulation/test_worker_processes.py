@@ -27,21 +27,6 @@ def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
     assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
 
 
-def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
-    load = FlowerApp.find(write_small_app(tmp_path)).load_client
-    with ProcessExecutor(load, 1) as pool:
-        shared = calls(6)
-        record = shared[0].message.content["arrays"]
-        for call in shared:
-            call.message.content["arrays"] = record
-        pool.run(shared)
-        assert len(pool._places) == 1
-        for _ in range(12):
-            pool.run(calls(1))
-        assert len(pool._places) <= 9
-    assert not pool._places
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):

@@ -9,14 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from same_traces import assert_equal
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.io import parquet as file_writer
-from fedstale.traces.trace_set import CHANNELS, numbered
+from fedstale.traces.trace_set import CHANNELS
 
 
 def rich_set() -> TraceSet:
@@ -57,21 +55,6 @@ def test_a_set_that_knows_one_channel_comes_back_with_that_one(tmp_path, channel
     part = replace(whole, **{name: None for name in CHANNELS if name != channel})
     part.write(tmp_path / "t.parquet")
     assert_equal(TraceSet.read(tmp_path / "t.parquet"), part)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 50), min_size=1, max_size=8),
-    step_s=st.sampled_from([0.1, 1.0, 1 / 3, 300.0]),
-    seed=st.integers(0, 1000),
-)
-def test_any_regular_series_comes_back(tmp_path_factory, counts, step_s, seed):
-    rng = np.random.default_rng(seed)
-    series = Series.regular([rng.random(n) for n in counts], step_s=step_s)
-    traces = TraceSet(device_ids=numbered("d", len(counts)), downlink=series)
-    path = tmp_path_factory.mktemp("any") / "t.parquet"
-    traces.write(path)
-    assert_equal(TraceSet.read(path), traces)
 
 
 def test_rows_that_no_device_uses_are_not_written(tmp_path):

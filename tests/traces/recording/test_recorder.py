@@ -7,7 +7,7 @@ import pytest
 from fedstale.errors import ConfigError
 from fedstale.traces.recording import journal as journals
 from fedstale.traces.recording.journal import Journal, RecordingRun, record
-from fedstale.traces.recording.monitor import Reading, calibrate, steady_clock
+from fedstale.traces.recording.monitor import Reading, calibrate
 
 
 class Device:
@@ -97,8 +97,3 @@ def test_calibration_counts_the_products_of_the_time():
     # Requested once at the start and once before each product: ten products take ten ticks.
     speed = calibrate(clock=lambda: float(next(ticks)), seconds=10.5, size=8)
     assert speed == pytest.approx(10 * 2 * 8**3 / 1e9 / 11)
-
-
-def test_the_steady_clock_goes_on():
-    first = steady_clock()
-    assert steady_clock() >= first
