@@ -99,11 +99,6 @@ def test_windows_before_an_instant_hold_every_instant_online(rows, shift, repeat
             assert inside == built.is_available([device], t)[0]
 
 
-def test_no_devices_have_no_windows_before_an_instant():
-    found = Availability.of([[(0.0, 5.0)]], 10.0).windows_before([], 10.0)
-    assert [part.tolist() for part in found] == [[], [], []]
-
-
 def test_windows_at_both_ends_of_a_repeated_record_are_one_session():
     windows = [(0.0, 10.0), (40.0, 50.0), (90.0, 100.0)]
     for repeat, sessions in ((True, [(40.0, 50.0), (90.0, 110.0)]), (False, windows)):

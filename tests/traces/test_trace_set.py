@@ -97,10 +97,6 @@ def test_nothing_happens_from_the_end_of_between_on(five):
     np.testing.assert_array_equal(*moved)
 
 
-def test_between_does_not_invent_an_epoch():
-    assert TraceSet.ideal(1).between(5.0, 6.0).epoch is None
-
-
 @pytest.mark.parametrize(("start", "end"), [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)])
 def test_an_interval_that_is_none_is_rejected(five, start, end):
     with pytest.raises(TraceError, match="expected 0 <= start < end"):
@@ -134,10 +130,6 @@ def test_an_incomplete_set_names_what_is_known_and_what_is_missing(five):
 def test_a_set_that_knows_nothing_says_so():
     with pytest.raises(TraceError, match="know nothing but not availability"):
         TraceSet(device_ids=numbered("d", 1)).channel("availability")
-
-
-def test_position_is_that_of_the_name(five):
-    assert [five.position(name) for name in five.device_ids] == [0, 1, 2, 3, 4]
 
 
 def test_an_unknown_device_is_rejected_by_its_name(five):

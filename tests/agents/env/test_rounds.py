@@ -6,7 +6,6 @@ import pytest
 from shared_fleets import synthetic
 
 from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.rounds import top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import episode_metrics, gini
 from fedstale.agents.policy.scorer import by_heuristic
@@ -80,26 +79,6 @@ def test_true_forecasts_are_worth_more_than_none():
     told = episode_metrics(truth.simulator(40), made, by_heuristic)
     untold = episode_metrics(truth.with_forecasts("none").simulator(40), made, by_heuristic)
     assert told["valid_ratio"].mean() > untold["valid_ratio"].mean() + 0.02
-
-
-def test_the_scored_heuristic_is_the_selector():
-    traces = phones(80, 4)
-    scenario = Scenario.of(
-        traces, forecasts="oracle", settings=EpisodeSettings(devices=(20, 60), rounds=8)
-    )
-    made = scenario.draw(30, np.random.default_rng(5))
-    simulator = scenario.simulator(30)
-    rows = np.arange(30)
-    simulator.reset(made, rows)
-    simulator.known["loss"][:] = np.random.default_rng(1).random(simulator.known["loss"].shape)
-    simulator.known["examples"][:] = 10.0
-    simulator.known["forecast_p_finish"][:] = np.random.default_rng(2).random(simulator.mask.shape)
-    k = np.minimum(simulator.slots, 3)
-    picked = top(simulator.heuristic(rows), simulator.mask, k)
-    rng = np.random.default_rng(0)
-    for row in rows[~simulator.done]:
-        chosen = ExpectedUtility().select(simulator.candidates(row), int(k[row]), 0.0, rng)
-        assert sorted(chosen) == np.flatnonzero(picked[row]).tolist()
 
 
 def test_gini_of_known_counts():

@@ -166,16 +166,6 @@ def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
     assert simulator.known["times_failed"][0].tolist() == [0, 0, 1]
 
 
-def test_durations_are_the_median_of_the_last_eight():
-    simulator = simulator_of(fleet([ALWAYS]), episodes([0], concurrency=1, buffer_size=1))
-    at = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for seconds in (900.0, *range(1, 9)):
-        simulator.sent_at[at], simulator.visible_at[at] = 0.0, seconds
-        simulator.in_flight[at] = simulator.replies[at] = True
-        simulator._receive(np.array([0]), np.array([1000.0]))
-    assert simulator.known["duration_s"][0, 0] == 4.5
-
-
 def test_a_round_costs_what_the_trips_cost():
     traces = fleet([ALWAYS, [(0.0, 60.0)], ALWAYS], compute=[1.0, 1.0, 0.25])
     simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=1))

@@ -96,13 +96,6 @@ def test_a_question_waits_for_a_message_and_is_answered_at_once(node):
     assert 0.25 < took_s < HOLD_S - 0.5
 
 
-def test_a_message_that_was_there_before_is_given_at_once(node):
-    node.has_message()
-    has_task, took_s = node.asks()
-    assert has_task
-    assert took_s < 1.0
-
-
 def test_a_question_is_held_for_no_longer_than_was_said(brief):
     has_task, took_s = brief.asks()
     assert not has_task

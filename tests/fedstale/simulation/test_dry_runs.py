@@ -74,13 +74,6 @@ def test_it_is_the_same_each_time_and_writes_nothing(small, tmp_path, monkeypatc
     assert {path.name for path in tmp_path.iterdir()} == {"app", "fleet.parquet"}
 
 
-def test_where_no_time_passes_there_are_no_rounds_to_count(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = called("simulate", small, "--traces", "ideal:5", "--dry-run").stdout
-    assert "jobs that report: 100%" in text
-    assert "such rounds in" not in text
-
-
 def test_an_app_that_asks_nobody_is_told_so(tmp_path):
     server = SERVER.replace("def main(grid, context):\n", "def main(grid, context):\n    return\n")
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app", server=server)), traces="x")

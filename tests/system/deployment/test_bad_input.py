@@ -156,11 +156,6 @@ def test_a_node_with_a_wrong_port(deployment, tmp_path):
     assert "check --superlink" in explained(deployment, name)
 
 
-def test_a_node_with_an_unknown_name_of_the_superlink(deployment, tmp_path):
-    name = start_node(deployment, tmp_path, link=Address("no-such.invalid", 8000))
-    assert "check --superlink" in explained(deployment, name)
-
-
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_node_whose_clock_is_off_by_an_hour(deployment, tmp_path, hours):
     name = start_node(deployment, tmp_path, customised=OTHER_CLOCK.format(hours=hours))

@@ -62,18 +62,6 @@ def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
         assert [one for one in browser.requests() if not one.startswith(url)] == []
 
 
-def test_when_the_run_is_over_the_page_keeps_what_it_showed():
-    board = Board("digits", every_s=0.0)
-    told(board, 5)
-    with browsing() as browser:
-        with serving(board, port=0) as url:
-            opened(browser, url)
-            eventually(lambda: browser.ask(POINTS) == 5)
-        state = "return document.getElementById('state').textContent"
-        eventually(lambda: "is over" in browser.ask(state))
-        assert browser.ask(POINTS) == 5
-
-
 def test_names_of_ill_will_stay_text_and_nothing_overflows_on_a_phone():
     board = Board(HOSTILE, every_s=0.0)
     runtime = told(board, 3, name=HOSTILE)
