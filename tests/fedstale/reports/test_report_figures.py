@@ -211,3 +211,15 @@ def test_fairness_is_told_over_devices_that_were_online_at_all(record):
     eligible = [used.get(f"phone-{i}", 0) for i in range(1, 7)]
     told = devices.participation(run).about
     assert f"Of the 6 that were online at all Gini {devices.gini(eligible):.2f}" in told
+
+
+def test_a_run_tells_when_it_reached_a_target(record):
+    run = record()
+    at_s, losses = run.curve("loss", "server")
+    assert run.time_to("loss 0.1") == at_s[losses <= 0.1][0]
+    accuracies = run.curve("accuracy", "server")[1]
+    assert run.time_to("accuracy 0.9") == at_s[accuracies >= 0.9][0]
+    assert run.time_to("accuracy 1.5") == np.inf
+    for wrong in ("acuracy 0.9", "100 rounds"):
+        with pytest.raises(ConfigError, match=r"expected one of .*'accuracy'"):
+            run.time_to(wrong)
