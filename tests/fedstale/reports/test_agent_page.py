@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_learning import CONTENDERS, played, write_training
 
-from fedstale.agents.evaluation import AGENT
+from fedstale.agents.evaluation import AGENT, undecided
 from fedstale.reports import agent
 
 
@@ -64,3 +64,8 @@ def test_contenders_that_do_not_play_are_told_with_the_reason(tmp_path):
     assert "random: it has no window with a value" in " ".join(agent.missing(table))
     table.loc[table["metric"].eq("valid_ratio"), "windows"] = 0
     assert "in no window did a job end" in " ".join(agent.missing(table))
+
+
+def test_windows_without_a_choice_are_said_to_decide_nothing():
+    assert undecided(played()) == ""
+    assert "decide nothing" in undecided(played(alike=True))
