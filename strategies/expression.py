@@ -6,18 +6,18 @@ packages add names by entry points of the group `fedstale.strategies`, as fedsta
 """
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
-from inspect import isabstract, isroutine, signature
+from inspect import BoundArguments, isabstract, isroutine, signature
 from math import inf
 from types import ModuleType
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, not_installed
 from fedstale.strategies import (
     methods,
     robust,
@@ -89,11 +89,12 @@ def with_arguments(text: str, arguments: Mapping[str, object]) -> str:
     try:
         call = _call(text)
         make, name = _named(call.func), ast.unparse(call.func)
-        known = signature(make).parameters if callable(make) else {}
-        given = dict(zip(known, call.args, strict=False))
-        given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
+        if not callable(make):
+            raise _UnreadableError(_EXAMPLE)
+        how = signature(make)
+        given = _bound(how.bind_partial, name, call.args, _keywords(call, name)).arguments
         for argument, value in arguments.items():
-            require_known(argument, known, name, {})
+            require_known(argument, how.parameters, name, {})
             given[argument] = _parsed(value if isinstance(value, str) else repr(value))
     except _UnreadableError as problem:
         raise ConfigError(f"strategy = {text!r}: {problem}") from None
@@ -103,7 +104,7 @@ def with_arguments(text: str, arguments: Mapping[str, object]) -> str:
 
 def names() -> list[str]:
     """Return the names that a text may hold without `flower.`, sorted."""
-    return sorted({**_own(), **_added()})
+    return sorted({**_added(), **_own()})
 
 
 @cache
@@ -203,20 +204,33 @@ def _called(node: ast.Call, settings: Mapping[str, object]) -> object:
     make, name = _named(node.func), ast.unparse(node.func)
     if not callable(make):
         raise _UnreadableError(f"{name}() is a value: expected {name}")
-    arguments = [_value(argument) for argument in node.args]
-    named: dict[str, object] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise _UnreadableError(f"{name}: expected arguments by name, not **")
-        named[keyword.arg] = _value(keyword.value)
-    how = signature(make)
+    how, arguments = signature(make), [_value(argument) for argument in node.args]
+    named = {argument: _value(value) for argument, value in _keywords(node, name).items()}
     for argument in named:
         require_known(argument, how.parameters, name, {})
+    _bound(how.bind, name, arguments, {**named, **settings})
+    return make(*arguments, **named, **settings)
+
+
+def _keywords(call: ast.Call, name: str) -> dict[str, ast.expr]:
+    """Return the arguments of a call that are given by name."""
+    found = {keyword.arg: keyword.value for keyword in call.keywords}
+    if None in found:
+        raise _UnreadableError(f"{name}: expected arguments by name, not **")
+    return {argument: value for argument, value in found.items() if argument is not None}
+
+
+def _bound(
+    bind: Callable[..., BoundArguments],
+    name: str,
+    arguments: Sequence[object],
+    named: Mapping[str, object],
+) -> BoundArguments:
+    """Return arguments by the parameters that they are for."""
     try:
-        how.bind(*arguments, **named, **settings)
+        return bind(*arguments, **named)
     except TypeError as problem:
         raise _UnreadableError(f"{name}: {problem}") from None
-    return make(*arguments, **named, **settings)
 
 
 def _named(node: ast.expr) -> object:
@@ -227,9 +241,17 @@ def _named(node: ast.expr) -> object:
         case ast.Attribute(ast.Name(room), name) if room in _ROOMS:
             return _one(name, _offered(_ROOMS[room]))
         case ast.Name(name):
-            load = _added().get(name)
-            return _one(name, _own(), _added()) if load is None else load()
+            load = None if name in _own() else _added().get(name)
+            return _one(name, _own(), _added()) if load is None else _loaded(name, load)
     raise _UnreadableError(f"{ast.unparse(node)!r}: expected a name such as FedBuff")
+
+
+def _loaded(name: str, load: Callable[[], object]) -> object:
+    """Return what another package adds, or say which package that needs is missing."""
+    try:
+        return load()
+    except ModuleNotFoundError as problem:
+        raise _UnreadableError(f"{name} {not_installed(problem) or problem}") from None
 
 
 def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:

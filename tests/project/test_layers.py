@@ -60,7 +60,9 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
     ["messages", "robust", "schedule", "selection", "server_optimizer", "types", "weighting"],
 )
 def test_a_part_of_a_strategy_speaks_of_types_alone(part):
-    for path in (ROOT / "strategies" / part).rglob("*.py"):
+    paths = [*(ROOT / "strategies").glob(f"{part}.py"), *(ROOT / "strategies" / part).rglob("*.py")]
+    assert paths
+    for path in paths:
         for name in imported(path):
             if name.startswith("fedstale.strategies"):
                 others = set(name.split(".")[2:3]) - {part, "types"}

@@ -10,6 +10,7 @@ from fedstale.errors import ConfigError
 from fedstale.strategies import (
     Checkpoints,
     FedBuff,
+    expression,
     parse,
     robust,
     schedule,
@@ -153,6 +154,24 @@ def test_flowers_strategies_have_no_checkpoints():
         parse("flower.FedAvg()", seed=1, checkpoints=Checkpoints(resume="x"))
 
 
+def test_another_package_adds_names_and_shadows_none(monkeypatch):
+    def missing():
+        raise ModuleNotFoundError(name="torch")
+
+    added = {"Mine": lambda: Mine, "FedBuff": lambda: Mine, "Learned": missing}
+    monkeypatch.setattr(expression, "_added", lambda: added)
+    assert type(parse("Mine(20, 5)")) is Mine
+    assert type(parse("FedBuff(20, selector=Random())")) is FedBuff
+    with pytest.raises(ConfigError, match="'Mines' is unknown: expected 'Mine'"):
+        parse("Mines(20)")
+    with pytest.raises(ConfigError, match="Learned needs torch, which is not installed: pip inst"):
+        parse("FedBuff(20, selector=Learned())")
+
+
+class Mine(FedBuff):
+    """A method of another package."""
+
+
 def test_a_rule_counts_each_node_once_whatever_the_schedule():
     made = parse("FedBuff(20, 5, robust=Krum(f=1))")
     assert made.schedule.distinct
@@ -184,6 +203,9 @@ def test_arguments_are_set_by_name_and_all_else_stays(text, arguments, found):
         ("FedBuff(20)", {"weighting": "Gap("}, "expected a strategy such as"),
         ("FedBuf(20)", {"eta": 1}, "'FedBuf' is unknown: expected 'FedBuff'"),
         ("fedbuff", {"eta": 1}, "expected a strategy such as"),
+        ("inf(3)", {"eta": 1}, "expected a strategy such as"),
+        ("FedBuff(20, 5, 1, 2)", {"eta": 1}, "FedBuff: too many positional arguments"),
+        ("FedBuff(20, **{})", {"eta": 1}, "FedBuff: expected arguments by name, not **"),
     ],
 )
 def test_arguments_that_a_strategy_has_not_are_one_sentence(text, arguments, sentence):

@@ -2,9 +2,13 @@ import json
 
 import numpy as np
 import pytest
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import aibenchmark
+
+REAL = RECORDINGS / "ai-benchmark-devices.json"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 
 
 def phone(model, score, **more):
@@ -86,3 +90,10 @@ def test_another_column_can_be_the_speed(tmp_path):
 def test_what_is_not_this_format_is_one_sentence(tmp_path, content, says):
     with pytest.raises(TraceError, match=says):
         read(tmp_path, content)
+
+
+@needs_real
+def test_all_published_phones_load():
+    traces = aibenchmark.read(REAL)
+    assert traces.n_devices == 333
+    assert np.median(speeds(traces)) == pytest.approx(1.0)

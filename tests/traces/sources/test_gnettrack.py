@@ -1,10 +1,14 @@
 import zipfile
 
+import numpy as np
 import pytest
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import gnettrack
 
+REAL = RECORDINGS / "uccmisl-5g.zip"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 HEADER = "Timestamp,Longitude,DL_bitrate,UL_bitrate,State\n"
 
 
@@ -108,6 +112,12 @@ def test_what_is_not_this_format_is_one_sentence(tmp_path, text, says):
         read(tmp_path, text)
 
 
+def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
+    (tmp_path / "x.csv").write_bytes(HEADER.encode() + b"\xff\xfe\xfa,1,2,3,4\n")
+    with pytest.raises(TraceError):
+        gnettrack.read(tmp_path / "x.csv")
+
+
 def archive(tmp_path, names):
     path = tmp_path / "logs.zip"
     with zipfile.ZipFile(path, "w") as out:
@@ -145,3 +155,30 @@ def test_an_archive_without_sessions_is_one_sentence(tmp_path):
 def test_an_unknown_choice_of_sessions_is_rejected(tmp_path):
     with pytest.raises(TraceError, match="sessions = 'some'"):
         read(tmp_path, log((1, 1, 1)), sessions="some")
+
+
+@needs_real
+def test_the_download_sessions_of_the_published_archive_load():
+    traces = gnettrack.read(REAL)
+    assert traces.n_devices == 21
+    driving = traces.device_ids.str.startswith("Download/Driving/")
+    assert (driving.sum(), (~driving).sum()) == (16, 5)
+
+
+@needs_real
+def test_the_mean_rate_of_a_published_session_is_that_of_a_loop_over_its_rows():
+    name = "Download/Static/B_2020.02.14_13.21.26"
+    with zipfile.ZipFile(REAL) as packed:
+        lines = packed.read(f"5G-production-dataset/{name}.csv").decode().splitlines()
+    at = lines[0].split(",").index("DL_bitrate")
+    by_second = {}
+    for line in lines[1:]:
+        clock = line.split(",")[0].split("_")[1].split(".")
+        second = sum(int(x) * f for x, f in zip(clock, (3600, 60, 1), strict=True))
+        by_second.setdefault(second, []).append(float(line.split(",")[at]) * 1e3)
+    expected, held = [], 0.0
+    for second in range(min(by_second), max(by_second) + 1):
+        held = np.mean(by_second[second]) if second in by_second else held
+        expected.append(held)
+    traces = gnettrack.read(REAL)
+    np.testing.assert_allclose(rates(traces, device=traces.position(name)), expected, rtol=1e-6)

@@ -1,13 +1,17 @@
 import gzip
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import mahimahi
 
+REAL = RECORDINGS / "mahimahi"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 PACKET = 12_000
 
 
@@ -24,6 +28,11 @@ def test_opportunities_of_a_second_become_a_rate(tmp_path):
     assert traces.device_ids.tolist() == ["a"]
     assert traces.uplink.segments(0)[1].tolist() == [2 * PACKET, PACKET]
     assert traces.downlink.segments(0)[1].tolist() == [PACKET, 2 * PACKET, PACKET]
+
+
+def test_one_line_is_a_constant_link(tmp_path):
+    traces = mahimahi.read(write(tmp_path, a_up="1", a_down="1"))
+    assert traces.uplink.integral([0], 0.0, 10.0) == pytest.approx(10 * 12e6)
 
 
 def test_the_trace_repeats_after_its_last_line(tmp_path):
@@ -84,6 +93,12 @@ def test_what_is_not_this_format_is_one_sentence(tmp_path, text, says):
         mahimahi.read(write(tmp_path, a_up=text) / "a.up")
 
 
+def test_a_truncated_gzip_is_one_sentence(tmp_path):
+    (tmp_path / "a.up.gz").write_bytes(gzip.compress(b"1\n2\n3\n" * 100)[:-10])
+    with pytest.raises(TraceError, match="truncated"):
+        mahimahi.read(tmp_path)
+
+
 def test_folders_and_names_that_hold_no_link_say_so(tmp_path):
     with pytest.raises(TraceError, match=r"expected files NAME\.up"):
         mahimahi.read(tmp_path)
@@ -103,3 +118,15 @@ def test_a_bin_that_is_no_whole_milliseconds_is_rejected(tmp_path, bin_s):
 def test_bins_too_many_for_memory_are_rejected(tmp_path):
     with pytest.raises(TraceError, match="fewer than"):
         mahimahi.read(write(tmp_path, a_up="2000000000"), bin_s=0.001)
+
+
+@needs_real
+def test_all_published_links_keep_every_opportunity():
+    traces = mahimahi.read(REAL)
+    assert traces.n_devices == 4
+    for i, name in enumerate(traces.device_ids):
+        for channel, suffix in (("uplink", "up"), ("downlink", "down")):
+            lines = gzip.decompress((REAL / f"{name}.{suffix}.gz").read_bytes()).split()
+            series = getattr(traces, channel)
+            total = series.integral([i], 0.0, int(lines[-1]) / 1e3)[0]
+            np.testing.assert_allclose(total, len(lines) * PACKET, rtol=1e-6)
