@@ -1,15 +1,28 @@
 """The machines of a Ray cluster: how a process joins them, and the files that go and come back."""
 
-from fedstale.cluster.bundles import (
-    Bundle,
-    Bundles,
-    NodeStore,
-    packed_run,
-    put_back,
-    send,
-    unpack,
-)
-from fedstale.cluster.connection import check_address, joined, require_same, versions
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.cluster.bundles import (
+        Bundle,
+        Bundles,
+        NodeStore,
+        packed_run,
+        put_back,
+        send,
+        unpack,
+    )
+    from fedstale.cluster.connection import check_address, joined, require_same, versions
+else:
+    __getattr__ = names_of(
+        __name__,
+        {
+            "bundles": "Bundle Bundles NodeStore packed_run put_back send unpack",
+            "connection": "check_address joined require_same versions",
+        },
+    )
 
 __all__ = [
     "Bundle",

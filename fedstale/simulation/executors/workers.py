@@ -22,13 +22,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
-from fedstale.cluster import Bundle, NodeStore, joined, send
 from fedstale.errors import ConfigError
 from fedstale.flower import (
     ErrorCode,
@@ -47,6 +46,9 @@ from fedstale.simulation.executors.base import (
     version_of,
 )
 from fedstale.simulation.flower_app import FlowerApp
+
+if TYPE_CHECKING:
+    from fedstale.cluster import Bundle, NodeStore
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
@@ -324,6 +326,8 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._ends = ExitStack()
         self._load: Callable[[], ClientApp] = app.load_client
         if address is not None:
+            from fedstale.cluster import joined, send  # noqa: PLC0415 - few runs join one
+
             self._ends.enter_context(joined(address))
             if not app.is_built_in:
                 self._load = partial(_load_sent, app, send(app.directory, of_app=True))
@@ -372,11 +376,13 @@ class RayExecutor(WorkerExecutor[_Reference]):
         """Let Ray free the arrays, which it does when the last reference is gone."""
 
 
-_stores: list[NodeStore] = []
+_stores: "list[NodeStore]" = []
 
 
-def _load_sent(app: FlowerApp, sent: Bundle) -> ClientApp:
+def _load_sent(app: FlowerApp, sent: "Bundle") -> ClientApp:
     """Load the ClientApp of an app that was sent to this machine, in an actor."""
+    from fedstale.cluster import NodeStore  # noqa: PLC0415 - as above
+
     # The app's files stay for as long as this process.
     _stores.append(NodeStore())
     return replace(app, directory=_stores[-1].place(sent)).load_client()

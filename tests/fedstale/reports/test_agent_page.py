@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_learning import CONTENDERS, played, write_training
 
-from fedstale.agents.evaluation import AGENT, undecided
+from fedstale.agents.evaluation import AGENT, tie_sentence
 from fedstale.reports import agent
 
 
@@ -67,5 +67,5 @@ def test_contenders_that_do_not_play_are_told_with_the_reason(tmp_path):
 
 
 def test_windows_without_a_choice_are_said_to_decide_nothing():
-    assert undecided(played()) == ""
-    assert "decide nothing" in undecided(played(alike=True))
+    assert tie_sentence(played()) == ""
+    assert "decide nothing" in tie_sentence(played(alike=True))
