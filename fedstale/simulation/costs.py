@@ -458,6 +458,9 @@ def _value_bytes(value: object) -> tuple[int, int]:
     if isinstance(value, str):
         return len(value), 0
     if isinstance(value, list):
+        if value and isinstance(value[0], int | float):
+            # The values of a list are of one type.
+            return _NUMBER_BYTES * len(value), 0
         each = [_value_bytes(v) for v in value]
         return sum(total for total, _ in each), sum(n for _, n in each)
     return _NUMBER_BYTES, 0

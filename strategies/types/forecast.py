@@ -32,11 +32,11 @@ def forecast_in(content: RecordDict) -> Forecast:
         if len(key) > MOST_NAME:
             continue
         if isinstance(value, list):
-            numbers = [as_float(x) for x in value[:MOST_LIST] if isinstance(x, int | float)]
+            numbers = [x for x in value[:MOST_LIST] if isinstance(x, int | float)]
             if numbers and len(numbers) == len(value):
-                kept[key] = numbers
-        elif isinstance(value, int | float) and isfinite(as_float(value)):
-            kept[key] = as_float(value)
+                kept[key] = [x if isinstance(x, float) else as_float(x) for x in numbers]
+        elif isinstance(value, int | float) and isfinite(number := as_float(value)):
+            kept[key] = number
     return kept
 
 

@@ -130,11 +130,10 @@ def session_inputs(
         *_log_odds(_shrunk(own.lasted, _DAYS_OF_OWN, survival)).T,
         *_log_odds(around.survival).T,
         *_log_odds(around.available).T,
-        *(np.nan_to_num(f(k * day)) for k in range(1, 9) for f in (np.sin, np.cos)),
-        *(np.nan_to_num(f(k * week)) for k in range(1, 4) for f in (np.sin, np.cos)),
+        *_waves(day, 8),
+        *_waves(week, 3),
         np.nan_to_num(observed.time_of_week_s) >= 5 * DAY_S,
-        np.nan_to_num(np.sin(began)),
-        np.nan_to_num(np.cos(began)),
+        *_waves(began),
     ]
     perhaps = [
         *_log_odds(own.online_share).T,
@@ -144,8 +143,13 @@ def session_inputs(
         *own.yesterday[:, _FAR].T,
         *own.last_week[:, _FAR].T,
     ]
-    columns = [*sure, *perhaps, *(np.isnan(column) for column in perhaps)]
+    columns = [*sure, *perhaps, *np.isnan(perhaps)]
     return np.stack(columns, axis=1, dtype=np.float64, casting="unsafe"), _runs(observed)
+
+
+def _waves(angle: Array, n: int = 1) -> list[Array]:
+    """Return the sines and cosines of an angle and its multiples, 0 where it is unknown."""
+    return [np.nan_to_num(wave(k * angle)) for k in range(1, n + 1) for wave in (np.sin, np.cos)]
 
 
 def _runs(observed: Observation) -> Floats:
@@ -161,7 +165,8 @@ def _runs(observed: Observation) -> Floats:
     numbers = (
         np.log1p(lasted / 60.0) / 3.0 - 1.0,
         was_online,
-        *(np.nan_to_num(f(x)) for x in (start, end) for f in (np.sin, np.cos)),
+        *_waves(start),
+        *_waves(end),
         np.ones((n, RUNS)),
     )
     for i, number in enumerate(numbers):
@@ -225,7 +230,7 @@ def channel_inputs(
         ratios[:, 0],
         count / STEPS,
         ~np.isnan(angle),
-        *(np.nan_to_num(f(k * angle)) for k in (1, 2) for f in (np.sin, np.cos)),
+        *_waves(angle, 2),
     ]
     for i, column in enumerate(columns):
         static[:, i] = column

@@ -106,27 +106,26 @@ def _last_state(kernel: Floats, sequence: Floats) -> Floats:
     state = joined[numbers:-1]
     cell = np.zeros((cells, n), dtype=np.float32)
     gates = np.empty((4 * cells, n), dtype=np.float32)
-    spare = np.empty((4 * cells, n), dtype=np.float32)
-    opened, candidate = gates[: 3 * cells], gates[3 * cells :]
+    size = np.empty((4 * cells, n), dtype=np.float32)
+    opened, candidate, size_of_cell = gates[: 3 * cells], gates[3 * cells :], size[:cells]
     transposed = np.ascontiguousarray(kernel.T)
     for step in sequence:
         joined[:numbers] = step.T
         np.matmul(transposed, joined, out=gates)
-        _softsign(gates, spare, gates)
+        # Softsign, x / (1 + |x|), is the activation.
+        np.abs(gates, out=size)
+        size += 1.0
+        gates /= size
         opened *= 0.5
         opened += 0.5
         candidate *= opened[:cells]
         cell *= opened[cells : 2 * cells]
         cell += candidate
-        _softsign(cell, spare[:cells], state)
+        np.abs(cell, out=size_of_cell)
+        size_of_cell += 1.0
+        np.divide(cell, size_of_cell, out=state)
         state *= opened[2 * cells :]
     return state
-
-
-def _softsign(x: Floats, spare: Floats, out: Floats) -> None:
-    np.abs(x, out=spare)
-    spare += 1.0
-    np.divide(x, spare, out=out)
 
 
 class Perceptron(Forecaster):
