@@ -257,7 +257,10 @@ class Space:
         Raises:
             ConfigError: the strategy has no such argument.
         """
-        keys = {key: value for key, value in parameters.items() if not self._of_strategy(key)}
+        if not any(key.startswith(_STRATEGY) for key in parameters):
+            return dict(parameters)
+        defaults = self._defaults()
+        keys = {k: v for k, v in parameters.items() if not _is_argument(k, defaults)}
         arguments = {
             key.removeprefix(_STRATEGY): value
             for key, value in parameters.items()
@@ -268,12 +271,8 @@ class Space:
         # Loads all strategies, which a search of other keys never does here.
         from fedstale.strategies import with_arguments  # noqa: PLC0415
 
-        text = keys.get("strategy", self._defaults()["strategy"])
+        text = keys.get("strategy", defaults["strategy"])
         return {**keys, "strategy": with_arguments(str(text), arguments)}
-
-    def _of_strategy(self, key: str) -> bool:
-        """Return whether a searched key is an argument of the app's strategy."""
-        return key.startswith(_STRATEGY) and key not in self._defaults()
 
     def _defaults(self) -> Mapping[str, Any]:
         """Return the run config of all runs."""
@@ -312,7 +311,7 @@ class Space:
         app = FlowerApp.find(self.shared["app"])
         seed_key = "seed" if self.seed_key is None else self.seed_key
         for key, domain in self.domains.items():
-            if self._of_strategy(key) and "strategy" in app.defaults:
+            if _is_argument(key, app.defaults) and "strategy" in app.defaults:
                 continue
             _check_key(key, app.defaults, {seed_key, *self.shared.get("run-config", {})}, where)
             default = app.defaults[key]
@@ -331,7 +330,9 @@ class Space:
         first = {key: domain.first for key, domain in self.domains.items()}
         self._check_variant(first)
         for key, domain in self.domains.items():
-            if isinstance(domain, Choices) and (key == "strategy" or self._of_strategy(key)):
+            if isinstance(domain, Choices) and (
+                key == "strategy" or _is_argument(key, app.defaults)
+            ):
                 for value in domain.values[1:]:
                     self._check_variant({**first, key: value})
 
@@ -340,6 +341,11 @@ class Space:
         variant = {"run-config": self.run_config(parameters)}
         plan = self.plan({"one": variant}, held_out=False, reference="one")
         plan.config("one", self.seeds[0])
+
+
+def _is_argument(key: str, defaults: Mapping[str, Any]) -> bool:
+    """Return whether a searched key is an argument of the app's strategy, and no key of its own."""
+    return key.startswith(_STRATEGY) and key not in defaults
 
 
 def _check_key(key: str, defaults: Mapping[str, Any], taken: set[str], where: str) -> None:
