@@ -70,7 +70,7 @@ import os
 from dataclasses import replace
 
 import numpy as np
-from fedstale.strategies import Checkpoints, StaleStrategy
+from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -90,7 +90,8 @@ def main(grid, context):
 
     strategy = StaleStrategy(
         schedule=replace(k_batch_async(concurrency=2, buffer_size=1), recheck_s=1.0),
-        checkpoints=Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None),
+        checkpoints=config["checkpoints"] or None,
+        resume=config["resume"] or None,
     )
     strategy.start(
         grid=grid,

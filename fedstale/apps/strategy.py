@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import Checkpoints, ForecastRequest, LocalWork, parse
+from fedstale.strategies import ForecastRequest, LocalWork, parse
 
 
 def strategy(config: Mapping[str, bool | int | float | str]) -> Strategy:
@@ -22,7 +22,8 @@ def strategy(config: Mapping[str, bool | int | float | str]) -> Strategy:
     made = parse(
         str(config["strategy"]),
         seed=_whole(config, "seed"),
-        checkpoints=_checkpoints(config),
+        checkpoints=str(config["checkpoints"]) or None,
+        resume=str(config["resume"]) or None,
     )
     for stage in getattr(made, "stages", ()):
         by_time = isinstance(stage, LocalWork) and stage.within_s is not None
@@ -38,11 +39,6 @@ def check(config: Mapping[str, bool | int | float | str]) -> None:
         ConfigError: as `strategy`.
     """
     strategy({**config, "checkpoints": "", "resume": ""})
-
-
-def _checkpoints(config: Mapping[str, bool | int | float | str]) -> Checkpoints:
-    folder, resume = (str(config[key]) or None for key in ("checkpoints", "resume"))
-    return Checkpoints(folder, resume=resume)
 
 
 def _whole(config: Mapping[str, bool | int | float | str], key: str) -> int:

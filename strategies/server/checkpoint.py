@@ -44,12 +44,12 @@ class Checkpoints(Checkpointer):
 
     One checkpoint every few versions is written into a folder, and the last two are kept, for their
     owner only. The folder is held until the process ends, even by kill -9: two runs that go on from
-    the same checkpoints would undo each other's versions. `resume` holds it likewise.
+    the same checkpoints would undo each other's versions. A folder to resume is held likewise.
 
     A run that goes on has lost the jobs in flight, and their devices are free. Strategy, seed,
     model and exchangeable parts must be those that wrote the checkpoint; another setting is logged
-    as a warning. If `resume` is `folder`, and no version is in it yet, the run begins anew: so the
-    same settings start a run and resume it.
+    as a warning. If the folder to resume is this one, and no version is in it yet, the run begins
+    anew: so the same settings start a run and resume it.
 
     Example:
         >>> import tempfile
@@ -64,7 +64,6 @@ class Checkpoints(Checkpointer):
         folder: str | Path | None = None,
         *,
         every: int = 1,
-        resume: str | Path | None = None,
         version_memory_bytes: int | None = None,
         is_held: bool = False,
     ) -> None:
@@ -74,7 +73,6 @@ class Checkpoints(Checkpointer):
             folder: where; checkpoints of an earlier run in it are replaced as new ones come. None
                 keeps none.
             every: versions from one checkpoint to the next, >= 1.
-            resume: a checkpoint, or a folder of them, to go on from.
             version_memory_bytes: memory that model versions in flight may take together, the
                 current one included, >= 0; past it the oldest ones wait on disk, in the folder or
                 else the system's temporary folder (TMPDIR), in files that vanish with the process.
@@ -91,7 +89,7 @@ class Checkpoints(Checkpointer):
             name = "checkpoints.version_memory_bytes"
             require_count(name, version_memory_bytes, accepted, least=0)
         self.folder = None if folder is None else Path(folder)
-        self.every, self.resume = every, resume
+        self.every = every
         self.version_memory_bytes = version_memory_bytes
         if self.folder is None:
             return
@@ -104,7 +102,7 @@ class Checkpoints(Checkpointer):
         if not is_held:
             _hold(self.folder, "checkpoints")
 
-    def to_resume(self) -> State | None:
+    def to_resume(self, path: Path | None) -> State | None:
         """Return the state to go on from, and hold its folder; None to begin anew.
 
         Raises:
@@ -112,9 +110,8 @@ class Checkpoints(Checkpointer):
                 users may write there.
             ResumeError: there is none, or it is damaged.
         """
-        if self.resume is None:
+        if path is None:
             return None
-        path = Path(self.resume)
         folder = path if path.is_dir() else path.parent
         if folder.is_dir():
             _hold(folder, "resume")
@@ -150,9 +147,9 @@ class Checkpoints(Checkpointer):
 
     def __repr__(self) -> str:
         folder = None if self.folder is None else str(self.folder)
-        others = {"resume": self.resume, "version_memory_bytes": self.version_memory_bytes}
-        texts = [f", {name}={value!r}" for name, value in others.items() if value is not None]
-        return f"Checkpoints({folder!r}, every={self.every}{''.join(texts)})"
+        limit = self.version_memory_bytes
+        text = "" if limit is None else f", version_memory_bytes={limit}"
+        return f"Checkpoints({folder!r}, every={self.every}{text})"
 
 
 def write_checkpoint(path: Path, state: State) -> None:

@@ -53,7 +53,7 @@ def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) ->
             "selector": loop.selector.described(),
         },
         folder=loop.runtime.folder,
-        may_resume=strategy.checkpoints.resume is not None,
+        may_resume=strategy.resume is not None,
         repeats=checkpointer is not None and checkpointer.jobs_survive,
         is_resumed=state is not None,
         earlier=earlier,

@@ -62,6 +62,7 @@ class Options(TypedDict, total=False):
     configrecord_key: str
     weighted_by_key: str
     checkpoints: Checkpoints | str | Path | None
+    resume: str | Path | None
     seed: int
 
 
@@ -131,8 +132,9 @@ class StaleStrategy(Strategy):
             hold several.
         configrecord_key: name of the ConfigRecord in messages.
         weighted_by_key: metric with the number of examples behind an update, > 0.
-        checkpoints: where to keep what a run must not lose, and what to go on from: a folder, or
-            `Checkpoints`. A grid that keeps the run itself, as a simulation does, comes first.
+        checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints`. A grid that
+            keeps the run itself, as a simulation does, comes first.
+        resume: a checkpoint, or a folder of them, to go on from.
         seed: of all choices.
 
     Raises:
@@ -183,6 +185,7 @@ class StaleStrategy(Strategy):
         configrecord_key: str = "config",
         weighted_by_key: str = "num-examples",
         checkpoints: Checkpoints | str | Path | None = None,
+        resume: str | Path | None = None,
         seed: int = 0,
     ) -> None:
         self.selector = Random() if selector is None else selector
@@ -208,6 +211,7 @@ class StaleStrategy(Strategy):
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
         self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
+        self.resume = None if resume is None else Path(resume)
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
         self._rounds: FlowerRounds | None = None
@@ -299,7 +303,7 @@ class StaleStrategy(Strategy):
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
             if state is None:
-                state = self.checkpoints.to_resume()
+                state = self.checkpoints.to_resume(self.resume)
             with own.runtime.loop(tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,
@@ -380,7 +384,7 @@ class StaleStrategy(Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints")),
+            (self, usual, ("stop_when", "checkpoints", "resume")),
         ):
             for name in names:
                 value = getattr(part, name)

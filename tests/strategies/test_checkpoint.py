@@ -163,7 +163,7 @@ def test_on_real_devices_a_new_run_goes_on_and_lost_jobs_count_for_nothing(tmp_p
     received = len(read_checkpoint(tmp_path)["buffer"]["updates"])
     later = VirtualGrid(fleet())
     later.time = 1e6
-    result = strategy(checkpoints=Checkpoints(tmp_path, every=3, resume=tmp_path)).start(
+    result = strategy(checkpoints=Checkpoints(tmp_path, every=3), resume=tmp_path).start(
         later, record(**MODEL), num_rounds=9, timeout=20.0
     )
     assert [version for version, _ in later.models] == [6, 7, 8, 9]
@@ -183,9 +183,7 @@ def test_a_grid_that_keeps_itself_can_go_on_from_a_run_elsewhere(tmp_path):
     strategy(checkpoints=tmp_path).start(VirtualGrid(fleet()), record(**MODEL), 5, timeout=20.0)
     assert read_checkpoint(tmp_path)["jobs"]["open"]
     later = KeepingGrid(fleet())
-    strategy(checkpoints=Checkpoints(resume=tmp_path)).start(
-        later, record(**MODEL), 6, timeout=20.0
-    )
+    strategy(resume=tmp_path).start(later, record(**MODEL), 6, timeout=20.0)
     assert [version for version, _ in later.models] == [6]
     # Nobody waits for the jobs of the run before, which this grid does not know.
     assert later.time < 20.0
@@ -195,17 +193,13 @@ def test_a_checkpoint_of_another_model_or_of_other_parts_is_refused(tmp_path):
     StaleStrategy(checkpoints=tmp_path).start(VirtualGrid(fleet()), record(**MODEL), 2, 20.0)
     other = record(**{**MODEL, "b": np.zeros((2, 3))})
     with pytest.raises(ResumeError, match="another model: 'b' float64"):
-        StaleStrategy(checkpoints=Checkpoints(resume=tmp_path)).start(
-            VirtualGrid(fleet()), other, 4, 20.0
-        )
+        StaleStrategy(resume=tmp_path).start(VirtualGrid(fleet()), other, 4, 20.0)
     with pytest.raises(ResumeError, match="weighting ByAge, and this run has Gap"):
-        StaleStrategy(checkpoints=Checkpoints(resume=tmp_path), weighting=Gap()).start(
+        StaleStrategy(resume=tmp_path, weighting=Gap()).start(
             VirtualGrid(fleet()), record(**MODEL), 4, 20.0
         )
     with pytest.raises(ResumeError, match="cannot be read: No such file"):
-        StaleStrategy(checkpoints=Checkpoints(resume=tmp_path / "x")).start(
-            VirtualGrid({}), record(**MODEL), 4
-        )
+        StaleStrategy(resume=tmp_path / "x").start(VirtualGrid({}), record(**MODEL), 4)
 
 
 leaves = st.one_of(
@@ -283,9 +277,7 @@ def test_a_folder_that_another_holds_is_neither_written_into_nor_gone_on_from(tm
         Checkpoints(copy)
     for place in (copy, max(copy.iterdir())):
         with pytest.raises(ConfigError, match=rf"resume = '{copy}' is in use by a run") as refused:
-            FedBuff(2, 1, checkpoints=Checkpoints(resume=place)).start(
-                VirtualGrid(fleet()), record(w=MODEL["w"]), 4
-            )
+            FedBuff(2, 1, resume=place).start(VirtualGrid(fleet()), record(w=MODEL["w"]), 4)
     if sys.platform == "linux":
         assert f"in process {os.getpid()} of {os.uname().nodename}: wait" in str(refused.value)
     os.close(other)
@@ -293,7 +285,7 @@ def test_a_folder_that_another_holds_is_neither_written_into_nor_gone_on_from(tm
     # Whoever holds it may do so again.
     assert repr(Checkpoints(copy, every=2)) == f"Checkpoints({str(copy)!r}, every=2)"
     grid = VirtualGrid(fleet())
-    FedBuff(2, 1, checkpoints=Checkpoints(resume=copy)).start(grid, record(w=MODEL["w"]), 4)
+    FedBuff(2, 1, resume=copy).start(grid, record(w=MODEL["w"]), 4)
     assert [version for version, _ in grid.models] == [3, 4]
 
 
@@ -303,13 +295,13 @@ def test_the_same_settings_start_a_run_and_take_it_up(tmp_path):
         FedBuff(2, 1, **places).start(grid, record(**MODEL), n, timeout=20.0)
         return [version for version, _ in grid.models]
 
-    both = {"checkpoints": Checkpoints(tmp_path / "own", resume=tmp_path / "own")}
+    both = {"checkpoints": tmp_path / "own", "resume": tmp_path / "own"}
     assert [versions(2, **both), versions(5, **both)] == [[1, 2], [3, 4, 5]]
     (tmp_path / "empty").mkdir(mode=0o700)
     with pytest.raises(ResumeError, match="holds no whole checkpoint"):
-        versions(2, checkpoints=Checkpoints(resume=tmp_path / "empty"))
+        versions(2, resume=tmp_path / "empty")
     with pytest.raises(ResumeError, match="holds no whole checkpoint"):
-        versions(2, checkpoints=Checkpoints(tmp_path / "own", resume=tmp_path / "empty"))
+        versions(2, checkpoints=tmp_path / "own", resume=tmp_path / "empty")
     for file in (tmp_path / "own").iterdir():
         file.write_bytes(b"torn")
     with pytest.raises(ResumeError, match="holds no whole checkpoint"):
@@ -324,12 +316,10 @@ def test_a_run_that_goes_on_by_another_name_is_refused_and_other_settings_are_sa
 
     start(FedBuff(4, 2, seed=1, checkpoints=tmp_path), 2)
     with pytest.raises(ResumeError, match="with seed 1, and this run has 2"):
-        start(FedBuff(4, 2, seed=2, checkpoints=Checkpoints(resume=tmp_path)), 4)
+        start(FedBuff(4, 2, seed=2, resume=tmp_path), 4)
     with pytest.raises(ResumeError, match="strategy FedBuff, and this run has StaleStrategy"):
         start(
-            StaleStrategy(
-                schedule=k_batch_async(4, 2), seed=1, checkpoints=Checkpoints(resume=tmp_path)
-            ),
+            StaleStrategy(schedule=k_batch_async(4, 2), seed=1, resume=tmp_path),
             4,
         )
     caplog.clear()
@@ -338,13 +328,14 @@ def test_a_run_that_goes_on_by_another_name_is_refused_and_other_settings_are_sa
             4,
             2,
             seed=1,
-            checkpoints=Checkpoints(tmp_path, resume=tmp_path),
+            checkpoints=tmp_path,
+            resume=tmp_path,
             schedule=replace(k_batch_async(4, 2), recheck_s=3.0),
         ),
         4,
     )
     assert not caplog.text
-    start(FedBuff(4, 3, seed=1, checkpoints=Checkpoints(resume=tmp_path)), 5)
+    start(FedBuff(4, 3, seed=1, resume=tmp_path), 5)
     assert "written with buffer_size = 2, and this run goes on with 3" in caplog.text
 
 

@@ -1,6 +1,7 @@
 """Strategies as text: what is read, what is refused, and in which words."""
 
 from inspect import isroutine
+from pathlib import Path
 
 import pytest
 from flwr.serverapp import strategy as flower
@@ -102,8 +103,8 @@ def test_a_strategy_of_flowers_is_made_and_takes_no_seed():
 
 
 def test_settings_beside_the_text_reach_the_strategy():
-    made = parse("FedBuff(20, 5)", seed=7, checkpoints=Checkpoints(resume="x"), selector=None)
-    assert (made.seed, made.checkpoints.resume) == (7, "x")
+    made = parse("FedBuff(20, 5)", seed=7, resume="x", selector=None)
+    assert (made.seed, made.resume) == (7, Path("x"))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,8 @@ def test_what_describes_no_strategy_is_one_sentence(text, sentence):
 
 
 def test_flowers_strategies_have_no_checkpoints():
-    with pytest.raises(ConfigError, match=r"flower\.FedAvg has no checkpoints"):
-        parse("flower.FedAvg()", seed=1, checkpoints=Checkpoints(resume="x"))
+    with pytest.raises(ConfigError, match=r"flower\.FedAvg has no resume"):
+        parse("flower.FedAvg()", seed=1, resume="x")
 
 
 def test_another_package_adds_names_and_shadows_none(monkeypatch):

@@ -136,12 +136,10 @@ def test_a_version_is_rounded_to_what_devices_see_and_a_record_holds_half_precis
 def test_a_run_in_half_precision_goes_on_from_its_checkpoint(tmp_path):
     whole, _ = trained(made("FedAvg"), np.float16, rounds=6)
     trained(made("FedAvg", checkpoints=tmp_path), np.float16, rounds=3)
-    rest, _ = trained(
-        made("FedAvg", checkpoints=Checkpoints(resume=tmp_path)), np.float16, rounds=6, start=9.0
-    )
+    rest, _ = trained(made("FedAvg", resume=tmp_path), np.float16, rounds=6, start=9.0)
     assert rest.tobytes() == whole.tobytes()
     with pytest.raises(ResumeError, match="float"):
-        trained(made("FedAvg", checkpoints=Checkpoints(resume=tmp_path)), np.float32, rounds=6)
+        trained(made("FedAvg", resume=tmp_path), np.float32, rounds=6)
 
 
 def test_stale_updates_that_wait_on_disk_are_those_in_memory():

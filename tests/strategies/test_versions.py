@@ -181,8 +181,12 @@ def test_a_limit_changes_no_bit_of_a_run(weighting, update, tmp_path):
 
 def test_a_run_with_a_limit_goes_on_from_a_checkpoint(tmp_path):
     def strategy(folder=None, resume=None):
-        kept = Checkpoints(folder, resume=resume, version_memory_bytes=0)
-        return StaleStrategy(schedule=k_batch_async(4, 2), weighting=Gap(), checkpoints=kept)
+        return StaleStrategy(
+            schedule=k_batch_async(4, 2),
+            weighting=Gap(),
+            checkpoints=Checkpoints(folder, version_memory_bytes=0),
+            resume=resume,
+        )
 
     nodes = {key: adder(0.1 * key, 1.0 + key**2) for key in range(1, 9)}
     arrays = record(w=np.zeros(3))

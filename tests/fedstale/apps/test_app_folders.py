@@ -86,8 +86,8 @@ def test_checkpoints_and_resume_reach_the_strategy(load, folder, data_of, tmp_pa
         config = app.run_config(settings | paths)
         app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
     off, on = made
-    assert off.checkpoints.folder is off.checkpoints.resume is None
-    assert (on.checkpoints.folder, on.checkpoints.resume) == (tmp_path, str(tmp_path))
+    assert off.checkpoints.folder is off.resume is None
+    assert (on.checkpoints.folder, on.resume) == (tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("selector", ["Random", "Oort", "LeastAvailable", "AgentSelector"])

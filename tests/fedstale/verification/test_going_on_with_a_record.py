@@ -13,7 +13,7 @@ from virtual_grid import VirtualGrid, adder, identity
 
 import fedstale
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies import Callback, Checkpoints, FedAvg, FedBuff
+from fedstale.strategies import Callback, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
 from fedstale.strategies.stages import RECORD, AuditRecord
 from fedstale.strategies.stages import audit_record as writing
@@ -88,8 +88,8 @@ class KilledError(Exception):
 
 def strategy(folder, record, **more):
     stages = [AuditRecord(record)] if record else []
-    kept = Checkpoints(folder, resume=folder)
-    return FedBuff(4, 2, selector=Oort(), checkpoints=kept, stages=stages, seed=2, **more)
+    kept = {"checkpoints": folder, "resume": folder}
+    return FedBuff(4, 2, selector=Oort(), **kept, stages=stages, seed=2, **more)
 
 
 def start(made, *, n=8, rounds=12, die_after=None, order=sorted):

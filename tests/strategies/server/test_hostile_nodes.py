@@ -10,7 +10,6 @@ from fedstale.strategies import (
     CA2FL,
     REFL,
     AsyncFedED,
-    Checkpoints,
     FedAdam,
     FedAsync,
     FedAvg,
@@ -151,7 +150,7 @@ def test_a_run_with_a_hostile_node_goes_on_from_its_checkpoint_to_the_same_bytes
 
     whole, counts = run(6)
     run(2, checkpoints=tmp_path)
-    rest, same = run(6, checkpoints=Checkpoints(resume=tmp_path))
+    rest, same = run(6, resume=tmp_path)
     assert rest == whole
     assert counts == same == {"rejected: norm": 3}
 

@@ -11,7 +11,6 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import (
-    Checkpoints,
     FedAdagrad,
     FedAdam,
     FedAsync,
@@ -152,8 +151,8 @@ def test_second_start_begins_anew():
         (FedAvgOverSelected(3), "FedAvgOverSelected cannot be wrapped: with buffer_size=3"),
         (FedAvg(stop_when=StopWhen(elapsed_s=60)), "FedAvg cannot be wrapped: with stop_when="),
         (
-            FedAvg(checkpoints=Checkpoints(resume="somewhere")),
-            "FedAvg cannot be wrapped: with checkpoints=Checkpoints",
+            FedAvg(resume="somewhere"),
+            "FedAvg cannot be wrapped: with resume=",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_run_that_goes_on_has_the_state_and_the_notes_of_its_stages(tmp_path):
     start(nodes, FedBuff(2, 1, stages=[Kept()], checkpoints=Checkpoints(tmp_path)), rounds=5)
     grid = VirtualGrid(nodes)
     grid.sent = [None] * 20
-    strategy = FedBuff(2, 1, stages=[Kept()], checkpoints=Checkpoints(resume=tmp_path))
+    strategy = FedBuff(2, 1, stages=[Kept()], resume=tmp_path)
     strategy.start(grid, record(w=np.zeros(2)), num_rounds=8, timeout=50.0)
     assert Kept.seen[0] == (False, 0)
     assert Kept.seen[1][0]

@@ -328,9 +328,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path):
     # Devices keep what they owe; no job was in flight between two rounds.
     later = VirtualGrid(first)
     later.sent = [None] * 6  # message ids count on, as those of a SuperLink never repeat
-    result = strategy(checkpoints=Checkpoints(resume=tmp_path)).start(
-        later, record(**MODEL), num_rounds=6
-    )
+    result = strategy(resume=tmp_path).start(later, record(**MODEL), num_rounds=6)
     assert forms(first[1].received[3])["w"] == "int8"
     for name, array in whole.items():
         np.testing.assert_array_equal(result.arrays[name].numpy(), array)

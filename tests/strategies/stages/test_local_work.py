@@ -356,9 +356,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_shares(tmp_path):
     start(strategy(checkpoints=Checkpoints(tmp_path)), first, 3)
     later = VirtualGrid(first)
     later.sent = [None] * 6
-    result = strategy(checkpoints=Checkpoints(resume=tmp_path)).start(
-        later, record(**MODEL), num_rounds=6
-    )
+    result = strategy(resume=tmp_path).start(later, record(**MODEL), num_rounds=6)
     assert shares(first[2])[3:] == [0.125] * 3
     np.testing.assert_array_equal(result.arrays["w"].numpy(), whole["w"])
 

@@ -358,7 +358,7 @@ def test_a_resumed_run_counts_on_and_draws_no_noise_twice(tmp_path, seed):
 
     whole, _ = start(strategy(), {10: adder(0.0)}, 6)
     start(strategy(checkpoints=Checkpoints(tmp_path)), {10: adder(0.0)}, 4)
-    resumed, _ = start(strategy(checkpoints=Checkpoints(resume=tmp_path)), {10: adder(0.0)}, 6)
+    resumed, _ = start(strategy(resume=tmp_path), {10: adder(0.0)}, 6)
     metrics = resumed.train_metrics_clientapp[6]
     assert metrics["epsilon"] == pytest.approx(library([(1.0, 6)]))
     same = whole.arrays["w"].numpy() == resumed.arrays["w"].numpy()
@@ -370,7 +370,7 @@ def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
     for others in ([], [private(noise=2.0)], [private(clip=2.0)]):
         with pytest.raises(ResumeError, match="Privacy"):
             start(
-                FedBuff(1, 1, stages=others, checkpoints=Checkpoints(resume=tmp_path)),
+                FedBuff(1, 1, stages=others, resume=tmp_path),
                 {10: adder(1.0)},
                 3,
             )

@@ -33,7 +33,7 @@ import resource
 from dataclasses import replace
 
 import numpy as np
-from fedstale.strategies import Checkpoints, FedBuff
+from fedstale.strategies import FedBuff
 from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -50,9 +50,9 @@ def main(grid, context):
             resource.setrlimit(resource.RLIMIT_FSIZE, (config["most-bytes"],) * 2)
         print(f"version {version} mean {arrays['w'].numpy().mean():.6f}", flush=True)
 
-    kept = Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None)
+    kept = {key: config[key] or None for key in ("checkpoints", "resume")}
     schedule = replace(k_batch_async(2, 1), recheck_s=1.0)
-    strategy = FedBuff(2, schedule=schedule, checkpoints=kept)
+    strategy = FedBuff(2, schedule=schedule, **kept)
     initial = ArrayRecord({"w": Array(np.zeros(config["size"], dtype=np.float32))})
     strategy.start(
         grid=grid,

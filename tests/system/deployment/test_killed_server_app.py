@@ -32,7 +32,7 @@ from dataclasses import replace
 
 import numpy as np
 from fedstale.strategies.server_optimizer import SGD
-from fedstale.strategies import Checkpoints, StaleStrategy
+from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -58,7 +58,8 @@ def main(grid, context):
         schedule=replace(k_batch_async(concurrency=2, buffer_size=2), recheck_s=1.0),
         server_optimizer=SGD(2.0),
         normalise="buffer_size",
-        checkpoints=Checkpoints(config["checkpoints"] or None, resume=config["resume"] or None),
+        checkpoints=config["checkpoints"] or None,
+        resume=config["resume"] or None,
     )
     strategy.start(
         grid=grid,

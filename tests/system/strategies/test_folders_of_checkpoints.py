@@ -47,7 +47,7 @@ def test_two_processes_do_not_write_into_one_folder_and_kill_9_frees_it(tmp_path
 RESUMING = """
 import sys
 import numpy as np
-from fedstale.strategies import Checkpoints, FedBuff
+from fedstale.strategies import FedBuff
 from virtual_grid import VirtualGrid, adder, identity, record
 
 
@@ -58,7 +58,7 @@ def wait(version, arrays):
 
 with identity():
     grid = VirtualGrid({10: adder(1.0), 11: adder(1.0)})
-    FedBuff(2, 1, checkpoints=Checkpoints(resume=sys.argv[1])).start(
+    FedBuff(2, 1, resume=sys.argv[1]).start(
         grid,
         record(w=np.zeros(3, np.float32)),
         num_rounds=4,
@@ -96,9 +96,7 @@ def test_a_second_server_does_not_go_on_from_the_checkpoints_of_a_first(tmp_path
         with pytest.raises(ConfigError, match=r"checkpoints = .* is in use"):
             Checkpoints(copy)
         with pytest.raises(ConfigError, match=r"resume = .* is in use"):
-            FedBuff(2, 1, checkpoints=Checkpoints(resume=copy)).start(
-                VirtualGrid(two_nodes()), model(), 4
-            )
+            FedBuff(2, 1, resume=copy).start(VirtualGrid(two_nodes()), model(), 4)
         first.kill()
     third = subprocess.run(
         command, env=environment, text=True, input="xx", capture_output=True, check=True

@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from fedstale.strategies import Checkpoints, parse
+from fedstale.strategies import parse
 from starter_app import task
 
 app = ServerApp()
@@ -24,8 +24,12 @@ def main(grid: Grid, context: Context) -> None:
         loss, accuracy = task.evaluate(network, test_set)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    kept = Checkpoints(str(config["checkpoints"]) or None, resume=str(config["resume"]) or None)
-    strategy = parse(str(config["strategy"]), checkpoints=kept, seed=int(config["seed"]))
+    strategy = parse(
+        str(config["strategy"]),
+        checkpoints=str(config["checkpoints"]) or None,
+        resume=str(config["resume"]) or None,
+        seed=int(config["seed"]),
+    )
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(task.Network().state_dict()),
