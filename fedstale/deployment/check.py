@@ -314,6 +314,8 @@ def _first_message(app: FlowerApp, overrides: str) -> Message:
                 server(grid, Context(1, 1, {}, RecordDict(), run_config))
         except _FirstMessage as found:
             return found.message
+        except SystemExit as end:
+            raise ConfigError(f"it calls sys.exit({end.code!r}) before any message") from None
     raise ConfigError("it ends without a message")
 
 

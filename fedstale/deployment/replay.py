@@ -163,7 +163,7 @@ class ReplayedServerApp(ServerApp):
             with (
                 suppress(RunEnded),
                 written_at_end(folder, replay.runtime, replay.events, metrics, facts),
-                stock_strategies_reporting(),
+                stock_strategies_reporting(replay.runtime),
             ):
                 self._app(replay, context)
 

@@ -118,7 +118,7 @@ def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]
         )
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)
-        with grid.running(*app.packages), server_fn_on(grid, *app.packages), suppress(RunEnded):
+        with grid.running(*app.packages), server_fn_on(grid, *app.packages), suppress(RunEnded, SystemExit):
             server(grid, Context(1, 1, {}, RecordDict(), run_config))
     costs = _costs(executor, declared, run_config)
     by_example = {"train": "work-per-example", "evaluate": "evaluate-work-per-example"}

@@ -5,6 +5,7 @@ messages.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ from fedstale.strategies.types import Stateful, n_cores
 
 _SOURCES = ("train", "evaluate", "query")
 _EXAMPLES = "num-examples"
+_NONE_GOOD = 50
+"""Jobs that may fail before the first good one, where there are more devices than that."""
 
 
 @dataclass(eq=False)
@@ -108,24 +111,32 @@ class MessageRounds(Callback):
     An app may push and pull messages itself, with no strategy or one whose `start` calls none of
     Flower's verbs. A round is then what the messages say (a number as their group id, or
     `server-round` in a config). Where they say nothing, a round is over when the app sends another
-    message of a type, with its action, to which it has had a reply, unless with the same model:
-    an asynchronous app has as many rounds as it sends models.
+    message of a type, with its action, to which it has had a reply, unless with the same arrays as
+    the last of the type: an asynchronous app has as many rounds as it sends models. The same arrays
+    begin a round as well where all replies have come and a node gets them once more.
 
     Metrics of a round are means over its replies of whatever numbers are in their MetricRecords, by
     `num-examples` where there are any. The model of a round is what is sent next, to be evaluated
     or trained; that of the last round is never seen unless it is evaluated. Rounds of queries are
-    counted apart. In a loop that tells its rounds this is silent.
+    counted apart; where clients return arrays to them, and nothing is trained, what they are sent
+    is the model. In a loop that tells its rounds this is silent.
     """
 
     def __init__(self) -> None:
         """Start before the first message."""
         self._model: ArrayRecord | None = None
         self._end: RunEnded | None = None
+        self._sent: dict[str, dict[str, ArrayRecord]] = {}
+        """The arrays that were sent last, by source."""
+        self._query_trains = False
+        """Whether clients return arrays to queries, in an app that sends nothing to be trained."""
         self._forget()
 
     def _forget(self) -> None:
         """Begin no round yet; the number of the one that goes on is kept by source."""
-        self._n_open = 0
+        self._n_open: Counter[str] = Counter()
+        self._nodes: dict[str, set[int]] = {}
+        """Whom messages of the round went to, by source."""
         self._numbers: dict[str, int] = {}
         self._stated: dict[str, int] = {}
         self._replied: set[str] = set()
@@ -147,53 +158,71 @@ class MessageRounds(Callback):
             if self._numbers:
                 self._forget()
             return
-        self._n_open += len(messages)
+        by_kind: dict[str, list[Message]] = {}
+        for message in messages:
+            by_kind.setdefault(message.metadata.message_type, []).append(message)
         # Messages that are sent together are of one round, each type for itself.
-        for kind, message in {m.metadata.message_type: m for m in reversed(messages)}.items():
+        for kind, together in by_kind.items():
             source = kind.split(".")[0]
-            if source not in _SOURCES:
-                continue
-            model = next(iter(message.content.array_records.values()), None)
-            is_same = model is not None and model == self._model
-            begins = self._begins(source, kind, round_of(message), is_same=is_same)
-            if model is not None and source != "query" and not is_same:
-                self._model = model
-                # What is sent in the midst of a round to be trained was made in the one before.
-                made_in = self._numbers.get("train", 0) - (source == "train" and not begins)
-                if made_in > 0:
-                    run.new_version(made_in - run.before, model)
-            if begins:
-                self._end_round(run, source)
-                self._replied = {one for one in self._replied if not one.startswith(source)}
-                self._stated[source] = round_of(message)
-                done = {"train": run.trained, "query": run.queried}.get(source, 0)
-                self._numbers[source] = max(self._numbers.get(source, 0), done) + 1
+            if source in _SOURCES:
+                self._send(run, source, kind, together)
         if self._end is not None:
             raise self._end
 
-    def _begins(self, source: str, kind: str, stated: int, *, is_same: bool) -> bool:
-        """Return whether a message begins a round; evaluations are of the round that trained."""
+    def _send(self, run: Runtime, source: str, kind: str, messages: Sequence[Message]) -> None:
+        """Take in messages of one type that are sent together."""
+        message, nodes = messages[0], {one.metadata.dst_node_id for one in messages}
+        arrays = dict(message.content.array_records)
+        is_same = bool(arrays) and arrays == self._sent.get(source)
+        begins = self._begins(source, kind, round_of(message), nodes, is_same=is_same)
+        self._sent[source] = arrays
+        model = next(iter(arrays.values()), None)
+        trains = "train" if source == "evaluate" else source
+        if model is not None and (source != "query" or self._query_trains) and model != self._model:
+            self._model = model
+            # What is sent in the midst of a round to be trained was made in the one before.
+            made_in = self._numbers.get(trains, 0) - (source == trains and not begins)
+            if made_in > 0:
+                run.new_version(made_in - (run.before if trains == "train" else 0), model)
+        if begins:
+            self._end_round(run, source)
+            self._replied = {one for one in self._replied if not one.startswith(source)}
+            self._stated[source], self._nodes[source] = round_of(message), set()
+            done = {"train": run.trained, "query": run.queried}.get(source, 0)
+            self._numbers[source] = max(self._numbers.get(source, 0), done) + 1
+        self._nodes.setdefault(source, set()).update(nodes)
+        self._n_open[source] += len(messages)
+
+    def _begins(
+        self, source: str, kind: str, stated: int, nodes: set[int], *, is_same: bool
+    ) -> bool:
+        """Return whether messages begin a round; evaluations are of the round that trained."""
         if source == "evaluate" and "train" in self._numbers:
             return False
         if source not in self._numbers:
             return True
         if stated >= 0:
             return stated != self._stated[source]
-        return kind in self._replied and not is_same
+        # The same arrays to the same nodes once more, when all have replied: a round left them as
+        # they were, or devices keep their model themselves.
+        is_again = not self._n_open[source] and not nodes.isdisjoint(self._nodes[source])
+        return kind in self._replied and (is_again or not is_same)
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Take in what a client measured."""
         if run.tells:
             return
-        self._n_open -= 1
         kind = reply.metadata.message_type
         source = kind.split(".")[0]
+        self._n_open[source] -= 1
+        if source == "query" and not reply.has_error() and reply.content.array_records:
+            self._query_trains = "train" not in self._numbers
         if source in self._numbers or (source == "evaluate" and "train" in self._numbers):
             self._replied.add(kind)
             sums = self._sums.setdefault(source, {})
             for record in [] if reply.has_error() else reply.content.metric_records.values():
                 add_metrics(sums, *_measured(record))
-        if self._n_open <= 0 and not run.n_loops:
+        if self._n_open.total() <= 0 and not run.n_loops:
             # The app gets its last replies, and ends with what it next sends.
             try:
                 self._tell(run)
@@ -223,6 +252,67 @@ class MessageRounds(Callback):
                 before = 0 if source == "query" else run.before
                 number = self._numbers[of] - before
                 run.metrics(number, source, means_of(known[source]), is_over=False)
+
+
+class NoneGood(Callback):
+    """Ends a run in which nothing is good: every client fails, or every reply is rejected.
+
+    It is told once each device has failed, or after fifty jobs, as long as none was good before.
+    """
+
+    def __init__(self, n_devices: int) -> None:
+        """Start before the first message.
+
+        Args:
+            n_devices: that are enrolled.
+        """
+        self._n_devices = n_devices
+        self._nodes: dict[str, int] = {}
+        """The node of each reply that is not rejected yet."""
+        self._failed: set[int] = set()
+        self._n_failed, self._is_over = 0, False
+        self._first = ""
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Take note of a reply, which may still be rejected.
+
+        Raises:
+            FedstaleError: every client has failed.
+        """
+        if self._is_over or not reply.metadata.message_type.startswith("train"):
+            return
+        node_id = reply.metadata.src_node_id
+        if status == CLIENT_ERROR:
+            self._fail(node_id, f"error {reply.error.code}: {reply.error.reason}")
+        elif not reply.has_error():
+            self._nodes[message_id] = node_id
+
+    def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
+        """Take replies for good that were not rejected by now."""
+        self._is_over |= bool(self._nodes)
+        self._nodes.clear()
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Take note of a rejection.
+
+        Raises:
+            FedstaleError: every reply has been rejected.
+        """
+        if not self._is_over and message_id in self._nodes:
+            self._fail(self._nodes.pop(message_id), reason)
+
+    def _fail(self, node_id: int, reason: str) -> None:
+        self._first = self._first or reason
+        self._failed.add(node_id)
+        self._n_failed += 1
+        if self._nodes:
+            # Replies that are looked at next may be good.
+            return
+        if self._n_failed >= _NONE_GOOD or len(self._failed) == self._n_devices:
+            raise FedstaleError(
+                f"none of the {self._n_failed} replies from {len(self._failed)} devices was good; "
+                f"the first: {self._first}"
+            )
 
 
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:

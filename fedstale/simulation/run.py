@@ -28,6 +28,7 @@ from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import (
     MessageRounds,
+    NoneGood,
     RunMetrics,
     end_of_app,
     ending,
@@ -162,7 +163,7 @@ def _until_change(
                 work=work,
             )
             messages = MessageRounds()
-            for callback in (metrics, messages, *callbacks):
+            for callback in (metrics, messages, NoneGood(traces.n_devices), *callbacks):
                 grid.runtime.add(callback)
             folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
             folder.reopen()
@@ -186,7 +187,7 @@ def _until_change(
             metrics.began = None if resume else started
             with (
                 grid.running(*app.packages),
-                stock_strategies_reporting(),
+                stock_strategies_reporting(grid.runtime),
                 server_fn_on(grid, *app.packages),
             ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
@@ -359,6 +360,9 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
         return ending(end)
     except KeyboardInterrupt:
         return "interrupted", "Ctrl-C"
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            return "failed", f"the ServerApp called sys.exit({end.code!r})"
     except Exception as problem:
         logger.debug("the ServerApp failed", exc_info=True)
         return "failed", _sentence(problem, directory)
@@ -369,11 +373,12 @@ def _verdict(events: pa.Table) -> str:
     """Return why a run failed whose ServerApp came to its end, or nothing if it did not."""
     statuses, reasons = events["status"], events["reason"]
     seen = set(pc.unique(statuses).to_pylist())
-    if not seen or REPORTED in seen or REJECTED in seen:
+    if not seen or REPORTED in seen:
         return ""
-    if CLIENT_ERROR in seen:
-        first = pc.index(statuses, CLIENT_ERROR).as_py()
-        return f"every client failed; the first: {reasons[first].as_py()}"
+    for status, what in ((CLIENT_ERROR, "client failed"), (REJECTED, "reply was rejected")):
+        if status in seen:
+            first = pc.index(statuses, status).as_py()
+            return f"every {what}; the first: {reasons[first].as_py()}"
     return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
 
 

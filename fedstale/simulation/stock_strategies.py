@@ -53,34 +53,54 @@ _Listener = Callable[[int, Any], None]
 
 
 @contextmanager
-def stock_strategies_reporting() -> Iterator[None]:
-    """Let stock strategies report while the block runs, also those that are defined in it."""
-    undo = report_stock_strategies()
+def stock_strategies_reporting(runtime: Runtime) -> Iterator[None]:
+    """Let stock strategies report while the block runs, also those that are defined in it.
+
+    An app may call their verbs from a loop of its own, which is no strategy's `start`.
+
+    Args:
+        runtime: of the run.
+    """
+    verbs = _Verbs(runtime)
+
+    def evaluated(version: int, metrics: MetricRecord) -> None:
+        if not runtime.n_loops:
+            runtime.metrics(version, "server", numbers(metrics))
+
+    undo = report_stock_strategies(verbs.replace)
     try:
-        yield
+        with _results_heard(evaluated):
+            yield
     finally:
         undo()
 
 
-def report_stock_strategies() -> Callable[[], None]:
+def report_stock_strategies(
+    more: Callable[[type[Strategy]], Mapping[str, Any]] = lambda owner: {},
+) -> Callable[[], None]:
     """Let stock strategies report, those that are defined by now and those to come.
+
+    Args:
+        more: returns other attributes that are replaced in a class.
 
     Returns:
         Puts back what was replaced.
     """
     base: Any = Strategy  # abstract, and its methods are replaced all the same
-    replaced: list[tuple[Any, Any]] = []
+    replaced: list[tuple[Any, str, Any]] = []
 
     def report(owner: type[Strategy]) -> None:
-        original = vars(owner).get("start")
-        if original is not None and not hasattr(original, "reports"):
-            owner.start = _started(original)  # type: ignore[method-assign]
-            replaced.append((owner, original))
+        stand_ins = dict(more(owner))
+        # It may stand in a class that is no strategy, beside the one that it is mixed into.
+        if not hasattr(owner.start, "reports") and owner.start is not StaleStrategy.start:
+            stand_ins["start"] = _started(owner.start)
+        for name, stand_in in stand_ins.items():
+            replaced.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, stand_in)
 
     def defined(owner: type[Any], /, **options: Any) -> None:  # noqa: ANN401 - as the original
         super(base, owner).__init_subclass__(**options)
-        if not issubclass(owner, StaleStrategy):
-            report(owner)
+        report(owner)
 
     for owner in _family(base):
         report(owner)
@@ -89,8 +109,11 @@ def report_stock_strategies() -> Callable[[], None]:
     base.__init_subclass__ = classmethod(defined)
 
     def undo() -> None:
-        for owner, original in replaced:
-            owner.start = original
+        for owner, name, original in reversed(replaced):
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         if before is None:
             del base.__init_subclass__
         else:
@@ -107,8 +130,6 @@ def numbers(metrics: object) -> dict[str, float]:
 
 
 def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
-    if strategy is StaleStrategy:
-        return
     yield strategy
     for kind in strategy.__subclasses__():
         yield from _family(kind)
@@ -128,27 +149,24 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
             with runtime.loop():
                 return original(self, *args, **kwargs)
         on_server: set[int] = set()
+        trained: list[int] = []
 
         def aggregated(version: int, outcome: Any) -> None:  # noqa: ANN401
-            arrays, metrics = outcome if isinstance(outcome, tuple) else (outcome, None)
-            runtime.new_round(version)
-            if isinstance(arrays, ArrayRecord):
-                runtime.new_version(version, arrays)
-            runtime.metrics(version, "train", numbers(metrics))
-
-        def evaluated(version: int, metrics: MetricRecord | None) -> None:
-            if metrics is not None:
-                runtime.metrics(version, "evaluate", numbers(metrics))
+            trained.append(version)
+            _tell_training(runtime, version, outcome)
 
         def evaluated_on_server(version: int, metrics: MetricRecord | None) -> None:
             found, number = numbers(metrics), runtime.before + version
+            if runtime.tells and not trained:
+                # It calls the `start` of a strategy of fedstale, which tells it.
+                return
             if found and number not in on_server:
                 on_server.add(number)
                 runtime.metrics(version, "server", found)
 
         listeners: dict[str, _Listener] = {
             "aggregate_train": aggregated,
-            "aggregate_evaluate": evaluated,
+            "aggregate_evaluate": partial(_tell_evaluation, runtime),
         }
         _listen(call, "evaluate_fn", evaluated_on_server)
         with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
@@ -156,6 +174,61 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
 
     start.reports = True  # type: ignore[attr-defined]
     return wraps(original)(start)
+
+
+def _tell_training(runtime: Runtime, version: int, outcome: Any) -> None:  # noqa: ANN401
+    """Tell what `aggregate_train` has returned for a round."""
+    arrays, metrics = outcome if isinstance(outcome, tuple) else (outcome, None)
+    runtime.new_round(version)
+    if isinstance(arrays, ArrayRecord):
+        runtime.new_version(version, arrays)
+    runtime.metrics(version, "train", numbers(metrics))
+
+
+def _tell_evaluation(runtime: Runtime, version: int, metrics: MetricRecord | None) -> None:
+    """Tell what `aggregate_evaluate` has returned for a round."""
+    if metrics is not None:
+        runtime.metrics(version, "evaluate", numbers(metrics))
+
+
+class _Verbs:
+    """Hears a strategy's verbs where no `start` of a strategy goes on."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._depth = 0
+
+    def replace(self, owner: type[Strategy]) -> dict[str, Any]:
+        """Return stand-ins for the verbs that a class defines."""
+        listeners: dict[str, _Listener] = {
+            # Its messages are of a round that is told, and not to be read off them.
+            "configure_train": self._begin,
+            "aggregate_train": partial(_tell_training, self._runtime),
+            "aggregate_evaluate": partial(_tell_evaluation, self._runtime),
+        }
+        return {
+            name: self._heard(vars(owner)[name], listener)
+            for name, listener in listeners.items()
+            if name in vars(owner)
+        }
+
+    def _begin(self, version: int, messages: object) -> None:
+        self._runtime.tells = True
+
+    def _heard(self, verb: Callable[..., Any], listener: _Listener) -> Callable[..., Any]:
+        @wraps(verb)
+        def heard(strategy: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._depth += 1
+            try:
+                outcome = verb(strategy, server_round, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            # A subclass may call the verb of its base, and a wrapper that of what it wraps.
+            if not self._depth and not self._runtime.n_loops:
+                listener(server_round, outcome)
+            return outcome
+
+        return heard
 
 
 def _listen(call: BoundArguments, name: str, listener: _Listener) -> None:

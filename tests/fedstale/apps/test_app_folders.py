@@ -31,7 +31,7 @@ def accuracies(app, *, n, **run_config):
     grid = TraceGrid(TraceSet.ideal(n), app.load_client(), costs=costs, run_config=config)
     grid.runtime.add(Accuracy())
     server = app.load_server()
-    with grid.running(), stock_strategies_reporting():
+    with grid.running(), stock_strategies_reporting(grid.runtime):
         server(grid, Context(1, 1, {}, RecordDict(), config))
     return seen
 

@@ -110,7 +110,7 @@ def test_every_strategy_and_part_runs_some_rounds(text):
     def evaluate(server_round, arrays):
         return MetricRecord({"loss": loss_of(arrays.to_numpy_ndarrays(), 1.0)})
 
-    with grid.running(), stock_strategies_reporting():
+    with grid.running(), stock_strategies_reporting(grid.runtime):
         strategy(config).start(
             grid=grid,
             initial_arrays=ArrayRecord([np.zeros((3, 2)), np.zeros(4, dtype=np.float32)]),

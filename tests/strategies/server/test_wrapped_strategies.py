@@ -188,7 +188,7 @@ def test_wrapped_run_on_simulated_devices_has_one_job_a_device_and_round():
     grid = TraceGrid(TraceSet.ideal(4), app, costs=Costs(work_per_example=1, epochs=1, examples=5))
     versions = []
     grid.runtime.add(Versions(versions))
-    with stock_strategies_reporting(), grid.running():
+    with stock_strategies_reporting(grid.runtime), grid.running():
         fixed(FedAvg(), noise=1.0).start(grid, record(w=np.zeros(5)), num_rounds=3)
     events = grid.events().to_pandas()
     assert events.status.tolist() == ["reported"] * 12
