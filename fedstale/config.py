@@ -315,8 +315,9 @@ class Costs:
     """Expected examples of a client, until its first reply tells."""
     evaluate_work_per_example: float | None = None
     """Work units to evaluate one example; a client's reply states how many there were."""
-    query_work: float = 0.0
-    """Work units to answer a query, which reads what the device knows already."""
+    query_work: float | None = None
+    """Work units to answer a query. Without it one costs 0, as it reads what the device knows
+    already; but one of the app's own that is sent a model must be declared."""
     work: Mapping[str, float] = field(default_factory=dict)
     """Work units of a whole message by its type, or by its type and action: 0 where nothing is
     trained. Comes before what is said by example."""

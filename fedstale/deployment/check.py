@@ -310,7 +310,7 @@ def _first_message(app: FlowerApp, overrides: str) -> Message:
             work=lambda message: 0.0,
         )
         try:
-            with grid.running(*app.packages), server_fn_on(grid, *app.packages):
+            with grid.running(*app.modules()), server_fn_on(grid, *app.modules()):
                 server(grid, Context(1, 1, {}, RecordDict(), run_config))
         except _FirstMessage as found:
             return found.message

@@ -43,6 +43,12 @@ def is_empty(server: ServerApp) -> bool:
     return all(part is None for part in parts)
 
 
+def home_of(server: ServerApp) -> str:
+    """Return the name of the module that holds the function of a ServerApp."""
+    function = server._main or server._server_fn
+    return getattr(function, "__module__", None) or "__main__"
+
+
 def stand_ins(
     *, run: _Function, update: _Function, ask: _Function
 ) -> Sequence[tuple[_Function, _Function]]:

@@ -5,6 +5,7 @@ loops in place. `VirtualTime` makes `time.time` and `time.sleep` of a ServerApp 
 clock.
 """
 
+import datetime
 import heapq
 import sys
 import threading
@@ -12,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC
 from enum import IntEnum
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,23 +121,60 @@ class VirtualTime:
         Args:
             prefixes: names of packages that may have bound `from time import sleep` already.
         """
-        stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-            (time.time, self._here(lambda: self.base + self.now(), time.time)),
-            (time.monotonic, self._here(self.now, time.monotonic)),
+
+        def unix() -> float:
+            return self.base + self.now()
+
+        stand_ins: list[tuple[Any, Any]] = [
             (time.sleep, self._here(self.sleep, time.sleep)),
+            (time.time, self._here(unix, time.time)),
+            (time.time_ns, self._here(lambda: round(1e9 * unix()), time.time_ns)),
+            (time.monotonic, self._here(self.now, time.monotonic)),
+            (time.monotonic_ns, self._here(lambda: round(1e9 * self.now()), time.monotonic_ns)),
         ]
+        # Libraries measure by these how long they take, which is wall time.
+        own: list[tuple[Any, Any]] = [
+            (time.perf_counter, self._here(self.now, time.perf_counter)),
+            (
+                time.perf_counter_ns,
+                self._here(lambda: round(1e9 * self.now()), time.perf_counter_ns),
+            ),
+            (datetime.datetime, self._dates(unix)),
+        ]
+        own.append((time, _copy_of(time, stand_ins + own)))
+        own.append((datetime, _copy_of(datetime, own)))
         self._thread = threading.get_ident()
         try:
-            with replaced(stand_ins, within=("time", *prefixes)):
+            with replaced(stand_ins, within=("time", *prefixes)), replaced(own, within=prefixes):
                 yield
         finally:
             self._thread = None
 
+    def _dates(self, unix: Callable[[], float]) -> type[datetime.datetime]:
+        """Return what stands for the class `datetime`, whose objects are those of the class."""
+        real, here = datetime.datetime, self._here
+
+        class Kind(type):
+            def __instancecheck__(cls, value: object) -> bool:
+                return isinstance(value, real)
+
+        class Dates(real, metaclass=Kind):
+            def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+                return real(*args, **kwargs)
+
+            now = staticmethod(here(lambda tz=None: real.fromtimestamp(unix(), tz), real.now))
+            today = staticmethod(here(lambda: real.fromtimestamp(unix()), real.today))
+            utcnow = staticmethod(
+                here(lambda: real.fromtimestamp(unix(), UTC).replace(tzinfo=None), real.utcnow)
+            )
+
+        return Dates
+
     def _here(self, virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is virtual in the thread of the ServerApp, and else real."""
 
-        def here(*given: float) -> Any:  # noqa: ANN401 - as the originals
-            return (virtual if self._thread == threading.get_ident() else real)(*given)
+        def here(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
+            return (virtual if self._thread == threading.get_ident() else real)(*given, **named)
 
         return here
 
@@ -147,14 +187,19 @@ class VirtualTime:
             self._thread = thread
 
 
+def _copy_of(module: ModuleType, stand_ins: Sequence[tuple[Any, Any]]) -> ModuleType:
+    """Return a module like another, with stand-ins for some of what is in it."""
+    copied, wanted = ModuleType(module.__name__), {id(original): new for original, new in stand_ins}
+    vars(copied).update({k: wanted.get(id(v), v) for k, v in vars(module).items()})
+    return copied
+
+
 @contextmanager
-def replaced(
-    stand_ins: Sequence[tuple[Callable[..., Any], Callable[..., Any]]], within: Sequence[str]
-) -> Iterator[None]:
+def replaced(stand_ins: Sequence[tuple[Any, Any]], within: Sequence[str]) -> Iterator[None]:
     """Put functions in the place of others wherever modules of some packages have bound these.
 
     Args:
-        stand_ins: each function with its stand-in.
+        stand_ins: each function, class or module with its stand-in.
         within: names of packages or modules; with their sub-modules.
     """
     prefixes = tuple(f"{package}." for package in within)

@@ -5,6 +5,7 @@ the app declares for the type and action of a message. Nothing is guessed: what 
 raises an error that names it.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from fedstale.flower import (
     n_value_bytes,
     trains_nothing,
 )
-from fedstale.strategies.stages import StepsDone, steps_of
+from fedstale.strategies.stages import QUERY, StepsDone, steps_of
 from fedstale.strategies.types import Stateful
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
@@ -28,6 +29,8 @@ _ARRAY_OVERHEAD = 160
 _RECORD_OVERHEAD = 120
 _MESSAGE_OVERHEAD = 300
 _NUMBER_BYTES = 8
+
+logger = logging.getLogger(__name__)
 
 WorkHook = Callable[[Message], float | None]
 """Returns the work units of a message; None leaves it to what is declared."""
@@ -39,6 +42,8 @@ _PASTED = {
     "examples": "50                   # of one client, until its first reply tells",
     "evaluate-work-per-example": "0.03  # work units to evaluate one example",
 }
+_PASTED_WORK = "2.0  # work units of one message"
+_WITH_ARRAYS = "with arrays"
 
 
 class Size(NamedTuple):
@@ -117,6 +122,7 @@ class CostModel(Stateful):
         The first of these that says anything: the hook; the table `work` under type and action,
         then under the type; 0 for the stages of SecAgg+ that train nothing; and the examples of
         a `train` or `evaluate` message times the work of each, or `query-work` for all others.
+        Without that they cost 0, but for a query of the app's own that is sent arrays: it trains.
         The examples of an evaluation are those in its reply, so before it they are expected.
 
         Where a share of the local epochs is asked for, what follows from the table and from
@@ -136,9 +142,12 @@ class CostModel(Stateful):
         declared = self._hooked(message) if self._work is not None else None
         if declared is not None:
             return Charge(declared, declared)
-        if kind not in self._rules:
-            self._rules[kind] = self._rule(kind)
-        whole, each = self._rules[kind]
+        rule = kind
+        if is_own_query(kind) and message.content.array_records:
+            rule = f"{kind} {_WITH_ARRAYS}"
+        if rule not in self._rules:
+            self._rules[rule] = self._rule(rule)
+        whole, each = self._rules[rule]
         is_training = kind.startswith("train")
         content = message.content
         if whole is None and is_training and trains_nothing(content):
@@ -164,18 +173,31 @@ class CostModel(Stateful):
             return 1.0, False
         return share, of_others is None
 
-    def _rule(self, kind: str) -> tuple[float | None, float]:
-        """Return the work of a message of a kind, None if it goes by example; and of an example."""
+    def _rule(self, rule: str) -> tuple[float | None, float]:
+        """Return the work of a message of a kind, None if it goes by example; and of an example.
+
+        Args:
+            rule: the kind, and "with arrays" behind that of a query that is sent a model.
+        """
+        kind, _, content = rule.partition(" ")
         main, whole = kind.split(".", maxsplit=1)[0], declared_work(kind, self.costs)
         if whole is None and main not in _BY_EXAMPLES:
-            # Apps with client_fn also request parameters and properties, which a device has.
             whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
-        missing = missing_costs([kind], self.costs)
+        missing = [f"work.{kind}"] if content else missing_costs([kind], self.costs)
         if missing:
             raise _undeclared(missing)
-        return None, self._work_each(main)
+        if main in _BY_EXAMPLES:
+            return None, self._work_each(main)
+        if is_own_query(kind):
+            logger.warning(
+                "%s costs devices no work: if it does more than read what they have, declare it "
+                "(--costs 'work.%s=2.0', or work under [tool.fedstale])",
+                *(kind, kind),
+            )
+        # Apps with client_fn also request parameters and properties, which a device has.
+        return 0.0, 0.0
 
     def training(self, whole: float, reply: RecordDict) -> float:
         """Return the work of a training of which a share was asked for, in work units.
@@ -328,10 +350,18 @@ def reply_kind(kind: str, format_up: str) -> str:
     return f"{kind} {format_up}" if format_up else kind
 
 
-def is_by_examples(message: Message) -> bool:
-    """Return whether a message trains or evaluates, and is no other stage of SecAgg+."""
-    main = kind_of(message).split(".")[0]
-    return main == "evaluate" or (main == "train" and not trains_nothing(message.content))
+def is_work(message: Message) -> bool:
+    """Return whether a message asks for work: it trains or evaluates, or is an app's own query."""
+    kind = kind_of(message)
+    if kind.split(".")[0] == "train":
+        # Other stages of SecAgg+ do not.
+        return not trains_nothing(message.content)
+    return kind.startswith("evaluate") or is_own_query(kind)
+
+
+def is_own_query(kind: str) -> bool:
+    """Return whether a kind of message is an action of an app's, named by it, among queries."""
+    return kind.startswith("query.") and kind != QUERY
 
 
 def declared_work(kind: str, costs: Costs) -> float | None:
@@ -370,12 +400,13 @@ def missing_text(keys: Iterable[str]) -> str:
     """Return a sentence on keys that an app does not declare, and the table to paste."""
     keys = list(keys)
     options = " ".join(f"{key}=..." for key in keys)
-    lines = "\n".join(f"{key} = {_PASTED[key]}" for key in keys)
+    names = ", ".join(key.partition(".")[0].replace("-", "_") for key in keys)
+    lines = "\n".join(f"{key} = {_PASTED.get(key, _PASTED_WORK)}" for key in keys)
     return (
         f"what messages cost a device is not declared: {', '.join(keys)} missing in "
         f"[tool.fedstale] of the app's pyproject.toml (--costs '{options}' on the command line, "
-        f"{', '.join(key.replace('-', '_') for key in keys)} in Python); fedstale simulate APP "
-        "--measure-costs measures them, or paste this and put in what you expect:\n\n"
+        f"{names} in Python); fedstale simulate APP --measure-costs measures them, or paste this "
+        "and put in what you expect:\n\n"
         f"[tool.fedstale]\n{lines}"
     )
 

@@ -26,6 +26,8 @@ from fedstale.simulation.costs import WorkHook
 _App = TypeVar("_App", ServerApp, ClientApp)
 
 BUILT_IN = Path(__file__).parent.parent / "apps"
+LIBRARIES = {"site-packages", "dist-packages"}
+"""Names of folders of what is installed, which may lie in an app's directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +299,29 @@ class FlowerApp:
         """Names of the top-level packages or modules that hold the two apps."""
         references = [ref for ref in (self.server, self.client) if isinstance(ref, str)]
         return tuple({ref.split(":")[0].split(".")[0] for ref in references})
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the names of the app's own modules, of those that are loaded.
+
+        They are its packages, and what else it has imported from its directory; of an app of
+        objects the directory is that of the module with its functions.
+        """
+        found, directory = set(self.packages), self.directory
+        if isinstance(self.server, ServerApp):
+            home = legacy.home_of(self.server)
+            file = getattr(sys.modules.get(home), "__file__", None)
+            found.add(home)
+            if file is None:
+                return tuple(found)
+            directory = Path(file).resolve().parent
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file is None or name.split(".")[0] == "fedstale":
+                continue
+            path = Path(file)
+            if path.is_relative_to(directory) and not LIBRARIES & {*path.parts}:
+                found.add(name)
+        return tuple(found)
 
 
 def overrides_in(texts: Sequence[str], name: str) -> UserConfig:

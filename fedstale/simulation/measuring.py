@@ -22,7 +22,8 @@ from fedstale.flower import own_copy, own_message, reply_with
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
-    is_by_examples,
+    is_own_query,
+    is_work,
     kind_of,
 )
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor, InlineExecutor
@@ -35,7 +36,7 @@ from fedstale.traces import TraceSet
 
 
 class MeasuringExecutor(Executor):
-    """Runs one client for each kind of message that trains or evaluates, and measures it.
+    """Runs one client for each kind of message that asks for work, and measures it.
 
     All other clients give the same reply, without running.
     """
@@ -46,7 +47,11 @@ class MeasuringExecutor(Executor):
         """Measure nothing yet."""
         self._inner = InlineExecutor(client)
         kinds = handled_kinds(client)
-        self._missing = {kind for kind in kinds if kind.split(".")[0] in ("train", "evaluate")}
+        self._missing = {
+            kind
+            for kind in kinds
+            if kind.split(".")[0] in ("train", "evaluate") or is_own_query(kind)
+        }
         self._asked: set[tuple[str, int]] = set()
         self.replies: dict[str, Message] = {}
         """The reply to each kind of message."""
@@ -63,7 +68,7 @@ class MeasuringExecutor(Executor):
         return [self._run(call) for call in calls]
 
     def _run(self, call: ClientCall) -> ClientReply:
-        if not is_by_examples(call.message):
+        if not is_work(call.message):
             return self._inner.run([call])[0]
         kind = kind_of(call.message)
         asked = kind, call.message.metadata.dst_node_id
@@ -118,7 +123,8 @@ def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]
         )
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)
-        with grid.running(*app.packages), server_fn_on(grid, *app.packages), suppress(RunEnded, SystemExit):
+        modules, ended = app.modules(), suppress(RunEnded, SystemExit)
+        with grid.running(*modules), server_fn_on(grid, *modules), ended:
             server(grid, Context(1, 1, {}, RecordDict(), run_config))
     costs = _costs(executor, declared, run_config)
     by_example = {"train": "work-per-example", "evaluate": "evaluate-work-per-example"}
@@ -150,7 +156,7 @@ def pasted(costs: Costs, unmeasured: Sequence[str]) -> str:
 def _costs(executor: MeasuringExecutor, declared: Costs, run_config: Mapping[str, Any]) -> Costs:
     """Return what is declared, with what was measured in its place."""
     if not executor.seconds:
-        raise ConfigError("the app asked no client to train or to evaluate: nothing was measured")
+        raise ConfigError("the app asked no client for any work: nothing was measured")
     epochs, work = declared.epochs, dict(declared.work)
     if epochs is None:
         named = [key for key, n in run_config.items() if "epoch" in key and type(n) is int]

@@ -23,7 +23,7 @@ from fedstale.flower import features
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.costs import check_costs
-from fedstale.simulation.executors.base import imported_torch, seed_streams
+from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import (
@@ -136,7 +136,7 @@ def _until_change(
     """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
     _require_end(metrics.until, traces, Costs.from_table(config.costs))
-    with ExitStack() as stack, app.importable():
+    with ExitStack() as stack, app.importable(), seeded_entropy():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
         state = _last_checkpoint(folder) if folder else None
@@ -186,9 +186,9 @@ def _until_change(
             # Of what was measured before a checkpoint nobody knows the wall time.
             metrics.began = None if resume else started
             with (
-                grid.running(*app.packages),
+                grid.running(*app.modules()),
                 stock_strategies_reporting(grid.runtime),
-                server_fn_on(grid, *app.packages),
+                server_fn_on(grid, *app.modules()),
             ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
                 status, reason = _outcome(lambda: server(grid, context), app.directory)

@@ -26,15 +26,15 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from numpy.random import mtrand
+from numpy.random import bit_generator, mtrand
 
 from fedstale.flower import ErrorCode, quick_arrays
+from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 _PYTHON_STREAM: Any = random.random.__self__  # type: ignore[attr-defined]
 _N_BYTES = 4 * (624 + 1)
 """Bytes of a Mersenne twister's words and its place in them."""
-_LIBRARIES = {"site-packages", "dist-packages"}
 # How long a client's own threads may outlast it; a device's process waits for them too.
 _THREADS_PATIENCE_S = 60.0
 
@@ -90,7 +90,7 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        with ServerStreams(), quick_arrays():
+        with ServerStreams(), quick_arrays(), seeded_entropy():
             return [run_client(self._client_app, call) for call in calls]
 
 
@@ -139,7 +139,7 @@ def _in_the_app(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSumm
     own = [
         frame
         for frame in frames
-        if not frame.filename.startswith(others) and not _LIBRARIES & {*Path(frame.filename).parts}
+        if not frame.filename.startswith(others) and not LIBRARIES & {*Path(frame.filename).parts}
     ]
     return (own or frames)[-1]
 
@@ -164,10 +164,53 @@ def _wait_for_threads(before: set[threading.Thread]) -> None:
             )
 
 
+@dataclass(slots=True)
+class _Entropy:
+    """What NumPy seeds a generator with that is given no seed."""
+
+    seed: int = 0
+    source: random.Random | None = None
+    """Made when it is needed: most clients do not."""
+
+    def begin(self, seed: int, source: random.Random | None = None) -> None:
+        self.seed, self.source = seed, source
+
+    def draw(self, n_bits: int) -> int:
+        if self.source is None:
+            self.source = random.Random(self.seed)
+        return self.source.getrandbits(n_bits)
+
+
+_ENTROPY = _Entropy()
+
+
+@contextmanager
+def seeded_entropy() -> Iterator[None]:
+    """Let NumPy's generators without a seed take one from the seed of the streams, not the system.
+
+    An app that calls `numpy.random.default_rng()` means that its runs differ, not that the same
+    run is never to be seen again.
+    """
+    before, original = (_ENTROPY.seed, _ENTROPY.source), bit_generator.randbits
+    _ENTROPY.begin(0)
+    bit_generator.randbits = _ENTROPY.draw
+    try:
+        yield
+    finally:
+        _ENTROPY.begin(*before)
+        bit_generator.randbits = original
+
+
 def seed_streams(seed: int) -> None:
     """Seed every global stream that exists; seed is in [0, 2^32)."""
+    _ENTROPY.begin(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
+    keras: Any = sys.modules.get("keras")
+    if keras is not None:
+        keras.utils.set_random_seed(seed)
+    elif (tensorflow := sys.modules.get("tensorflow")) is not None:
+        tensorflow.random.set_seed(seed)
     torch = sys.modules.get("torch")
     if torch is not None:
         # What torch.manual_seed does, less its 150 microseconds of looking for every accelerator.

@@ -1,24 +1,22 @@
 """Which executor runs the clients of a run: by name, or chosen by measuring.
 
 The default starts in this process, measures, and moves to a pool of processes where that pays. Both
-give the same bytes, so a run does not depend on what was chosen. `batched` rounds otherwise, so it
-is used only by name.
+give the same bytes, so a run does not depend on what was chosen; where clients share something in
+their process, which others would not have, it stays. `batched` rounds otherwise, so it is used only
+by name.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from copy import copy, deepcopy
-from io import StringIO
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError, not_installed
-from fedstale.flower import own_message
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
+from fedstale.simulation.executors.shared_state import SharedState
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.strategies.types import n_cores
@@ -34,8 +32,8 @@ _SHORT_CALL_S = 0.002
 class AutoExecutor(Executor):
     """Starts in this process, and moves to processes once training has taken long enough to pay.
 
-    The first client runs twice, and its replies are compared: an app that replies to the same
-    message in another way the second time would give other results in every executor.
+    It stays where clients share what each process would have for itself, and comes back where
+    processes turn out to be slower.
     """
 
     def __init__(
@@ -44,6 +42,7 @@ class AutoExecutor(Executor):
         load: Callable[[], ClientApp],
         workers: int | None = None,
         limit_s: float | None = None,
+        shared: Callable[[], str] = str,
     ) -> None:
         """Start in this process.
 
@@ -52,62 +51,104 @@ class AutoExecutor(Executor):
             load: returns the app in another process.
             workers: most processes; None takes as many as there are cores.
             limit_s: as of `ProcessExecutor`.
+            shared: looks for what clients share, and returns its name; empty if they share nothing.
         """
         self._load, self._workers, self._limit_s = load, workers or n_cores(), limit_s
-        self._now: Executor = InlineExecutor(client_app)
-        self._is_chosen, self._is_checked = self._workers == 1, False
-        self._spent_s, self._n_calls, self._n_runs = 0.0, 0, 0
-        why = "not enough training yet to choose anything else"
-        self.description = f"{self._now.description}: {why}"
+        self._inline = InlineExecutor(client_app)
+        self._now: Executor = self._inline
+        self._shared, self._is_chosen = shared, self._workers == 1
+        self._pool: ProcessExecutor | None = None
+        self._here, self._there = _Spent(), _Spent()
+        self._busy_s, self._n_tried = 0.0, 0
+        self.description = f"{self._now.description}: not enough training yet to choose another"
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        """Return the replies in the order of the calls.
-
-        Raises:
-            ConfigError: the app does not reply to the same message twice in the same way.
-        """
-        if self._is_chosen and self._is_checked:
+        """Return the replies in the order of the calls."""
+        if self._is_chosen:
             return self._now.run(calls)
-        first = _copied(calls[0]) if calls and not self._is_checked else None
         # Processor time: what other programs take from this one is no reason for more processes.
-        started = time.thread_time()
+        started, busy = time.perf_counter(), time.thread_time()
         replies = self._now.run(calls)
-        self._spent_s += time.thread_time() - started
-        if first is not None:
-            self._check(first, replies[0])
-        self._n_calls, self._n_runs = self._n_calls + len(calls), self._n_runs + (len(calls) > 0)
-        if not self._is_chosen and self._spent_s >= _MEASURED_S:
-            self._choose()
+        took_s = time.perf_counter() - started
+        if self._now is self._inline:
+            self._here.add(took_s, len(calls))
+            self._busy_s += time.thread_time() - busy
+            shared = self._shared()
+            if shared:
+                self._stay(f"clients share {shared}")
+            elif self._busy_s >= _MEASURED_S:
+                self._try()
+        else:
+            # The first calls of a process import what the app does.
+            if self._n_tried >= self._workers:
+                self._there.add(took_s, len(calls))
+            self._n_tried += len(calls)
+            if self._there.n_calls >= self._workers:
+                self._choose()
         return replies
 
     def __exit__(self, *problem: object) -> None:
         """Stop the workers, if there are any."""
-        self._now.__exit__(*problem)
+        if self._pool is not None:
+            self._pool.__exit__(*problem)
 
-    def _choose(self) -> None:
-        self._is_chosen = True
-        each_s, together = self._spent_s / self._n_calls, self._n_calls / self._n_runs
+    def _try(self) -> None:
+        """Move to processes, if clients are long enough and enough of them run together."""
+        each_s, together = self._busy_s / self._here.n_calls, self._here.n_calls / self._here.n_runs
         measured = f"{1000 * each_s:.3g} ms a client, {together:.3g} at a time"
-        if each_s >= _SHORT_CALL_S and together >= min(2, self._workers):
-            self._now = ProcessExecutor(self._load, self._workers, self._limit_s)
-            self.batch, self.is_remote = self._now.batch, self._now.is_remote
-        self.description = f"{self._now.description}: {measured}"
+        if each_s < _SHORT_CALL_S or together < min(2, self._workers):
+            self._stay(measured)
+            return
+        try:
+            self._pool = ProcessExecutor(self._load, self._workers, self._limit_s)
+        except ConfigError as problem:
+            self._stay(str(problem))
+            return
+        self._now = self._pool
+        self._take(self._pool)
+        self.description = f"{self._pool.description}: {measured}"
         logger.info("clients run in %s", self.description)
 
-    def _check(self, first: ClientCall, before: ClientReply) -> None:
-        self._is_checked = True
-        # Each line that a client writes is shown once.
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _no_log():
-            (again,) = self._now.run([first])
-        # Metrics may well tell the time; a client that fails may fail otherwise.
-        failed = before.reply.has_error() or again.reply.has_error()
-        if not failed and _arrays(before.reply) != _arrays(again.reply):
-            raise ConfigError(
-                "the ClientApp answered the same message in two ways, so results would depend on "
-                "where and in which order clients run: keep what lasts in context.state and draw "
-                "from random, numpy.random or torch, which are seeded; or name an executor, such "
-                "as executor = 'inline', to run it as it is"
-            )
+    def _choose(self) -> None:
+        """Keep the processes, or leave them if they are slower."""
+        here_s, there_s = self._here.each_s, self._there.each_s
+        if there_s <= here_s:
+            self._is_chosen = True
+            return
+        assert self._pool is not None
+        self._pool.__exit__(None, None, None)
+        self._pool = None
+        self._stay(
+            f"{1000 * here_s:.3g} ms a client, and {1000 * there_s:.3g} ms in {self._workers} "
+            "processes"
+        )
+
+    def _stay(self, why: str) -> None:
+        self._now, self._is_chosen = self._inline, True
+        self._take(self._inline)
+        self.description = f"{self._inline.description}: {why}"
+        logger.info("clients run %s", self.description)
+
+    def _take(self, executor: Executor) -> None:
+        self.batch, self.is_remote = executor.batch, executor.is_remote
+
+
+@dataclass(slots=True)
+class _Spent:
+    """Wall time that calls took, together."""
+
+    seconds: float = 0.0
+    n_calls: int = 0
+    n_runs: int = 0
+
+    def add(self, seconds: float, n_calls: int) -> None:
+        self.seconds += seconds
+        self.n_calls += n_calls
+        self.n_runs += n_calls > 0
+
+    @property
+    def each_s(self) -> float:
+        return self.seconds / max(self.n_calls, 1)
 
 
 def executor_for(
@@ -156,7 +197,8 @@ def executor_for(
         return InlineExecutor(client)
     if kind == "processes" or (workers or 1) > 1:
         return ProcessExecutor(app.load_client, workers or n_cores(), limit_s)
-    return AutoExecutor(client, app.load_client, limit_s=limit_s)
+    shared = SharedState(app.modules).look
+    return AutoExecutor(client, app.load_client, limit_s=limit_s, shared=shared)
 
 
 def _batched(app: FlowerApp, client: ClientApp) -> Executor:
@@ -176,27 +218,3 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return BatchedExecutor(client, functions, device=device)
-
-
-@contextmanager
-def _no_log() -> Iterator[None]:
-    """Let no logger say anything while the block runs."""
-    before = logging.root.manager.disable
-    logging.disable()
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def _copied(call: ClientCall) -> ClientCall:
-    """Return a call of its own, whose context and records nothing else writes to."""
-    own = copy(call.context)
-    own.node_config, own.run_config = dict(own.node_config), dict(own.run_config)
-    own.state = deepcopy(own.state) if len(own.state) else RecordDict()
-    return ClientCall(own_message(call.message), own, call.seed)
-
-
-def _arrays(reply: Message) -> list[dict[str, bytes]]:
-    records: list[ArrayRecord] = list(reply.content.array_records.values())
-    return [{name: array.data for name, array in record.items()} for record in records]

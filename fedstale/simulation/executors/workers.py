@@ -43,6 +43,7 @@ from fedstale.simulation.executors.base import (
     imported_torch,
     quick_manual_seed,
     run_client,
+    seeded_entropy,
     version_of,
 )
 from fedstale.simulation.flower_app import FlowerApp
@@ -138,7 +139,8 @@ class ClientWorker:
     """A ClientApp that is loaded once in a process of its own, for the calls that are sent."""
 
     def __init__(self, load: Callable[[], ClientApp], limit_s: float | None = None) -> None:
-        self._client_app, self._limit_s = load(), limit_s
+        with seeded_entropy():
+            self._client_app, self._limit_s = load(), limit_s
         torch = imported_torch()
         if torch is not None:
             torch.set_num_threads(1)
@@ -151,7 +153,7 @@ class ClientWorker:
             fetch: returns the arrays at a place.
         """
         replies = []
-        with quick_manual_seed(), quick_arrays():
+        with quick_manual_seed(), quick_arrays(), seeded_entropy():
             for call, places in part:
                 content = call.message.content
                 for name, place in places.items():
@@ -265,6 +267,8 @@ _workers: list[ClientWorker] = []
 
 
 def _start_worker(load: Callable[[], ClientApp], limit_s: float | None) -> None:
+    # What a client starts, such as the workers of a DataLoader, starts as everywhere else here.
+    multiprocessing.set_start_method(None, force=True)
     # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()

@@ -1,6 +1,7 @@
 """Executors run clients: the same answers wherever, and nobody harms anybody else."""
 
 import random
+import re
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from local_workers import LocalWorkers
-from small_app import write_small_app
+from small_app import CLIENT, write_small_app
 from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
@@ -322,22 +323,79 @@ def test_the_default_stays_where_it_is_when_training_is_short(tmp_path, monkeypa
         assert auto.batch == 1
 
 
-def test_an_app_that_answers_the_same_message_in_two_ways_is_rejected():
-    times = []
+def test_no_client_runs_twice_unasked(tmp_path):
+    lines = tmp_path / "lines"
 
     def train(message, context):
-        times.append(1)
-        arrays = ArrayRecord([np.full(3, float(len(times)))])
-        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+        with lines.open("a") as file:
+            file.write("trained\n")
+        return Message(RecordDict({"arrays": ArrayRecord([np.zeros(3)])}), reply_to=message)
 
-    with identity(1), pytest.raises(ConfigError, match="answered the same message in two ways"):
-        AutoExecutor(app_that(train), lambda: None, workers=2).run(calls(1))
-
-
-def test_an_app_with_state_is_not_taken_for_one_that_answers_in_two_ways():
     with identity(1):
-        (answer,) = AutoExecutor(counting_app(), lambda: None, workers=2).run(calls(1))
-    assert answer.context.state["seen"]["times"] == 1
+        AutoExecutor(app_that(train), lambda: None, workers=2).run(calls(3))
+    assert lines.read_text().count("trained") == 3
+
+
+SHARED = {
+    "generator": ("rng = np.random.default_rng(1)", "w = w + rng.normal(size=3)"),
+    "count": ("times = 0", "global times; times += 1; w = w + times"),
+    "heads": ("heads = {}", "k = message.metadata.dst_node_id % 2; heads[k] = w + 1"),
+    "cache": ("cache = {}", "cache.setdefault(message.metadata.dst_node_id, w)"),
+    "loaded": ("loaded = None", "global loaded; loaded = loaded or [1.0]"),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.usefixtures("local_workers")
+def test_the_default_stays_where_clients_share_what_processes_would_not(
+    tmp_path, monkeypatch, kind
+):
+    monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
+    made, used = SHARED[kind]
+    client = CLIENT.replace("app = ClientApp()", f"app = ClientApp()\n{made}").replace(
+        '    metrics = MetricRecord({"train', f'    {used}\n    metrics = MetricRecord({{"train'
+    )
+    app = FlowerApp.find(write_small_app(tmp_path, client=client))
+    with app.importable(), executor_for(app, app.load_client()) as auto:
+        auto.run(calls(4))
+        monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
+        auto.run(calls(4))
+        is_shared = kind in ("generator", "count", "heads")
+        assert auto.is_remote != is_shared
+        assert (
+            f"clients share small_app_under_test.client.{made.split()[0]}" in auto.description
+        ) is (is_shared)
+
+
+def test_the_default_comes_back_from_processes_that_are_slower(monkeypatch):
+    class Slow(InlineExecutor):
+        description = "2 processes"
+
+        def run(self, calls):
+            time.sleep(0.05)
+            return super().run(calls)
+
+    monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
+    monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
+    monkeypatch.setattr(choice, "ProcessExecutor", lambda *_: Slow(counting_app()))
+    with identity(1), AutoExecutor(counting_app(), lambda: None, workers=2) as auto:
+        for _ in range(4):
+            auto.run(calls(2))
+    assert re.fullmatch(
+        r"inline, in this process: .* ms a client, and .* ms in 2 processes", auto.description
+    )
+
+
+def test_generators_without_a_seed_repeat_with_the_run_and_differ_between_clients():
+    def train(message, context):
+        drawn = np.random.default_rng().normal(size=3)
+        return Message(RecordDict({"arrays": ArrayRecord([drawn])}), reply_to=message)
+
+    with identity(1):
+        first, again = (weights(InlineExecutor(app_that(train)).run(calls(3))) for _ in range(2))
+    assert first == again
+    assert len({one.tobytes() if hasattr(one, "tobytes") else str(one) for one in first}) == 3
+    assert np.random.default_rng().normal() != np.random.default_rng().normal()
 
 
 @pytest.mark.usefixtures("local_workers")

@@ -176,7 +176,6 @@ def test_the_resolved_config_reads_back_and_repeats_the_run(run, tmp_path):
         "evaluate-work-per-example": 0.3,
         "epochs": 2,
         "examples": 20,
-        "query-work": 0.0,
         "constant-replies": False,
     }
     again = simulate(config, tmp_path / "again", traces=patchy(12))
