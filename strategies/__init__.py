@@ -40,6 +40,7 @@ from fedstale.strategies.stages import (
     Compression,
     ForecastRequest,
     LocalWork,
+    OlderClients,
     Privacy,
     Stage,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "ForecastRequest",
     "GapAware",
     "LocalWork",
+    "OlderClients",
     "Options",
     "Privacy",
     "Runtime",

@@ -90,6 +90,8 @@ class SourceFile:
         """All texts in it, such as names of files."""
         self.handled: set[str] = set()
         """Types of messages, with their action if they have one, that functions in it answer."""
+        self.has_older_client = False
+        """Whether it makes a ClientApp of the older API, by a client_fn."""
         self._keys = {"run_config": self.run_config, "node_config": self.node_config}
         self._read(ast.parse(text), {}, is_needed=True)
 
@@ -122,6 +124,7 @@ class SourceFile:
                 keyword.arg for keyword in node.keywords
             }:
                 self.handled |= {"train", "evaluate"}
+                self.has_older_client = True
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 table = (
                     node.value.attr
@@ -198,9 +201,18 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     missing = missing_costs({kind for s in sources.values() for kind in s.handled}, app.costs)
     if missing and app.work is None:
         findings.append(Finding(f"for fedstale simulate: {missing_text(missing)}", is_fault=False))
+    ours = any(
+        name.startswith("fedstale.strategies") for s in sources.values() for name in s.imports
+    )
+    if ours and any(source.has_older_client for source in sources.values()):
+        findings.append(Finding(_OLDER_CLIENT, is_fault=False))
     return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
+_OLDER_CLIENT = (
+    "the ClientApp is of Flower's older API (client_fn): strategies of fedstale send it its "
+    "records once a first job has failed; with stages=[OlderClients()] none does"
+)
 _NODES = 16
 """Nodes that a ServerApp sees while its first message is waited for."""
 

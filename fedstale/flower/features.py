@@ -102,6 +102,9 @@ FEATURES: tuple[Feature, ...] = (
         without="an app needs a function under @app.main() and a strategy of flwr.serverapp",
         names={
             "flwr.serverapp:ServerApp._main": "None if an app is of the older API",
+            "flwr.common:GetParametersIns": "asks a client for the model that it begins with",
+            "flwr.common:parameters_to_ndarrays": "the arrays of the answer",
+            "flwr.clientapp:ClientApp._call": "what client_fn has become; None in the other API",
             "flwr.server.server:run_fl": "lets a server run its rounds; replaced in a run",
             "flwr.server.server:fit_clients": "asks clients from threads; replaced in a run",
             "flwr.server.server:evaluate_clients": "asks clients from threads; replaced in a run",

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedstale.flower import features
@@ -41,6 +42,11 @@ def is_empty(server: ServerApp) -> bool:
     """Return whether a ServerApp holds nothing to run, by either API."""
     parts = (server._main, server._server_fn, server._server, server._config, server._strategy)
     return all(part is None for part in parts)
+
+
+def is_older_client(client: ClientApp) -> bool:
+    """Return whether a ClientApp is of the older API: it was made of a `client_fn`."""
+    return client._call is not None
 
 
 def home_of(server: ServerApp) -> str:
@@ -116,6 +122,14 @@ def client_of(grid: Grid, node_id: int) -> Any:  # noqa: ANN401 - a ClientProxy
     from flwr.server.compat.grid_client_proxy import GridClientProxy
 
     return GridClientProxy(node_id, grid, grid.run.run_id)
+
+
+def initial_arrays(client: Any) -> ArrayRecord:  # noqa: ANN401 - a ClientProxy
+    """Return the arrays that a client of the older API begins with; empty if it has none."""
+    from flwr.common import GetParametersIns, parameters_to_ndarrays
+
+    answer = client.get_parameters(GetParametersIns(config={}), timeout=None, group_id=0)
+    return ArrayRecord(parameters_to_ndarrays(answer.parameters))
 
 
 def arrays_of(parameters: Any) -> ArrayRecord | None:  # noqa: ANN401 - Parameters, or nothing

@@ -158,7 +158,7 @@ class VirtualTime:
             def __instancecheck__(cls, value: object) -> bool:
                 return isinstance(value, real)
 
-        class Dates(real, metaclass=Kind):
+        class Dates(datetime.datetime, metaclass=Kind):
             def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
                 return real(*args, **kwargs)
 

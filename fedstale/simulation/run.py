@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
-from fedstale.flower import features
+from fedstale.flower import features, legacy
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.costs import check_costs
@@ -46,7 +46,7 @@ from fedstale.strategies.server import (
     Snapshot,
     read_checkpoint,
 )
-from fedstale.strategies.stages import RECORD
+from fedstale.strategies.stages import RECORD, OlderClients
 from fedstale.strategies.types import State
 from fedstale.traces import Availability, TraceSet
 
@@ -162,6 +162,8 @@ def _until_change(
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
             )
+            if features.has("older API") and legacy.is_older_client(client):
+                grid.runtime.own_stages = (OlderClients(),)
             messages = MessageRounds()
             for callback in (metrics, messages, NoneGood(traces.n_devices), *callbacks):
                 grid.runtime.add(callback)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedstale.errors import RunEnded
+from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import features, legacy
 from fedstale.simulation.clock import replaced
 from fedstale.strategies import StaleStrategy
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _UPDATE_EVERY_S = 5.0  # as Flower's own thread does
 _PATIENCE_S = 86_400  # of Flower's own wait_for
+_TIMEOUT_S = 3600.0  # of the strategies of flwr.serverapp
 
 # Objects of flwr.server.
 _OlderStrategy = Any
@@ -382,7 +383,9 @@ def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
         return
     syncs: list[ClientManagerSync] = []
 
-    def run(run_rounds: Callable[..., Any], server: _Server, config: object) -> object:
+    def run(run_rounds: Callable[..., Any], server: _Server, config: Any) -> object:  # noqa: ANN401
+        if isinstance(server.strategy, StaleStrategy):
+            return _start(server, grid, config)
         with _watched(server.strategy, grid.runtime) as trained:
             history: object = run_rounds(server, config)
         shortage = syncs[-1].shortage if syncs else ""
@@ -410,6 +413,30 @@ def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
         ),
     ):
         yield
+
+
+def _start(server: _Server, grid: "TraceGrid", config: Any) -> Result:  # noqa: ANN401
+    """Start a strategy of the message API that a server of the older one was given.
+
+    Raises:
+        ConfigError: no client has a model to begin with.
+    """
+    manager, strategy = server.client_manager(), server.strategy
+    manager.wait_for(1)
+    arrays = legacy.initial_arrays(next(iter(manager.all().values())))
+    if not arrays:
+        raise ConfigError(
+            f"{type(strategy).__name__} in ServerAppComponents begins with what a client's "
+            "get_parameters returns, and that is nothing: implement it, or call "
+            f"{type(strategy).__name__}.start(grid, initial_arrays) under @app.main()"
+        )
+    result: Result = strategy.start(
+        grid=grid,
+        initial_arrays=arrays,
+        num_rounds=config.num_rounds,
+        timeout=config.round_timeout or _TIMEOUT_S,
+    )
+    return result
 
 
 def _refuse(_: object) -> None:

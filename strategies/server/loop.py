@@ -89,7 +89,8 @@ class EventLoop(Stateful):
             memory_bytes=strategy.checkpoints.version_memory_bytes,
             folder=strategy.checkpoints.folder,
         )
-        self.stages: tuple[Stage, ...] = (*grid.runtime.own_stages, *stages)
+        stages = (*grid.runtime.own_stages, *stages)
+        self.stages: tuple[Stage, ...] = tuple(sorted(stages, key=lambda stage: stage.is_last))
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
         self.slots = Slots(self.schedule, self.jobs.n_out)

@@ -28,7 +28,7 @@ from fedstale.strategies.server.runtime import (
     RuntimeGrid,
     WallClock,
 )
-from fedstale.strategies.stages import Compatibility
+from fedstale.strategies.stages import Compatibility, OlderClients
 
 if TYPE_CHECKING:
     from fedstale.flower.superlink_grid import Reply
@@ -248,7 +248,7 @@ class SuperLinkGrid(ForwardingGrid):
             n_online=lambda: self._n_online,
             n_in_flight=lambda: len(self._open),
         )
-        self.runtime.own_stages = (Compatibility(),)
+        self.runtime.own_stages = (Compatibility(), OlderClients(is_on=False))
 
     def __enter__(self) -> Self:
         """Show the run's log in Flower's."""

@@ -25,6 +25,7 @@ from fedstale.strategies.stages.local_work import (
     is_asked,
     steps_of,
 )
+from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Compression",
     "ForecastRequest",
     "LocalWork",
+    "OlderClients",
     "Pick",
     "Privacy",
     "Stage",

@@ -123,6 +123,8 @@ class Stage(Part):
     """Whether it bounds the norms of updates itself, and `Validation` does not."""
     needs_start: ClassVar[bool] = False
     """Whether only `StaleStrategy.start` can keep it, and no loop of another strategy's."""
+    is_last: ClassVar[bool] = False
+    """Whether it comes behind all others: it gives messages the form in which they travel."""
     query: ClassVar[str] = ""
     """Type of the query messages that it asks for; one stage of a strategy may."""
     wait_s: float = inf

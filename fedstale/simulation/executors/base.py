@@ -26,7 +26,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from numpy.random import bit_generator, mtrand
+from numpy.random import bit_generator as _bit_generator
+from numpy.random import mtrand
 
 from fedstale.flower import ErrorCode, quick_arrays
 from fedstale.simulation.flower_app import LIBRARIES
@@ -182,6 +183,7 @@ class _Entropy:
 
 
 _ENTROPY = _Entropy()
+_NUMPY: Any = _bit_generator
 
 
 @contextmanager
@@ -191,14 +193,14 @@ def seeded_entropy() -> Iterator[None]:
     An app that calls `numpy.random.default_rng()` means that its runs differ, not that the same
     run is never to be seen again.
     """
-    before, original = (_ENTROPY.seed, _ENTROPY.source), bit_generator.randbits
+    before, original = (_ENTROPY.seed, _ENTROPY.source), _NUMPY.randbits
     _ENTROPY.begin(0)
-    bit_generator.randbits = _ENTROPY.draw
+    _NUMPY.randbits = _ENTROPY.draw
     try:
         yield
     finally:
         _ENTROPY.begin(*before)
-        bit_generator.randbits = original
+        _NUMPY.randbits = original
 
 
 def seed_streams(seed: int) -> None:
