@@ -36,7 +36,9 @@ def read(
 
     Each session becomes a grid of one second from its first reading. Readings of the same second
     are averaged; a second without one, after which the log goes on within 10 s, repeats the last.
-    Longer silences and jumps of the clock are cut out, since what the link did is not known.
+    Longer silences and jumps of the clock are cut out, since what the link did is not known. Lines
+    in reverse order are turned round, and a last line that does not end is dropped: cut inside a
+    number, 2512 kbit/s would be 2.
 
     Args:
         path: CSV file, folder or zip.
@@ -91,6 +93,9 @@ def _rates(
     where: str, data: bytes, counts: Counter[str], uplink: bool
 ) -> tuple[Array, Array] | None:
     """Return downlink and uplink in bit/s on a grid of 1 s, or None if there are no readings."""
+    if not data.endswith((b"\n", b"\r")):
+        counts["dropped: last line, which was cut short"] += 1
+        data = data[: data.rfind(b"\n") + 1]
     try:
         table = pd.read_csv(
             io.BytesIO(data), usecols=_COLUMNS, dtype="str", keep_default_na=False, index_col=False
@@ -122,7 +127,12 @@ def _rates(
         kind = "filled: uplink that is not a number from 0 to 1 Tbit/s, taken as 0"
         counts[kind] += int(lost.sum())
     rates.loc[lost, "UL_bitrate"] = 0.0
-    seconds = _seconds(clock[good], counts)
+    clock = clock[good]
+    steps = clock.diff().dropna() / pd.Timedelta(seconds=1)
+    if (steps < 0).sum() > (steps > 0).sum():
+        counts["sorted: session whose lines were in reverse order"] += 1
+        clock, rates = clock[::-1], rates[::-1]
+    seconds = _seconds(clock, counts)
     readings = rates.groupby(seconds)
     counts["averaged: further reading of the same second"] += len(rates) - readings.ngroups
     counts["filled: second without a reading"] += int(seconds[-1]) + 1 - readings.ngroups

@@ -71,6 +71,21 @@ def test_a_clock_that_goes_back_is_closed_up(tmp_path):
     assert traces.repairs["closed up: clock went back"] == 1
 
 
+def test_lines_in_reverse_order_are_sorted(tmp_path):
+    rows = [(10, 8, 1), (11, 16, 1), (11, 24, 1), (13, 32, 1)]
+    traces = read(tmp_path, log(*reversed(rows)))
+    assert rates(traces) == rates(read(tmp_path, log(*rows)))
+    assert traces.repairs["sorted: session whose lines were in reverse order"] == 1
+    assert not any("clock" in kind for kind in traces.repairs)
+
+
+@pytest.mark.parametrize("kept", ["2020.02.13_00.00.12,-8.4,2", "2020.02.13_00.00.12,-8.4,2512,3"])
+def test_a_last_line_that_was_cut_short_is_dropped(tmp_path, kept):
+    traces = read(tmp_path, log((10, 8, 1), (11, 16, 1)) + kept)
+    assert rates(traces) == [8000, 16000]
+    assert traces.repairs["dropped: last line, which was cut short"] == 1
+
+
 @pytest.mark.parametrize(
     ("rate", "kind"),
     [
