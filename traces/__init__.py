@@ -18,13 +18,14 @@ from fedstale.traces.arrays import (
 )
 from fedstale.traces.availability import Availability, longest_log
 from fedstale.traces.series import BLOCK, Series
-from fedstale.traces.trace_set import CHANNELS, TraceSet, numbered
+from fedstale.traces.trace_set import CHANNELS, OWN_LOG, TraceSet, numbered
 from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes
 
 __all__ = [
     "BLOCK",
     "CHANNELS",
     "DAY_S",
+    "OWN_LOG",
     "Array",
     "Availability",
     "Index",

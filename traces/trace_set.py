@@ -7,7 +7,7 @@ of the channels, as most published recordings do; what is unknown is never guess
 A device imports this file and makes no set, so pandas is imported where a set needs it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fedstale.traces.synthetic import Population
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
+OWN_LOG = (
+    "a log of your own in CSV or Parquet becomes traces by fedstale traces convert LOG "
+    "--out NAME.parquet"
+)
+"""What ends a refusal of a file that is of another format."""
 _SYNTHETIC, _IDEAL = "synthetic:", "ideal:"
 _SYNTHETIC_DAYS = 7
 
@@ -187,6 +192,73 @@ class TraceSet:
         from fedstale.traces.synthetic import generate
 
         return generate(n, days, seed, time_zones=time_zones, population=population)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: "pd.DataFrame",
+        *,
+        columns: Mapping[str, str] | None = None,
+        kind: str | None = None,
+        unit: str | Sequence[str] = (),
+        time_zone: str | None = None,
+        time_format: str | None = None,
+        device: str | None = None,
+        online_values: Sequence[str] = (),
+        min_level: float | None = None,
+        max_gap_s: float | None = None,
+        compute_unit: str | None = None,
+        decimal: str | None = None,
+    ) -> "TraceSet":
+        """Return the traces of a log in a table, as `fedstale traces convert` makes them.
+
+        What is not stated is taken from the names and values of the columns where they leave one
+        reading; `fedstale.traces.tables.read_table` tells what was taken. docs/traces.md has the
+        kinds of log and what becomes of each.
+
+        Args:
+            frame: one row for each window, reading or node.
+            columns: column of each role, such as {"device": "phone", "start": "from"}.
+            kind: windows, samples, battery, rates or nodes.
+            unit: of time (s, ms, us, ns) and of rates (bit/s, kbit/s, Mbit/s, Gbit/s, B/s, kB/s,
+                MB/s, bytes/interval); several, each alone or as "ROLE=UNIT".
+            time_zone: IANA name of the zone of the devices' clocks.
+            time_format: of texts of time, as of strptime.
+            device: id of the device that all rows are of, where no column says it.
+            online_values: what counts as online, charging or plugged.
+            min_level: level of the battery from which on a device is online, in its own unit.
+            max_gap_s: for how long a reading holds at most; inf for until the next one.
+            compute_unit: what one work unit of the column of speeds is, in words.
+            decimal: decimal mark of numbers in texts.
+
+        Returns:
+            What the table knows; what was dropped or merged is counted in `repairs`.
+
+        Raises:
+            TraceError: something is missing, wrong, or has more than one reading.
+
+        Example:
+            >>> import pandas as pd
+            >>> log = pd.DataFrame({"phone": ["a"], "from": [7.5], "to": [60.0]})
+            >>> TraceSet.from_frame(log, unit="s").availability.windows(0)[0]
+            array([[ 7.5, 60. ]])
+        """
+        from fedstale.traces.tables import TableOptions, read_table
+
+        options = TableOptions(
+            columns=columns or {},
+            kind=kind,
+            unit=(unit,) if isinstance(unit, str) else tuple(unit),
+            time_zone=time_zone,
+            time_format=time_format,
+            device=device,
+            online_values=tuple(online_values),
+            min_level=min_level,
+            max_gap_s=max_gap_s,
+            compute_unit=compute_unit,
+            decimal=decimal,
+        )
+        return read_table(frame, options).traces
 
     @classmethod
     def compose(

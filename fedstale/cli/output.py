@@ -134,14 +134,32 @@ def amount(option: str, text: str, units: Mapping[str, float]) -> float:
     return float(found[1]) * units[found[2]]
 
 
-def write(traces: "TraceSet", out: Path, *, as_json: bool, private: bool = False) -> None:
-    """Write a native file, and say what was repaired or dropped."""
-    traces.write(out, private=private)
-    first = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
+def write(
+    traces: "TraceSet",
+    out: Path | None,
+    *,
+    as_json: bool,
+    private: bool = False,
+    told: Mapping[str, str] | None = None,
+) -> None:
+    """Write a native file, and say what was repaired or dropped.
+
+    Args:
+        traces: of devices.
+        out: the file; None writes nothing.
+        as_json: whether to print the result as JSON.
+        private: whether only its owner may read the file.
+        told: how the traces were read, for JSON.
+    """
+    if out is not None:
+        traces.write(out, private=private)
+    done = "nothing written" if out is None else f"wrote {out}"
+    first = f"{done}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
     note("\n".join([first, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]))
     if as_json:
         made = {"devices": traces.n_devices, "channels": list(traces.known)}
-        say_json(out, **made, repairs=dict(traces.repairs))
+        understood = {"understood": dict(told)} if told else {}
+        say_json(out, **made, repairs=dict(traces.repairs), **understood)
 
 
 def say(line: str, out: Path, *, as_json: bool, **facts: object) -> None:

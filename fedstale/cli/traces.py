@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,11 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.output import (
+    UNITS_S,
     AsJson,
     Out,
     Overwrite,
+    amount,
     check_free,
     note,
     one_sentence,
@@ -25,7 +28,7 @@ from fedstale.cli.output import (
     write,
 )
 from fedstale.cli.record import link_rates, merge, record
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.traces import Series, TraceSet
@@ -73,22 +76,151 @@ def describe(
         _show(traces, numbers)
 
 
-@app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
+@app.command(
+    epilog="Examples: fedstale traces convert ready_strict.json --out phones.parquet  |  "
+    "fedstale traces convert log.csv --columns 'device=phone start=from end=to' --unit ms "
+    "--time-zone Europe/Oslo --dry-run"
+)
 @one_sentence()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Recording, in any known format.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Native file to write.")],
-    kind: Annotated[
-        str | None, typer.Option("--source", help="Format of IN; found out if not given.")
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Published recording, or a CSV or Parquet log.")
+    ],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ROLE=COLUMN]...", help="More of --columns."),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")
+    ] = None,
+    recording: Annotated[
+        str | None, typer.Option("--source", help="Published format of IN; found out if not given.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=COLUMN...",
+            help="Columns of a log: device start end | device time online | device time charging "
+            "plugged level | device time downlink uplink interval | device speed downlink uplink.",
+        ),
+    ] = None,
+    kind: Annotated[
+        Literal["windows", "samples", "battery", "rates", "nodes"] | None,
+        typer.Option(help="What a log is; found out by its columns if not given."),
+    ] = None,
+    unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="UNIT|ROLE=UNIT",
+            help="Of time (s, ms, us, ns) or rates (Mbit/s, kB/s, bytes/interval ...); repeatable.",
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None, typer.Option(help="Zone of the devices' clocks, such as Europe/Oslo.")
+    ] = None,
+    time_format: Annotated[
+        str | None, typer.Option(help="Format of times, such as '%d/%m/%Y %H:%M'.")
+    ] = None,
+    max_gap: Annotated[
+        str | None,
+        typer.Option(help="Longest time for which a reading holds: 5m; none: until the next."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device that all of a log is of, if no column says it.")
+    ] = None,
+    online_values: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="What counts as online, charging or plugged."),
+    ] = None,
+    min_level: Annotated[
+        float | None, typer.Option(help="Level of a battery from which on its device is online.")
+    ] = None,
+    compute_unit: _Unit = None,
+    separator: Annotated[
+        str | None, typer.Option(help="What stands between two cells of a log.")
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark of a log.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how IN is understood, and write nothing.")
+    ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a recording as a native file, and say what was repaired on the way."""
-    check_free(out, overwrite=overwrite)
+    """Write a recording or a log as a native file, and say how it was read and repaired."""
+    if (out is None) != dry_run:
+        raise ConfigError(f"out = {out}: expected --out NAME.parquet, or --dry-run, which has none")
+    if out is not None:
+        check_free(out, overwrite=overwrite)
+    stated = {
+        "columns": _roles([*(columns or []), *(more or [])]),
+        "kind": kind,
+        "unit": tuple(unit or []),
+        "time_zone": time_zone,
+        "time_format": time_format,
+        "max_gap_s": _gap_s(max_gap),
+        "device": device,
+        "online_values": tuple((online_values or "").split(",")) if online_values else (),
+        "min_level": min_level,
+        "compute_unit": compute_unit,
+        "decimal": decimal,
+    }
+    given = {name: value for name, value in stated.items() if value not in (None, (), {})}
     from fedstale.traces import TraceSet
+    from fedstale.traces.sources import is_foreign
 
-    write(TraceSet.read(source, kind), out, as_json=as_json)
+    is_log = bool(given) or separator is not None
+    if is_log and recording is not None:
+        raise ConfigError(
+            f"source = {recording!r}: expected none with options of a log of your own"
+        )
+    if is_log or (recording is None and is_foreign(source)):
+        traces, told = _read_log(source, separator, given)
+    else:
+        traces, told = TraceSet.read(source, recording), {}
+    if told:
+        note("\n".join([f"{source}:", *(f"  {what}: {how}" for what, how in told.items())]))
+    write(traces, out, as_json=as_json, told=told)
+
+
+def _read_log(
+    path: Path, separator: str | None, stated: Mapping[str, Any]
+) -> tuple["TraceSet", Mapping[str, str]]:
+    """Return the traces of a log of one's own, and how it was understood."""
+    from fedstale.traces.tables import TableOptions, open_table, read_table
+
+    table = open_table(path, separator)
+    try:
+        read = read_table(table.frame, TableOptions(**stated))
+    except TraceError as problem:
+        raise TraceError(f"{path}: {problem}") from None
+    cut = {"dropped: last line, which was cut short": table.n_cut}
+    repairs = {**read.traces.repairs, **cut}
+    return replace(read.traces, repairs=repairs), {**table.told, **read.told}
+
+
+def _roles(texts: Sequence[str]) -> dict[str, str]:
+    """Return columns by role; a column's name may have spaces.
+
+    Example:
+        >>> _roles(["device=Device ID start=from", "end=to"])
+        {'device': 'Device ID', 'start': 'from', 'end': 'to'}
+    """
+    roles = {}
+    for text in texts:
+        start, *parts = re.split(r"(?:^|\s+)(\w+)=", text.strip())
+        if start or not parts:
+            raise ConfigError(f"columns = {text!r}: expected ROLE=COLUMN, such as device=phone")
+        for role, column in zip(parts[::2], parts[1::2], strict=True):
+            if role in roles:
+                raise ConfigError(f"columns: {role} is given twice: expected one column")
+            roles[role] = column
+    return roles
+
+
+def _gap_s(text: str | None) -> float | None:
+    if text is None or text == "none":
+        return None if text is None else float("inf")
+    return amount("max-gap", text, UNITS_S)
 
 
 @app.command(

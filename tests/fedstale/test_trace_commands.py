@@ -89,7 +89,7 @@ def test_describe_shows_what_a_reader_repaired(sources):
 
 def test_converted_recordings_are_the_same_traces(sources):
     out = sources / "phones.parquet"
-    assert run("convert", sources / "phones.json", out).exit_code == 0
+    assert run("convert", sources / "phones.json", "--out", out).exit_code == 0
     back = TraceSet.load(str(out), seed=0)
     original = TraceSet.load(str(sources / "phones.json"), seed=0)
     assert list(back.device_ids) == list(original.device_ids)
@@ -227,7 +227,7 @@ def test_a_fitted_population_can_be_generated_from(sources):
         (("describe", "nowhere.json"), "no such file or folder"),
         (("describe", "synthetic:0"), "expected synthetic:N"),
         (("describe", "synthetic:many"), "expected synthetic:N"),
-        (("convert", "nowhere.json", "out.parquet"), "no such file or folder"),
+        (("convert", "nowhere.json", "--out", "out.parquet"), "no such file or folder"),
         (("synthesise", "--n", "2", "--out", "no/folder/d.parquet"), "does not exist"),
         (("synthesise", "--n", "2", "--parameters", "x.toml", "--out", "d.parquet"), "x.toml"),
         (("fetch", "unheard-of"), "expected one of flash"),

@@ -26,6 +26,7 @@ from fedstale.errors import TraceError
 from fedstale.traces import (
     BLOCK,
     CHANNELS,
+    OWN_LOG,
     Array,
     Availability,
     Index,
@@ -195,7 +196,8 @@ def _metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
         ours, version = False, None
     if not ours:
         raise TraceError(
-            f"{path}: a Parquet file, but not of traces: expected one written by fedstale traces"
+            f"{path}: a Parquet file, but not of traces: expected one written by fedstale traces; "
+            f"{OWN_LOG}"
         )
     if version != VERSION:
         raise TraceError(
@@ -316,6 +318,14 @@ def _flat(table: pa.Table, name: str) -> tuple[Array, Index]:
         flat.append(chunk.flatten().to_numpy())
         counts.append(chunk.value_lengths().to_numpy())
     return np.concatenate(flat), np.concatenate(counts).astype(np.int64)
+
+
+def is_native(path: Path) -> bool:
+    """Return whether a Parquet file is of traces, of whatever version; one that is damaged is."""
+    try:
+        return KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return True
 
 
 def read(path: Path) -> TraceSet:

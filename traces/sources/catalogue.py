@@ -22,7 +22,7 @@ from types import MappingProxyType
 import httpx
 
 from fedstale.errors import TraceError
-from fedstale.traces import TraceSet
+from fedstale.traces import OWN_LOG, TraceSet
 from fedstale.traces.io import replacing
 from fedstale.traces.sources import (
     aibenchmark,
@@ -40,6 +40,8 @@ NATIVE = "native"
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 30
 _CHUNK = 1 << 16
+_PICKLES = (b"\x80", b"(", b"}")
+"""How a pickle of a dictionary begins, of any protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,21 @@ def kind_of(path: Path) -> str:
         accepted = {NATIVE: "a .parquet file written by fedstale"}
         accepted |= {name: source.accepts for name, source in SOURCES.items()}
         lines = (f"\n  {name:<19}{files}" for name, files in accepted.items())
-        raise TraceError(f"{path}: not a trace of a known kind; accepted are{''.join(lines)}")
+        raise TraceError(
+            f"{path}: not a trace of a known kind; accepted are{''.join(lines)}\n{OWN_LOG}"
+        )
     return kind
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether a file is of no kind that is known here, and so may be a log of one's own."""
+    if not path.is_file():
+        return False
+    if head(path).startswith(b"PAR1"):
+        from fedstale.traces.io import parquet  # noqa: PLC0415 - as in `read`
+
+        return not parquet.is_native(path)
+    return _of_file(path) is None
 
 
 def _of_names(inside: list[str]) -> str | None:
@@ -167,9 +182,10 @@ def _of_content(start: bytes) -> str | None:
         return "car_charging"
     if b"DL_bitrate" in text.split(b"\n")[0]:
         return "gnettrack"
-    if b"finish_time" in start:
+    is_pickle = start[:1] in _PICKLES
+    if is_pickle and b"finish_time" in start:
         return "fedscale_behaviour"
-    return "fedscale_capacity" if b"computation" in start else None
+    return "fedscale_capacity" if is_pickle and b"computation" in start else None
 
 
 def read(path: Path, source: str | None = None) -> TraceSet:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces import DAY_S, Availability, TraceSet, longest_log
+from fedstale.traces import DAY_S, OWN_LOG, Availability, TraceSet, longest_log
 from fedstale.traces.sources.archives import read_file
 
 COLUMNS = ("user_id", "plugin_time", "plugout_time")
@@ -89,6 +89,7 @@ def _table(path: Path) -> pd.DataFrame:
     except ValueError as problem:
         reason = str(problem).strip().splitlines()[0]
         raise TraceError(
-            f"{path}: expected columns {', '.join(COLUMNS)} with semicolons between them ({reason})"
+            f"{path}: expected columns {', '.join(COLUMNS)} with semicolons between them "
+            f"({reason}); {OWN_LOG}"
         ) from None
     return table

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, Index, Series, TraceSet
+from fedstale.traces import OWN_LOG, Array, Index, Series, TraceSet
 from fedstale.traces.sources.archives import members, read_file
 
 _COLUMNS = ["Timestamp", "DL_bitrate", "UL_bitrate"]
@@ -103,7 +103,7 @@ def _rates(
     except (ValueError, pd.errors.ParserError) as e:
         raise TraceError(
             f"{where}: not a G-NetTrack CSV ({str(e).strip().splitlines()[0]}): expected columns "
-            f"{', '.join(_COLUMNS)}"
+            f"{', '.join(_COLUMNS)}; {OWN_LOG}"
         ) from None
     clock = pd.to_datetime(table["Timestamp"], format=_CLOCK, errors="coerce")
     rates = (

@@ -1,0 +1,248 @@
+"""Logs of other formats become traces by one command, which says how it read them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+from fedstale.traces import TraceSet
+
+HOUR = 3600.0
+JUNE_UTC = 1_717_200_000  # 2024-06-01 00:00 UTC, 02:00 in Oslo
+
+
+def convert(*words: object):
+    return CliRunner().invoke(app, ["traces", "convert", *map(str, words)])
+
+
+def parquet(path: Path, windows: list[tuple[str, str, str]]) -> None:
+    table = pd.DataFrame(windows, columns=["client_id", "begin", "until"])
+    for name in ("begin", "until"):
+        table[name] = pd.to_datetime(table[name]).dt.tz_localize("Europe/Oslo")
+    table.to_parquet(path)
+
+
+# A Norwegian log of a tram's link: Unix time, uptime, place, bytes since the line before, their ms.
+HSDPA = """\
+1284362654 549 59.85127 10.78193 125000 1000
+1284362655 1549 59.85130 10.78190 500000 2000
+1284362657 3549 59.85140 10.78170 0 1000
+1284362658 4549 59.85150 10.78160 31250 500
+"""
+BATTERY = """\
+ts,user,battery_status,battery_level
+1717200000000,u1,charging,20
+1717200600000,u1,charging,60
+1717201200000,u1,full,100
+1717201800000,u1,discharging,99
+1717202400000,u1,discharging,95
+"""
+NODES = """\
+hostname,cpu speed,downlink (Mbit/s),uplink (Mbit/s)
+edge-1,1.5,100,20
+edge-2,0.5,50,2.5
+"""
+MESSY = [
+    ("a", "2024-06-01T08:00:00+02:00", "2024-06-01T09:00:00+02:00"),
+    ("a", "2024-06-01T10:00:00+02:00", "2024-06-01T11:30:00+02:00"),
+    ("a", "2024-06-01T08:30:00+02:00", "2024-06-01T09:30:00+02:00"),
+    ("b", "2024-06-01T23:00:00+02:00", "2024-06-02T01:00:00+02:00"),
+]
+MESSY_WINDOWS = {
+    "a": [[8 * HOUR, 9.5 * HOUR], [10 * HOUR, 11.5 * HOUR]],
+    "b": [[23 * HOUR, 25 * HOUR]],
+}
+
+
+def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
+    lines = [("Device ID", "start", "end"), *MESSY]
+    return "".join(separator.join(f"{quote}{c}{quote}" for c in line) + end for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "expected", "said"),
+    [
+        pytest.param(
+            delimited(",", "\r\n", '"').encode("utf-8-sig"),
+            ["--columns", "device=Device ID"],
+            MESSY_WINDOWS,
+            ["utf-8-sig", "comma, guessed", "UTC+02:00, of the times", "merged: overlapping"],
+            id="commas, quotes, CRLF and BOM",
+        ),
+        pytest.param(
+            delimited(";").encode(),
+            ["--time-zone", "Europe/Oslo"],
+            MESSY_WINDOWS,
+            ["semicolon, guessed", "Europe/Oslo, given", "sorted: out of order", "devices: 2"],
+            id="semicolons",
+        ),
+        pytest.param(
+            delimited("\t").replace("+02:00", "").replace("T", " ").encode("utf-16"),
+            ["--time-zone", "Europe/Oslo", "--kind", "windows"],
+            MESSY_WINDOWS,
+            ["tab, guessed", "windows, given", "dates: 2024-06-01 to 2024-06-02"],
+            id="tabs, local times, UTF-16",
+        ),
+        pytest.param(
+            b"wer|von|bis\nx|01/06/2024 10:00|01/06/2024 11:00\n",
+            [
+                *("--columns", "device=wer", "start=von", "end=bis"),
+                *("--time-format", "%d/%m/%Y %H:%M", "--time-zone", "UTC"),
+            ],
+            {"x": [[10 * HOUR, 11 * HOUR]]},
+            ["'von', given", "%d/%m/%Y %H:%M, given"],
+            id="day first, foreign names, bars",
+        ),
+        pytest.param(
+            f"phone;time;online\np;{JUNE_UTC},5;1\np;{JUNE_UTC + 60},5;0\np;{JUNE_UTC + 120},5;1\n"
+            f"p;{JUNE_UTC + 120},5;1\np;{JUNE_UTC + 180},5;0".encode(),
+            ["--time-zone", "Europe/Oslo"],
+            {"p": [[2 * HOUR + 0.5, 2 * HOUR + 60.5], [2 * HOUR + 120.5, 2 * HOUR + 180.5]]},
+            ["s since 1970, by the size", "samples, by its columns", "1 merged: further reading"],
+            id="samples with decimal commas",
+        ),
+        pytest.param(
+            BATTERY.encode(),
+            ["--online-values", "charging,full", "--time-zone", "UTC"],
+            {"u1": [[0.0, 1800.0]]},
+            ["battery, by its columns", "ms since 1970", "battery_level', by its name, not used"],
+            id="battery",
+        ),
+        pytest.param(
+            lambda path: parquet(path, [(d, s[:19], e[:19]) for d, s, e in MESSY]),
+            [],
+            MESSY_WINDOWS,
+            ["file: Parquet", "Europe/Oslo, of the times themselves", "'until', by its name"],
+            id="Parquet of pandas",
+        ),
+    ],
+)
+def test_a_log_of_when_devices_are_online_becomes_traces(tmp_path, content, words, expected, said):
+    log, out = tmp_path / "log.bin", tmp_path / "own.parquet"
+    content(log) if callable(content) else log.write_bytes(content)
+    result = convert(log, "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    traces = TraceSet.read(out)
+    assert traces.known == ("availability",)
+    assert traces.epoch == "2024-06-01T00:00:00"
+    online = traces.availability
+    found = {d: online.windows(k)[0].tolist() for k, d in enumerate(traces.device_ids)}
+    assert found == expected
+    for text in said:
+        assert text in result.output
+
+
+def test_bytes_of_intervals_become_rates_at_their_hours(tmp_path):
+    log, out = tmp_path / "report.log", tmp_path / "own.parquet"
+    log.write_text(HSDPA)
+    words = ["--columns", "time=1 rate=5 interval=6", "--unit", "bytes/interval"]
+    words += ["--unit", "interval=ms", "--time-zone", "Europe/Oslo", "--device", "tram"]
+    result = convert(log, "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    traces = TraceSet.read(out)
+    assert list(traces.device_ids) == ["tram"]
+    starts, rates, length = traces.downlink.segments(0)
+    assert starts.tolist() == [0.0, 1.0, 3.0, 4.0]
+    assert rates.tolist() == [1e6, 2e6, 0.0, 5e5]
+    assert length == 4.5
+    # 09:24:13 in Oslo, when the first interval begins.
+    began = 9 * HOUR + 24 * 60 + 13
+    assert traces.epoch == "2010-09-13T00:00:00"
+    assert traces.downlink.value_at([0, 0], [began, began + 1.5]).tolist() == [1e6, 2e6]
+    for text in ("white space, guessed", "columns are called 1, 2", "in bytes/interval"):
+        assert text in result.output
+
+
+def test_a_list_of_nodes_becomes_constant_speeds_and_links(tmp_path):
+    log, out = tmp_path / "nodes.csv", tmp_path / "own.parquet"
+    log.write_text(NODES)
+    words = ["--columns", "speed=cpu speed", "--compute-unit", "seconds of a Pi 4"]
+    result = convert(log, "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    traces = TraceSet.read(out)
+    assert list(traces.device_ids) == ["edge-1", "edge-2"]
+    assert traces.compute_unit == "seconds of a Pi 4"
+    here = np.arange(2)
+    assert traces.compute.value_at(here, 7.0).tolist() == [1.5, 0.5]
+    assert traces.downlink.value_at(here, 7.0).tolist() == [100e6, 50e6]
+    assert traces.uplink.value_at(here, 7.0).tolist() == [20e6, 2.5e6]
+    assert "'hostname', by its name" in result.output
+    assert "in Mbit/s" in result.output
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(delimited(","))
+    wet = convert(log, "--out", tmp_path / "own.parquet", "--json")
+    (tmp_path / "own.parquet").unlink()
+    dry = convert(log, "--dry-run", "--json")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+    assert json.loads(dry.stdout) == {**json.loads(wet.stdout), "out": None}
+    assert json.loads(dry.stdout)["understood"]["separator"] == "comma, guessed"
+
+
+def test_a_last_line_that_was_cut_short_is_dropped_and_told(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("device,time,rate_kbps,cell\na,0,8,1\na,1,16,1\na,2,8,1\na,3,2")
+    result = convert(log, "--unit", "s", "--out", tmp_path / "own.parquet")
+    assert "1 dropped: last line, which was cut short" in result.output
+    rates = TraceSet.read(tmp_path / "own.parquet").downlink.segments(0)[1]
+    assert rates.tolist() == [8000.0, 16000.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("log.csv", "device,start,end\na,1,2\n", ["describe"]),
+        ("log.csv", "Timestamp,DL_bitrate\n1,2\n", ["describe"]),
+        ("log.csv", "node,computation\na,2\n", ["describe"]),
+        ("log.parquet", None, ["describe"]),
+        ("log.parquet", None, ["merge", "--out", "x.parquet"]),
+    ],
+)
+def test_refusals_of_foreign_logs_end_with_the_command(tmp_path, monkeypatch, name, content, words):
+    monkeypatch.chdir(tmp_path)
+    if content is None:
+        parquet(Path(name), [(d, s[:19], e[:19]) for d, s, e in MESSY])
+    else:
+        Path(name).write_text(content)
+    result = CliRunner().invoke(app, ["traces", words[0], name, *words[1:]])
+    assert result.exit_code == 2
+    assert result.stderr.endswith("fedstale traces convert LOG --out NAME.parquet\n")
+
+
+def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(delimited(","))
+    result = CliRunner().invoke(app, ["simulate", "digits", "--traces", str(log), "--quiet"])
+    assert result.exit_code == 2
+    assert result.stderr.endswith("fedstale traces convert LOG --out NAME.parquet\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "expected"),
+    [
+        ("device,start,end\na,5,2\n", ["--unit", "s"], "log.csv: line 2: end = '2' is before"),
+        ("device,start,end\na,5,7\n", [], "line 2: start = '5': a number without its unit"),
+        ("device,start,end\n\na,x,7\n", ["--unit", "s"], "line 3: start = 'x'"),
+        ("device,start,end\na,5,7,9\n", ["--unit", "s"], "line 2"),
+        ("one\n1\n", [], "expected several, with a separator"),
+        ("device,start,end\na,5,7\n", ["--dry-run"], "which has none"),
+        ("device,start,end\na,5,7\n", ["--source", "flash", "--unit", "s"], "expected none with"),
+        ("device,start,end\na,5,7\n", ["--columns", "phone"], "expected ROLE=COLUMN"),
+        ("device,start,end\na,5,7\n", ["--max-gap", "long"], "max-gap = 'long'"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(tmp_path, content, words, expected):
+    log = tmp_path / "log.csv"
+    log.write_text(content)
+    result = convert(log, "--out", tmp_path / "own.parquet", *words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert expected in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "own.parquet").exists()
