@@ -33,6 +33,7 @@ from fedstale.traces.tables.values import (
     RATE_UNITS,
     TIME_UNITS,
     Instants,
+    check_units,
     instants,
     numbers,
     states,
@@ -115,7 +116,7 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
                 f"{name} = {getattr(options, name)!r}: expected none for {columns.kind}, since it "
                 f"is for {' and '.join(kinds.split())}"
             )
-    _check_units(columns, options)
+    check_units(columns.of, options)
     log = _Log(
         frame=frame, columns=columns, options=options, counts=Counter(), told={**columns.told}
     )
@@ -124,21 +125,6 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     log.told["rows"] = f"{len(frame):,}"
     log.told["devices"] = f"{traces.n_devices:,}"
     return TableTraces(traces=traces, told=log.told)
-
-
-def _check_units(columns: Columns, options: TableOptions) -> None:
-    """Raise a TraceError for a unit of what is not there."""
-    for text in options.unit:
-        of, _, unit = text.rpartition("=")
-        measured = ("start", "end", "time", "interval") if unit in TIME_UNITS else (*RATES, "rate")
-        roles = (of,) if of else measured
-        if not any(role in columns.of or role == "rate" for role in roles) or (
-            of and of not in measured
-        ):
-            raise TraceError(
-                f"unit = {text!r}: expected a unit of a column that is read "
-                f"({', '.join(columns.of)})"
-            )
 
 
 def _windows(log: _Log) -> TraceSet:

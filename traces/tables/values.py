@@ -6,7 +6,7 @@ be 1.5. Errors name the line (of a file) or the row (of a frame), and the value.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError, nearest
 from fedstale.traces import Array, Mask
-from fedstale.traces.tables.columns import TableOptions, name_and_unit
+from fedstale.traces.tables.columns import RATES, TableOptions, name_and_unit
 
 TIME_UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 """What a unit of time is in microseconds."""
@@ -50,28 +50,44 @@ _OFFSET = r"(Z|[+-]\d{2}:?\d{2})$"
 def where(rows: "pd.Series[str]", bad: Mask) -> str:
     """Return the first row that is bad, and its value, for a sentence."""
     place = int(np.flatnonzero(bad)[0])
-    return f"{rows.index.name or 'row'} {rows.index[place]}: {rows.name} = {rows.iloc[place]!r}"
+    return (
+        f"{rows.index.name or 'row'} {rows.index[place]}: {rows.name} = {str(rows.iloc[place])!r}"
+    )
+
+
+def _stated(options: TableOptions) -> Iterator[tuple[str, str]]:
+    """Yield the role of each unit that is stated, empty if it has none, and the unit."""
+    for text in options.unit:
+        role, _, unit = text.rpartition("=")
+        if unit not in TIME_UNITS and unit not in RATE_UNITS:
+            units = [*TIME_UNITS, *RATE_UNITS]
+            raise TraceError(f"unit = {text!r}: expected {nearest(unit, units)}, or ROLE=UNIT")
+        yield "downlink" if role == "rate" else role, unit
+
+
+def check_units(columns: Mapping[str, str], options: TableOptions) -> None:
+    """Raise a TraceError for a unit that is none, or is of no column that is read."""
+    seen = set()
+    for role, unit in _stated(options):
+        measured = {"start", "end", "time", "interval"} if unit in TIME_UNITS else set(RATES)
+        if (role, unit in TIME_UNITS) in seen:
+            raise TraceError(f"unit = {unit!r}: expected one for {role or 'each of time and rate'}")
+        seen.add((role, unit in TIME_UNITS))
+        if not measured & {role or column for column in columns} & columns.keys():
+            raise TraceError(
+                f"unit = {unit!r}: expected a unit of a column that is read: {', '.join(columns)}"
+            )
 
 
 def unit_of(
     column: str, role: str, options: TableOptions, known: Mapping[str, float]
 ) -> str | None:
-    """Return the unit of a column: as it is stated, or as its name says; None if neither does.
-
-    Raises:
-        TraceError: a unit that is stated is none of time and none of a rate.
-    """
-    stated = None
-    for text in options.unit:
-        of, _, unit = text.rpartition("=")
-        if unit not in TIME_UNITS and unit not in RATE_UNITS:
-            units = [*TIME_UNITS, *RATE_UNITS]
-            raise TraceError(f"unit = {text!r}: expected {nearest(unit, units)}, or ROLE=UNIT")
-        of = "downlink" if of == "rate" else of
-        if unit in known and (of == role or (not of and role != "interval" and stated is None)):
-            stated = unit
+    """Return the unit of a column: as it is stated, or as its name says; None if neither does."""
+    stated = {of: unit for of, unit in _stated(options) if unit in known}
+    # What a unit without a role is of, its kind says; intervals seldom have that of instants.
+    unit = stated.get(role, None if role == "interval" else stated.get(""))
     named = name_and_unit(column)[1]
-    return stated or (named if named in known else None)
+    return unit or (named if named in known else None)
 
 
 def numbers(cells: "pd.Series[str]", options: TableOptions) -> "pd.Series[float]":

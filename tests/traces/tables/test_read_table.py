@@ -1,0 +1,235 @@
+"""A table means what its user states and what its names and values leave no doubt of."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedstale.errors import TraceError
+from fedstale.traces import TraceSet
+from fedstale.traces.tables import TableOptions, read_table
+
+HOUR, DAY = 3600.0, 86_400.0
+MIDNIGHT = 1_717_200_000  # 2024-06-01 00:00 UTC
+
+
+def windows(**columns: list[object]) -> pd.DataFrame:
+    return pd.DataFrame({"device": ["a"] * len(columns["start"]), **columns})
+
+
+def samples(seconds: list[float], online: list[object], device: str = "a") -> pd.DataFrame:
+    return pd.DataFrame({"device": device, "time": seconds, "online": online})
+
+
+def rates(seconds: list[float], values: list[object]) -> pd.DataFrame:
+    return pd.DataFrame({"device": "a", "time": seconds, "rate": values})
+
+
+def found(traces: TraceSet, device: int = 0) -> list[list[float]]:
+    windows: list[list[float]] = traces.availability.windows(device)[0].tolist()  # type: ignore[union-attr]
+    return windows
+
+
+def test_windows_are_sorted_and_merged_and_counted():
+    frame = windows(start=[50, 10, 20, 40, 60], end=[60, 30, 25, 40, None])
+    traces = TraceSet.from_frame(frame, unit="s")
+    assert found(traces) == [[10, 30], [50, 60]]
+    assert dict(traces.repairs) == {
+        "dropped: no length": 1,
+        "dropped: no start or no end": 1,
+        "merged: overlapping": 1,
+        "sorted: out of order": 1,
+    }
+
+
+def test_a_reading_holds_until_the_next_one_and_the_last_ends_the_log():
+    traces = TraceSet.from_frame(samples([0, 10, 20, 30], [True, True, False, True]), unit="s")
+    assert found(traces) == [[0, 20]]
+    assert traces.availability.log_at([0], 15.0) == (0.0, 30.0)
+
+
+def test_readings_of_one_instant_are_one_and_the_last_counts():
+    traces = TraceSet.from_frame(samples([30, 0, 10, 10, 20], [0, 0, 0, 1, 0]), unit="s")
+    assert found(traces) == [[10, 20]]
+    assert dict(traces.repairs) == {
+        "merged: further reading of one instant": 1,
+        "sorted: out of order": 1,
+    }
+
+
+def test_a_gap_is_unknown_and_the_longest_stretch_is_the_log():
+    seconds = [0, 10, 20, 500, 510, 520, 530, 900]
+    online = [1, 1, 1, 0, 1, 1, 1, 1]
+    traces = TraceSet.from_frame(samples(seconds, online), unit="s", max_gap_s=60)
+    assert found(traces) == [[510, 530]]
+    began, ended = traces.availability.log_at([0], 515.0)
+    assert (began, ended) == (500, 530)
+    assert traces.repairs == {
+        "dropped: apart from its device's longest stretch without a gap": 4,
+    }
+    whole = TraceSet.from_frame(samples(seconds, online), unit="s", max_gap_s=np.inf)
+    assert found(whole) == [[0, 500], [510, 900]]
+
+
+def test_windows_far_apart_are_not_one_log():
+    frame = windows(start=[0, 20, 5000], end=[10, 30, 5005])
+    traces = TraceSet.from_frame(frame, unit="s", max_gap_s=60)
+    assert found(traces) == [[0, 10], [20, 30]]
+    assert traces.repairs == {"dropped: apart from the log of its device by more than 60 s": 1}
+
+
+def test_a_device_of_one_reading_is_left_out():
+    frame = pd.concat([samples([0, 10], [1, 1], "a"), samples([5], [1], "b")])
+    traces = TraceSet.from_frame(frame, unit="s")
+    assert list(traces.device_ids) == ["a"]
+    assert traces.repairs == {"dropped: device of which no time is known": 1}
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        [MIDNIGHT, MIDNIGHT + 60],
+        [MIDNIGHT * 1000, MIDNIGHT * 1000 + 60_000],
+        pd.to_datetime([MIDNIGHT, MIDNIGHT + 60], unit="s", utc=True),
+        ["2024-06-01T00:00:00Z", "2024-06-01 00:01:00Z"],
+    ],
+)
+def test_one_instant_is_the_same_however_it_is_written(stamps):
+    frame = pd.DataFrame({"id": 7, "ts": stamps, "available": ["yes", "no"]})
+    traces = TraceSet.from_frame(frame, time_zone="Europe/Oslo")
+    assert traces.epoch == "2024-06-01T00:00:00"
+    assert list(traces.device_ids) == ["7"]
+    assert found(traces) == [[2 * HOUR, 2 * HOUR + 60]]
+    assert traces.availability.record_s().tolist() == [DAY]
+
+
+def test_a_window_through_a_change_of_clocks_lasts_as_long_as_it_did():
+    frame = windows(
+        start=["2024-03-30 23:00", "2024-10-27 02:30"], end=["2024-03-31 05:00", "2024-10-27 04:00"]
+    )
+    read = read_table(frame, TableOptions(time_zone="Europe/Oslo"))
+    assert found(read.traces) == [[23 * HOUR, 28 * HOUR]]
+    assert "clock changes" in read.told
+    # Half past two came twice on that day: which of the two is not known.
+    assert read.traces.repairs == {
+        "dropped: local time that came twice or never, as clocks were changed": 1,
+        "dropped: no start or no end": 1,
+    }
+
+
+def test_a_battery_is_online_while_it_charges_and_has_the_least_level():
+    frame = pd.DataFrame(
+        {
+            "device": "a",
+            "time": [0, 10, 20, 30, 40],
+            "charging": ["Charging", "charging", "not charging", "charging", "charging"],
+            "level": [70, 80, 90, 80, 60],
+        }
+    )
+    assert found(TraceSet.from_frame(frame, unit="s")) == [[0, 20], [30, 40]]
+    assert found(TraceSet.from_frame(frame, unit="s", min_level=80)) == [[10, 20], [30, 40]]
+    level_alone = frame.drop(columns="charging")
+    assert found(TraceSet.from_frame(level_alone, unit="s", min_level=90)) == [[20, 30]]
+
+
+def test_a_rate_holds_until_the_next_one_and_silences_are_closed_up():
+    frame = rates([MIDNIGHT + s for s in (3600, 3610, 3600, 3620, 9000, 9010)], [1, 3, 3, 9, 5, 7])
+    frame["ul_kbps"] = 8
+    read = read_table(frame, TableOptions(unit=("downlink=Mbit/s",), max_gap_s=60))
+    starts, values, length = read.traces.downlink.segments(0)
+    assert (starts.tolist(), values.tolist(), length) == ([0, 10, 20], [2e6, 3e6, 5e6], 30.0)
+    assert read.traces.uplink.segments(0)[1].tolist() == [8000.0] * 3
+    assert read.traces.epoch is None
+    assert read.traces.repairs["closed up: silence in which no rate is known"] == 1
+    assert read.traces.repairs["merged: further reading of one instant"] == 1
+    whole = TraceSet.from_frame(frame, unit="downlink=Mbit/s", max_gap_s=np.inf)
+    assert whole.epoch == "2024-06-01T00:00:00"
+    assert whole.downlink.value_at([0, 0], [2 * HOUR, 9005.0]).tolist() == [9e6, 5e6]
+
+
+def test_bytes_are_of_the_time_since_the_line_before():
+    frame = rates([0, 2, 4, 4, 5], [9e9, 500, 1000, 1000, 125])
+    traces = TraceSet.from_frame(frame, unit=["s", "bytes/interval"])
+    starts, values, length = traces.downlink.segments(0)
+    assert (starts.tolist(), values.tolist(), length) == ([0, 2, 4], [2000, 8000, 1000], 5.0)
+
+
+def test_the_order_of_rows_changes_nothing_but_what_is_counted():
+    rng = np.random.default_rng(0)
+    start = np.sort(rng.integers(0, 5000, 60)).astype(float)
+    frame = pd.DataFrame({"device": [f"d{i % 3}" for i in range(60)], "start": start})
+    frame["end"] = start + rng.integers(1, 90, 60)
+    frame["time"], frame["online"] = start, rng.integers(0, 2, 60)
+    frame = frame.drop_duplicates(["device", "time"])
+    for kind in ("windows", "samples"):
+        sets = [
+            TraceSet.from_frame(rows, unit="s", kind=kind, max_gap_s=300)
+            for rows in (frame, frame.sample(frac=1, random_state=1))
+        ]
+        for device in range(3):
+            assert found(sets[0], device) == found(sets[1], device)
+
+
+AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "expected"),
+    [
+        (windows(start=[5], end=[2]), {"unit": "s"}, r"row 0: end = '2' is before its start '5'"),
+        (windows(start=[5], end=[7]), {}, "a number without its unit"),
+        (windows(start=["2024-01-02 10:00"], end=["2024-01-02 11:00"]), {}, "time zone"),
+        (windows(start=["2/3/2024 1:00"], end=["2/3/2024 2:00"]), {}, "day or the month"),
+        (
+            windows(start=["2024-01-02 10:00", "2024-01-02 10:00Z"], end=["2024-01-03Z"] * 2),
+            {"time_zone": "UTC"},
+            "row 0: start = '2024-01-02 10:00': has no zone, other rows do",
+        ),
+        (windows(start=[MIDNIGHT], end=[MIDNIGHT]), {"time_zone": "Oslo"}, "time_zone = 'Oslo'"),
+        (windows(start=[5], end=[7]), {"unit": "s", "time_zone": "UTC"}, "count from no date"),
+        (windows(start=[-5], end=[7]), {"unit": "s"}, "times begin at -5 s"),
+        (windows(start=[1], end=[10**13]), {"unit": "s"}, "after the year 2100 in s"),
+        (windows(start=[5], end=[5]), {"unit": "s"}, "no device is known for any time"),
+        (samples([0, 1, 2, 99], [1] * 4), {"unit": "s"}, "every 1 s, and once after 97 s"),
+        (samples([0, 1], [1, "maybe"]), {"unit": "s"}, "row 1: online = 'maybe'"),
+        (samples([0, 1], [1, 2]), {"unit": "s", "online_values": ["on"]}, "none is in column"),
+        (rates([0, 1], [1, 2]), {"unit": "s"}, "'rate': a rate without its unit"),
+        (
+            rates([0, 1], [1, -2]),
+            {"unit": ["s", "B/s"]},
+            "row 1: rate = '-2': expected",
+        ),
+        (rates([0, 1], ["1,500", "2,250"]), {"unit": ["s", "B/s"]}, "decimal or thousands"),
+        (rates([0, 1], ["1.5", "x"]), {"unit": ["s", "B/s"]}, "row 1: rate = 'x'"),
+        (
+            rates([0, 1], [1, 2]).assign(interval=1),
+            {"unit": ["s", "bytes/interval"]},
+            "'interval': an interval without its unit",
+        ),
+        (samples([0, 1], [1, 1]).assign(start=0, end=1), {}, "could be windows or samples"),
+        (samples([0, 1], [1, 1]).assign(ts=0), {}, "'time', 'ts' could each be time"),
+        (samples([0, 1], [1, 1]).drop(columns="device"), {}, "or a device"),
+        (pd.DataFrame({"x": [1], "y": [2]}), {}, "cannot tell what the columns 'x', 'y' are"),
+        (pd.DataFrame(AB), {"columns": {"phone": "device"}}, "no role 'phone'"),
+        (pd.DataFrame(AB), {"columns": {"start": "strat"}}, "'strat': expected 'start'"),
+        (pd.DataFrame(AB), {"unit": "min"}, "unit = 'min'"),
+        (pd.DataFrame(AB), {"unit": ["s", "Mbit/s"]}, "unit = 'Mbit/s': expected a unit of a col"),
+        (pd.DataFrame(AB), {"unit": ["s", "ms"]}, "expected one for each of time and rate"),
+        (pd.DataFrame(AB), {"unit": "s", "min_level": 5}, "min_level = 5: expected none for wind"),
+        (pd.DataFrame(AB), {"kind": "sessions"}, "kind = 'sessions'"),
+        (pd.DataFrame({"node": ["a"], "speed": [1]}), {}, "compute_unit = None"),
+        (
+            pd.DataFrame({"node": ["a", "a"], "speed": [1, 2]}),
+            {"compute_unit": "s"},
+            "row 1: device = 'a': came with other numbers before",
+        ),
+        (
+            pd.DataFrame({"device": "a", "time": [0, 1], "level": [5, 6]}),
+            {"unit": "s"},
+            "a level does not say when",
+        ),
+    ],
+)
+def test_what_has_more_than_one_reading_or_none_is_one_sentence(frame, options, expected):
+    with pytest.raises(TraceError, match=expected) as error:
+        TraceSet.from_frame(frame, **options)
+    assert "\n" not in str(error.value)
