@@ -102,7 +102,7 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             f"p;{JUNE_UTC + 120},5;1\np;{JUNE_UTC + 180},5;0".encode(),
             ["--time-zone", "Europe/Oslo"],
             {"p": [[2 * HOUR + 0.5, 2 * HOUR + 60.5], [2 * HOUR + 120.5, 2 * HOUR + 180.5]]},
-            ["s since 1970, by the size", "samples, by its columns", "1 merged: further reading"],
+            ["s since 1970, by the size", "samples, by its columns", "1 replaced: further reading"],
             id="samples with decimal commas",
         ),
         pytest.param(

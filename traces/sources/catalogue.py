@@ -167,7 +167,11 @@ def _of_file(path: Path) -> str | None:
         return NATIVE
     if zipfile.is_zipfile(path) or is_tar(path):
         return _of_names(list(names(path)))
-    if planetlab.HOST.search(path.absolute().as_posix()):
+    # The name of a folder alone would make percentages of any log of a day.
+    if (
+        planetlab.HOST.search(path.absolute().as_posix())
+        and start.split(b"\n")[0].strip().isdigit()
+    ):
         return "planetlab"
     return _of_content(start)
 

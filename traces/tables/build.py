@@ -6,6 +6,7 @@ its log, since a trace has one; those of a link, whose hours matter less, are jo
 dropped or merged is counted in the repairs of the set.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from fedstale.traces.tables.values import (
     unit_of,
     where,
 )
+
+logger = logging.getLogger(__name__)
 
 # Steps of a log that samples regularly differ less; longer ones need a word of the user.
 _REGULAR = 10.0
@@ -109,6 +112,7 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
         >>> read.traces.availability.windows(0)[0].tolist(), read.told["start"]
         ([[10.0, 30.0], [60.0, 90.0]], "column 'from_s', by its name")
     """
+    frame = frame.rename(columns=str)
     columns = understand(frame, options)
     for name, kinds in _OF_KINDS.items():
         if getattr(options, name) not in (None, ()) and columns.kind not in kinds.split():
@@ -124,6 +128,7 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     traces = replace(traces, repairs=log.counts + Counter(traces.repairs))
     log.told["rows"] = f"{len(frame):,}"
     log.told["devices"] = f"{traces.n_devices:,}"
+    logger.info("table: %s", "; ".join(f"{what}: {how}" for what, how in log.told.items()))
     return TableTraces(traces=traces, told=log.told)
 
 
@@ -174,16 +179,18 @@ def _samples(log: _Log) -> TraceSet:
     known = log.kept(np.isfinite(times.of["time"]), "no time")
     known &= log.kept(np.isfinite(online) | ~known, "no state")
     rows, owner, ids = _devices(log, known)
-    owner, at, online = _ordered(log, owner, times.of["time"][rows], online[rows], "last")
-    steps, is_last = _steps(owner, at)
+    owner, at, online = _ordered(log, owner, times.of["time"][rows], online[rows], "replaced")
+    following, is_last = _following(owner, at)
+    gap_s = _max_gap_s(log, (following - at)[~is_last])
     # Until the next reading, unless that comes too late: then nothing is known from this one on.
-    known_s = np.where(is_last | (steps > _max_gap_s(log, steps[~is_last])), 0.0, steps)
-    kept, began, ended = longest_log(owner, at, at + known_s, ids.size, gap_s=0.0)
+    holds = ~is_last & (following - at <= gap_s)
+    until = np.where(holds, following, at)
+    kept, began, ended = longest_log(owner, at, until, ids.size, gap_s=0.0)
     log.kept(kept, "apart from its device's longest stretch without a gap")
-    on = kept & (online == 1.0) & (known_s > 0)
+    on = kept & (online == 1.0) & holds
     goes_on = on[:-1] & on[1:] & ~is_last[:-1]
     opens, closes = on & ~np.append(False, goes_on), on & ~np.append(goes_on, False)
-    windows = owner[opens], at[opens], (at + known_s)[closes]
+    windows = owner[opens], at[opens], until[closes]
     return _available(log, ids, windows, (began, ended), times.epoch)
 
 
@@ -201,7 +208,7 @@ def _available(
     (owner, start, end), (began, ended) = windows, logs
     logged = log.kept(ended > began, "device of which no time is known")
     if not logged.any():
-        raise TraceError("no device is known for any time: expected two instants of one device")
+        raise _nothing_known()
     place = np.cumsum(logged) - 1
     used = logged[owner]
     length = float(ended.max())
@@ -209,7 +216,7 @@ def _available(
     online, repairs = Availability.repaired(
         place[owner[used]], start[used], end[used], np.full(int(logged.sum()), length), join_s=0.0
     )
-    log.told["repeats"] = f"after {length / DAY_S:g} days" if epoch else f"after {length:g} s"
+    log.told["repeats"] = f"after {length / DAY_S:g} d" if epoch else f"after {length:g} s"
     return TraceSet(
         device_ids=ids[logged],
         availability=replace(online, log_starts=began[logged], logs_s=(ended - began)[logged]),
@@ -228,42 +235,39 @@ def _rates(log: _Log) -> TraceSet:
     values = np.stack(
         [_not_negative(log, role).to_numpy() * RATE_UNITS[units[role]] for role in roles], axis=1
     )
-    interval = np.full(len(log.frame), np.nan)
+    interval = np.zeros(len(log.frame))
     if counted and log.has("interval"):
         interval = _interval_s(log)
     elif log.has("interval"):
         log.told.pop("interval")
     known = log.kept(np.isfinite(times.of["time"]), "no time")
-    known &= log.kept(np.isfinite(values).all(axis=1) | ~known, "no rate")
+    has_rate = np.isfinite(values).all(axis=1) & np.isfinite(interval)
+    known &= log.kept(has_rate | ~known, "no rate or no interval")
     rows, owner, ids = _devices(log, known)
     readings = np.column_stack([values, interval])[rows]
     owner, at, readings = _ordered(
-        log, owner, times.of["time"][rows], readings, "sum" if counted else "mean"
+        log, owner, times.of["time"][rows], readings, "added" if counted else "averaged"
     )
     values, interval = readings[:, :-1], readings[:, -1]
-    steps, is_last = _steps(owner, at)
-    is_first = np.append(True, is_last[:-1])
-    before = np.where(is_first, np.inf, np.append(np.inf, steps[:-1]))
+    following, is_last = _following(owner, at)
     if counted and log.has("interval"):
-        lasts, begins = interval, at - interval
-        silent = ~is_first & (before - interval > np.nanmedian(interval))
-    elif counted:
-        gap_s = _max_gap_s(log, steps[~is_last])
-        lasts, begins = before, at - before
-        silent = ~is_first & (before > gap_s)
-        lasts = np.where(silent | is_first, 0.0, lasts)
+        begins, ends, gap_s, slack_s = at - interval, at, np.inf, float(np.median(interval))
+        log.kept(interval > 0, "interval of no length")
     else:
-        gap_s = _max_gap_s(log, steps[~is_last])
-        lasts, begins = np.where(is_last | (steps > gap_s), 0.0, steps), at
-        silent = ~is_first & (before > gap_s)
-    log.counts["closed up: silence in which no rate is known"] = int(silent.sum())
-    # A reading of no time ends what is known before it, or begins what is known after it.
-    used = lasts > 0
+        gap_s, slack_s = _max_gap_s(log, (following - at)[~is_last]), 0.0
+        before = np.where(np.append(True, is_last[:-1]), -np.inf, np.append(0.0, at[:-1]))
+        begins, ends = (before, at) if counted else (at, following)
+    # A reading of no known time only ends what is known before it, or begins what is after it.
+    lasts = ends - begins
+    used = (lasts > 0) & (lasts <= gap_s) & np.isfinite(lasts)
     n_of = np.bincount(owner[used], minlength=ids.size)
     known_devices = log.kept(n_of > 0, "device of which no time is known")
     if not known_devices.any():
-        raise TraceError("no device is known for any time: expected two instants of one device")
-    owner, lasts, begins, values = owner[used], lasts[used], begins[used], values[used]
+        raise _nothing_known()
+    owner = owner[used]
+    begins, ends, lasts, values = (x[used] for x in (begins, ends, lasts, values))
+    silent = (np.diff(owner) == 0) & (begins[1:] - ends[:-1] > slack_s)
+    log.counts["closed up: silence in which no rate is known"] = int(silent.sum())
     bits = values / lasts[:, None] if counted else values
     counts = n_of[known_devices]
     starts, lengths = running_sums(lasts, offsets_of(counts))
@@ -329,6 +333,10 @@ _READERS = {
 }
 
 
+def _nothing_known() -> TraceError:
+    return TraceError("no device is known for any time: expected two instants of one device")
+
+
 def _devices(log: _Log, known: Mask) -> tuple[Mask, Index, pd.Index]:
     """Return which rows are read, the device of each of these, and the ids of all devices."""
     if log.options.device is not None:
@@ -337,10 +345,14 @@ def _devices(log: _Log, known: Mask) -> tuple[Mask, Index, pd.Index]:
     else:
         cells = log.cells("device")
         rows = known & log.kept(cells.notna().to_numpy() | ~known, "no device")
-        names = cells.astype("str").str.strip().reset_index(drop=True)
+        # One empty cell makes floats of a frame's whole numbers.
+        if pd.api.types.is_float_dtype(cells.dtype) and not (cells % 1).any():
+            names = cells.astype("Int64").astype("str")
+        else:
+            names = cells.astype("str").str.strip()
     if not rows.any():
         raise TraceError("no row has all that is needed: expected some")
-    owner, ids = pd.factorize(names[rows], sort=True)
+    owner, ids = pd.factorize(names.to_numpy()[rows], sort=True)
     return rows, owner.astype(np.int64), pd.Index(ids, dtype="str", name=None)
 
 
@@ -352,9 +364,8 @@ def _ordered(
     log.counts["sorted: out of order"] = int(back.sum())
     readings = pd.DataFrame(values.reshape(at.size, -1))
     one = readings.groupby([owner, at], sort=True)
-    # A missing interval stays missing: a sum of nothing would be 0.
-    merged = one.sum(min_count=1) if how == "sum" else one.mean() if how == "mean" else one.last()
-    log.counts["merged: further reading of one instant"] = int(at.size - len(merged))
+    merged = one.sum() if how == "added" else one.mean() if how == "averaged" else one.last()
+    log.counts[f"{how}: further reading of one instant"] = int(at.size - len(merged))
     keys = merged.index
     return (
         keys.get_level_values(0).to_numpy(np.int64),
@@ -363,10 +374,10 @@ def _ordered(
     )
 
 
-def _steps(owner: Index, at: Array) -> tuple[Array, Mask]:
-    """Return the time from each reading to its device's next, inf after the last, and the lasts."""
+def _following(owner: Index, at: Array) -> tuple[Array, Mask]:
+    """Return the instant of each device's next reading, inf after its last, and the lasts."""
     is_last = np.append(np.diff(owner) > 0, True)
-    return np.where(is_last, np.inf, np.append(np.diff(at), np.inf)), is_last
+    return np.where(is_last, np.inf, np.append(at[1:], np.inf)), is_last
 
 
 def _max_gap_s(log: _Log, steps: Array) -> float:
@@ -392,25 +403,25 @@ def _max_gap_s(log: _Log, steps: Array) -> float:
 
 def _rate_unit(log: _Log, role: str) -> str:
     column = log.columns.of[role]
-    unit = unit_of(column, role, log.options, RATE_UNITS)
+    unit, how = unit_of(column, role, log.options, RATE_UNITS)
     if unit is None:
         raise TraceError(
             f"column {column!r}: a rate without its unit: expected one (--unit) of "
             f"{', '.join(RATE_UNITS)}"
         )
-    log.told[role] += f", in {unit}"
+    log.told[role] += f", in {unit}, {how}"
     return unit
 
 
 def _interval_s(log: _Log) -> Array:
     """Return the intervals in which bytes were counted, in s."""
     column = log.columns.of["interval"]
-    unit = unit_of(column, "interval", log.options, TIME_UNITS)
+    unit, how = unit_of(column, "interval", log.options, TIME_UNITS)
     if unit is None:
         raise TraceError(
             f"column {column!r}: an interval without its unit: expected one (--unit interval=ms)"
         )
-    log.told["interval"] += f", in {unit}"
+    log.told["interval"] += f", in {unit}, {how}"
     seconds = _not_negative(log, "interval") * TIME_UNITS[unit] / 1e6
     return np.asarray(seconds, dtype=np.float64)
 

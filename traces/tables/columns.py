@@ -145,7 +145,10 @@ def understand(frame: pd.DataFrame, options: TableOptions) -> Columns:
     Raises:
         TraceError: a column that is given is not there, or what the table is cannot be told.
     """
-    names = [str(name) for name in frame.columns]
+    names = list(frame.columns)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise TraceError(f"column {twice!r} occurs twice: expected distinct names")
     given = _given(names, options.columns)
     found: dict[str, list[str]] = {
         role: [c for c in names if name_and_unit(c)[0] in known and c not in given.values()]

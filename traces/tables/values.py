@@ -81,13 +81,15 @@ def check_units(columns: Mapping[str, str], options: TableOptions) -> None:
 
 def unit_of(
     column: str, role: str, options: TableOptions, known: Mapping[str, float]
-) -> str | None:
-    """Return the unit of a column: as it is stated, or as its name says; None if neither does."""
+) -> tuple[str | None, str]:
+    """Return the unit of a column, None if neither a user nor its name says it, and who does."""
     stated = {of: unit for of, unit in _stated(options) if unit in known}
     # What a unit without a role is of, its kind says; intervals seldom have that of instants.
     unit = stated.get(role, None if role == "interval" else stated.get(""))
+    if unit is not None:
+        return unit, "given"
     named = name_and_unit(column)[1]
-    return unit or (named if named in known else None)
+    return named if named in known else None, "by its name"
 
 
 def numbers(cells: "pd.Series[str]", options: TableOptions) -> "pd.Series[float]":
@@ -178,9 +180,11 @@ def instants(
     if len(set(dated.values())) > 1:
         raise TraceError(f"{' and '.join(columns.values())}: one is dated, the other is not")
     if not all(dated.values()):
-        told["epoch"] = "none: times count from no date, so hours of the day are unknown"
         seconds = {role: column.to_numpy(np.float64) for role, column in parsed.items()}
         least = min(float(np.nanmin(values)) for values in seconds.values())
+        told["epoch"] = (
+            f"none: times count from no date, from {least:g} s on, so hours of the day are unknown"
+        )
         if least < 0:
             raise TraceError(f"times begin at {least:g} s: expected times from 0 on")
         return Instants(of=seconds, epoch=None, told=told)
@@ -254,8 +258,7 @@ def _counted(cells: pd.Series, role: str, options: TableOptions, told: dict[str,
         for u, us in TIME_UNITS.items()
         if np.all((ends * us >= _SINCE_US) & (ends * us < _UNTIL_US))
     ]
-    unit = unit_of(str(cells.name), role, options, TIME_UNITS)
-    how = "stated"
+    unit, how = unit_of(str(cells.name), role, options, TIME_UNITS)
     if unit is None:
         if not fitting:
             raise TraceError(

@@ -47,11 +47,19 @@ def test_a_reading_holds_until_the_next_one_and_the_last_ends_the_log():
     assert traces.availability.log_at([0], 15.0) == (0.0, 30.0)
 
 
+def test_readings_at_fractions_of_a_second_are_one_stretch():
+    seconds = [k / 10 for k in range(1000)]
+    traces = TraceSet.from_frame(samples(seconds, [1] * 1000), unit="s", max_gap_s=1)
+    assert found(traces) == [[0, 99.9]]
+    link = TraceSet.from_frame(rates(seconds, [1] * 1000), unit=["s", "B/s"], max_gap_s=1)
+    assert not link.repairs
+
+
 def test_readings_of_one_instant_are_one_and_the_last_counts():
     traces = TraceSet.from_frame(samples([30, 0, 10, 10, 20], [0, 0, 0, 1, 0]), unit="s")
     assert found(traces) == [[10, 20]]
     assert dict(traces.repairs) == {
-        "merged: further reading of one instant": 1,
+        "replaced: further reading of one instant": 1,
         "sorted: out of order": 1,
     }
 
@@ -75,6 +83,13 @@ def test_windows_far_apart_are_not_one_log():
     traces = TraceSet.from_frame(frame, unit="s", max_gap_s=60)
     assert found(traces) == [[0, 10], [20, 30]]
     assert traces.repairs == {"dropped: apart from the log of its device by more than 60 s": 1}
+
+
+def test_ids_are_whole_numbers_though_one_is_missing():
+    frame = pd.DataFrame({"device": [7, None, 8], "start": 0, "end": 5})
+    traces = TraceSet.from_frame(frame, unit="s")
+    assert list(traces.device_ids) == ["7", "8"]
+    assert traces.repairs == {"dropped: no device": 1}
 
 
 def test_a_device_of_one_reading_is_left_out():
@@ -140,7 +155,7 @@ def test_a_rate_holds_until_the_next_one_and_silences_are_closed_up():
     assert read.traces.uplink.segments(0)[1].tolist() == [8000.0] * 3
     assert read.traces.epoch is None
     assert read.traces.repairs["closed up: silence in which no rate is known"] == 1
-    assert read.traces.repairs["merged: further reading of one instant"] == 1
+    assert read.traces.repairs["averaged: further reading of one instant"] == 1
     whole = TraceSet.from_frame(frame, unit="downlink=Mbit/s", max_gap_s=np.inf)
     assert whole.epoch == "2024-06-01T00:00:00"
     assert whole.downlink.value_at([0, 0], [2 * HOUR, 9005.0]).tolist() == [9e6, 5e6]
