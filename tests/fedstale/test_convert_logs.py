@@ -230,6 +230,7 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
         ("device,start,end\na,5,7\n", [], "line 2: start = '5': a number without its unit"),
         ("device,start,end\n\na,x,7\n", ["--unit", "s"], "line 3: start = 'x'"),
         ("device,start,end\na,5,7,9\n", ["--unit", "s"], "line 2"),
+        ("device,start,end\na,5,7\n", ["--separator", "::"], "separator = '::'"),
         ("one\n1\n", [], "expected several, with a separator"),
         ("device,start,end\na,5,7\n", ["--dry-run"], "which has none"),
         ("device,start,end\na,5,7\n", ["--source", "flash", "--unit", "s"], "expected none with"),

@@ -141,6 +141,7 @@ UPWARD = {
     ("fedstale.traces", "fedstale.traces.io"): _OF_TRACE_SETS,
     ("fedstale.traces", "fedstale.traces.sources"): _OF_TRACE_SETS,
     ("fedstale.traces", "fedstale.traces.synthetic"): _OF_TRACE_SETS,
+    ("fedstale.traces", "fedstale.traces.tables"): _OF_TRACE_SETS,
 }
 """What closes a circle of rooms, and why it stays; nothing of it is imported with its file."""
 

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 # Steps of a log that samples regularly differ less; longer ones need a word of the user.
 _REGULAR = 10.0
+_MOST_BIT_PER_S = 1e15
 _STATES = ("online", "charging", "plugged")
 _OF_KINDS = {
     "time_zone": "windows samples battery rates",
@@ -232,9 +233,7 @@ def _rates(log: _Log) -> TraceSet:
     counted = PER_INTERVAL in units.values()
     if counted and set(units.values()) != {PER_INTERVAL}:
         raise TraceError(f"units {', '.join(units.values())}: expected both of one kind")
-    values = np.stack(
-        [_not_negative(log, role).to_numpy() * RATE_UNITS[units[role]] for role in roles], axis=1
-    )
+    values = np.stack([_rate(log, role, units[role]).to_numpy() for role in roles], axis=1)
     interval = np.zeros(len(log.frame))
     if counted and log.has("interval"):
         interval = _interval_s(log)
@@ -302,7 +301,7 @@ def _nodes(log: _Log) -> TraceSet:
         )
     table = pd.DataFrame(
         {
-            role: _not_negative(log, role) * RATE_UNITS.get(units.get(role, ""), 1.0)
+            role: _rate(log, role, units[role]) if role in units else _not_negative(log, role)
             for role in roles
         }
     )
@@ -387,7 +386,11 @@ def _max_gap_s(log: _Log, steps: Array) -> float:
         TraceError: it is not stated, and the log does not make it plain.
     """
     if log.options.max_gap_s is not None:
-        log.told["longest gap"] = f"{log.options.max_gap_s:g} s, given; longer ones are unknown"
+        log.told["longest gap"] = (
+            "none, given: a reading holds until the next one"
+            if np.isinf(log.options.max_gap_s)
+            else f"{log.options.max_gap_s:g} s, given; longer ones are unknown"
+        )
         return log.options.max_gap_s
     if steps.size == 0:
         return np.inf
@@ -411,6 +414,14 @@ def _rate_unit(log: _Log, role: str) -> str:
         )
     log.told[role] += f", in {unit}, {how}"
     return unit
+
+
+def _rate(log: _Log, role: str, unit: str) -> "pd.Series[float]":
+    values = _not_negative(log, role)
+    above = (values > _MOST_BIT_PER_S / RATE_UNITS[unit]).to_numpy()
+    if above.any():
+        raise TraceError(f"{where(log.cells(role), above)} {unit}: expected at most 1 Pbit/s")
+    return values * RATE_UNITS[unit]
 
 
 def _interval_s(log: _Log) -> Array:

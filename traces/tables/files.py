@@ -38,7 +38,8 @@ def open_table(path: Path, separator: str | None = None) -> Table:
 
     Args:
         path: the file.
-        separator: what stands between two cells, such as ";"; None finds out.
+        separator: what stands between two cells, a character or its name, such as ";" or "tab";
+            None finds out.
 
     Raises:
         TraceError: the file is missing, damaged, or no table.
@@ -60,6 +61,12 @@ def open_table(path: Path, separator: str | None = None) -> Table:
         raise TraceError(f"{path}: not a text in UTF-8: expected a CSV or Parquet file") from None
     if "\0" in text:
         raise TraceError(f"{path}: not a text: expected a CSV or Parquet file")
+    by_name = {name: character for character, name in _SEPARATORS.items()}
+    separator = None if separator is None else by_name.get(separator, separator)
+    if separator is not None and len(separator) != 1 and separator not in _SEPARATORS:
+        raise TraceError(
+            f"separator = {separator!r}: expected one character, or one of {', '.join(by_name)}"
+        )
     found = separator or next((sep for sep in _SEPARATORS if len(_row(path, text, sep)) > 1), None)
     if found is None:
         raise TraceError(

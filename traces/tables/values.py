@@ -31,8 +31,9 @@ RATE_UNITS = {
 }
 """What a unit of a rate is in bit/s, and bytes of an interval in bits."""
 
+# Between 2000 and 2100 a number of one size is of one unit.
 _SINCE_US, _UNTIL_US = 946_684_800_000_000, 4_102_444_800_000_000
-# An earlier number counts from the beginning of a log, not from 1970.
+# A number before 1990 counts from the beginning of a log, not from 1970.
 _CALENDAR_US = 631_152_000_000_000
 _YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on"])
 _NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off"])
@@ -246,7 +247,16 @@ def _parsed(
             (utc.isna() & times.notna()).sum()
         )
         times = utc
-    return times.dt.tz_convert("UTC").astype("datetime64[us, UTC]")
+    us = times.dt.tz_convert("UTC").astype("datetime64[us, UTC]")
+    outside = us.notna() & ~us.between(
+        pd.Timestamp(_CALENDAR_US, unit="us", tz="UTC"),
+        pd.Timestamp(_UNTIL_US, unit="us", tz="UTC"),
+    )
+    if outside.any():
+        raise TraceError(
+            f"{where(cells.astype('str'), outside.to_numpy())}: expected a date from 1990 to 2100"
+        )
+    return us
 
 
 def _counted(cells: pd.Series, role: str, options: TableOptions, told: dict[str, str]) -> pd.Series:
@@ -273,13 +283,13 @@ def _counted(cells: pd.Series, role: str, options: TableOptions, told: dict[str,
             "expected another unit of time (--unit)"
         )
     if us.min() < _CALENDAR_US:
-        told["unit of time"] = f"{unit}, {how}"
+        told[f"unit of {role}"] = f"{unit}, {how}"
         if options.time_zone is not None:
             raise TraceError(
                 f"time_zone = {options.time_zone!r}: expected none, since times count from no date"
             )
         return us / 1e6
-    told["unit of time"] = f"{unit} since 1970, {how}"
+    told[f"unit of {role}"] = f"{unit} since 1970, {how}"
     told["zone"] = "UTC"
     told["time zone"] = (
         "UTC, as none is stated: hours of the day are those of UTC"
@@ -294,7 +304,12 @@ def _dated(texts: "pd.Series[str]", options: TableOptions, told: dict[str, str])
     form = options.time_format
     if form is not None:
         told["format of time"] = f"{form}, given"
-        times = pd.to_datetime(texts, format=form, errors="coerce", utc="%z" in form)
+        try:
+            times = pd.to_datetime(texts, format=form, errors="coerce", utc="%z" in form)
+        except ValueError as problem:
+            raise TraceError(
+                f"time_format = {form!r}: {problem}: expected one of strptime"
+            ) from None
         expected = f"expected a time as {form!r} says (--time-format)"
     else:
         told["format of time"] = "ISO 8601"

@@ -101,6 +101,7 @@ def furnished(tmp_path_factory):
     for i, name in enumerate(("boxes", "phone", "tablet")):
         phones.take([i]).write(folder / f"{name}.parquet")
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
+    (folder / "log.csv").write_text("who,from,to\na,2024-06-01 08:00,2024-06-01 09:00\n")
     write_clothes(folder / "clothes")
     speech = "To be, or not to be, that is the question.\n" * 800
     (folder / "plays.txt").write_text(f"HAMLET:\n{speech}", encoding="utf-8")

@@ -108,6 +108,14 @@ def test_an_unknown_kind_lists_what_is_accepted(tmp_path, content):
         assert kind in str(error.value)
 
 
+def test_a_log_in_a_folder_named_as_a_day_is_no_host_of_planetlab(tmp_path):
+    folder = tmp_path / "20240601"
+    folder.mkdir()
+    (folder / "log.txt").write_text("1717200000 5 12\n1717200060 7 12\n")
+    with pytest.raises(TraceError, match="not a trace of a known kind"):
+        TraceSet.read(folder / "log.txt")
+
+
 def test_an_empty_folder_and_a_missing_path_say_so(tmp_path):
     with pytest.raises(TraceError, match="not a trace of a known kind"):
         TraceSet.read(tmp_path)

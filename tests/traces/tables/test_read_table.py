@@ -213,6 +213,10 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
             {"unit": ["s", "B/s"]},
             "row 1: rate = '-2': expected",
         ),
+        (rates([0, 1], [1, 1e300]), {"unit": ["s", "GB/s"]}, "unit = 'GB/s': expected 'B/s'"),
+        (rates([0, 1], [1, 1e300]), {"unit": ["s", "MB/s"]}, "row 1: rate = '1e.300' MB/s: expect"),
+        (rates(["10:00"], [1]), {"time_format": "%H:%M", "time_zone": "UTC"}, "from 1990 to 2100"),
+        (rates(["10:00"], [1]), {"time_format": "%Q", "time_zone": "UTC"}, "time_format = '%Q'"),
         (rates([0, 1], ["1,500", "2,250"]), {"unit": ["s", "B/s"]}, "decimal or thousands"),
         (rates([0, 1], ["1.5", "x"]), {"unit": ["s", "B/s"]}, "row 1: rate = 'x'"),
         (
