@@ -167,7 +167,7 @@ def _samples(log: _Log) -> TraceSet:
         )
     if log.has("level"):
         if log.options.min_level is not None:
-            level = numbers(log.cells("level"), log.options).to_numpy()
+            level = numbers(log.cells("level"), log.options, log.told).to_numpy()
             enough = np.where(np.isfinite(level), level >= log.options.min_level, np.nan)
             online *= enough
         elif not any(log.has(role) for role in _STATES):
@@ -238,7 +238,7 @@ def _rates(log: _Log) -> TraceSet:
     if counted and log.has("interval"):
         interval = _interval_s(log)
     elif log.has("interval"):
-        log.told.pop("interval")
+        log.told["interval"] += ", not used: rates are not counted in intervals"
     known = log.kept(np.isfinite(times.of["time"]), "no time")
     has_rate = np.isfinite(values).all(axis=1) & np.isfinite(interval)
     known &= log.kept(has_rate | ~known, "no rate or no interval")
@@ -438,7 +438,7 @@ def _interval_s(log: _Log) -> Array:
 
 
 def _not_negative(log: _Log, role: str) -> "pd.Series[float]":
-    values = numbers(log.cells(role), log.options)
+    values = numbers(log.cells(role), log.options, log.told)
     wrong = (values < 0).to_numpy()
     if wrong.any():
         raise TraceError(f"{where(log.cells(role), wrong)}: expected a number >= 0")

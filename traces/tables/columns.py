@@ -158,6 +158,12 @@ def understand(frame: pd.DataFrame, options: TableOptions) -> Columns:
     present = {*given, *(role for role, columns in found.items() if columns)}
     kind = _kind(names, given, present, options.kind)
     roles = _KINDS[kind]
+    others = given.keys() - {*roles.all, *(() if options.device is not None else ("device",))}
+    if others:
+        raise TraceError(
+            f"columns: {', '.join(sorted(others))} = {given[min(others)]!r}: expected none, since "
+            f"a log of {kind} has {', '.join(roles.all)}, and device in a column or by --device"
+        )
     wanted = [role for role in roles.needs if role not in given]
     # What says of a battery that a device is online is said whole, or found whole.
     if kind != "battery" or given.keys().isdisjoint(roles.one_of):
@@ -165,8 +171,7 @@ def understand(frame: pd.DataFrame, options: TableOptions) -> Columns:
     if options.device is None and "device" not in given:
         wanted.append("device")
     guessed = {role: _only(role, found[role], names) for role in wanted}
-    used = {role: column for role, column in given.items() if role in ("device", *roles.all)}
-    of = {**used, **guessed}
+    of = {**given, **guessed}
     told = {"kind": f"{kind}, {'given' if options.kind else 'by its columns'}"}
     if options.device is not None:
         told["device"] = f"{options.device!r} for all rows, given"

@@ -93,8 +93,10 @@ def unit_of(
     return named if named in known else None, "by its name"
 
 
-def numbers(cells: "pd.Series[str]", options: TableOptions) -> "pd.Series[float]":
-    """Return a column as numbers, NaN where there are none.
+def numbers(
+    cells: "pd.Series[str]", options: TableOptions, told: dict[str, str]
+) -> "pd.Series[float]":
+    """Return a column as numbers, NaN where there are none; tells the decimal mark.
 
     Raises:
         TraceError: a cell is no number, or may be two.
@@ -111,6 +113,8 @@ def numbers(cells: "pd.Series[str]", options: TableOptions) -> "pd.Series[float]
                 "decimal mark (--decimal), ',' or '.'"
             )
         mark = "," if not commas.empty else "."
+        if mark == "," or texts.str.contains(".", regex=False, na=False).any():
+            told["decimal mark"] = f"{mark!r}, by the numbers"
     plain = texts.str.replace(".", "x").str.replace(",", ".") if mark == "," else texts
     values = pd.to_numeric(plain, errors="coerce").astype("float64")
     wrong = (texts.notna() & ~np.isfinite(values)).to_numpy()
@@ -201,7 +205,8 @@ def instants(
     )
     if offsets.nunique() > 1:
         told["clock changes"] = "clocks were changed within the log: hours of the day are off then"
-    told["dates"] = f"{first.date()} to {last.date()}"
+    n_days = (last.normalize() - midnight).days + 1
+    told["dates"] = f"{first.date()} to {last.date()}, {n_days:,} days"
     return Instants(
         of={
             role: ((column - midnight) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
@@ -261,7 +266,7 @@ def _parsed(
 
 def _counted(cells: pd.Series, role: str, options: TableOptions, told: dict[str, str]) -> pd.Series:
     """Return numbers as instants in UTC if they count since 1970, else as seconds."""
-    values = numbers(cells, options)
+    values = numbers(cells, options, told)
     ends = values.agg(["min", "max"]).to_numpy()
     fitting = [
         u

@@ -230,6 +230,16 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
         (pd.DataFrame({"x": [1], "y": [2]}), {}, "cannot tell what the columns 'x', 'y' are"),
         (pd.DataFrame(AB), {"columns": {"phone": "device"}}, "no role 'phone'"),
         (pd.DataFrame(AB), {"columns": {"start": "strat"}}, "'strat': expected 'start'"),
+        (
+            pd.DataFrame({**AB, "x": [1, 2]}),
+            {"columns": {"time": "x"}, "unit": "s"},
+            "columns: time = 'x': expected none, since a log of windows has start, end",
+        ),
+        (
+            pd.DataFrame(AB),
+            {"columns": {"device": "device"}, "device": "x", "unit": "s"},
+            "columns: device = 'device': expected none",
+        ),
         (pd.DataFrame(AB), {"unit": "min"}, "unit = 'min'"),
         (pd.DataFrame(AB), {"unit": ["s", "Mbit/s"]}, "unit = 'Mbit/s': expected a unit of a col"),
         (pd.DataFrame(AB), {"unit": ["s", "ms"]}, "expected one for each of time and rate"),
