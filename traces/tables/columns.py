@@ -165,6 +165,8 @@ def understand(frame: pd.DataFrame, options: TableOptions) -> Columns:
             f"a log of {kind} has {', '.join(roles.all)}, and device in a column or by --device"
         )
     wanted = [role for role in roles.needs if role not in given]
+    if roles.one_of and present.isdisjoint(roles.one_of):
+        wanted.append(roles.one_of[0])
     # What says of a battery that a device is online is said whole, or found whole.
     if kind != "battery" or given.keys().isdisjoint(roles.one_of):
         wanted += [role for role in (*roles.one_of, *roles.also) if found.get(role)]
@@ -201,19 +203,21 @@ def _kind(names: list[str], given: Mapping[str, str], present: set[str], kind: s
         if name == kind:
             stated: Kind = name
             return stated
+    # What is given tells it first, then what is found.
     telling = given.keys() - {"device", "time"}
-
-    def fits(name: Kind) -> bool:
-        roles = _KINDS[name]
-        is_static = name == "nodes"
-        return (
-            telling <= set(roles.all)
-            and present >= set(roles.needs)
-            and (not roles.one_of or not present.isdisjoint(roles.one_of))
-            and not (is_static and present & {"time", "start", "end"})
-        )
-
-    fitting = [name for name in _KINDS if fits(name)]
+    is_dated = bool(present & {"time", "start", "end"})
+    fitting = [
+        name
+        for name, roles in _KINDS.items()
+        if telling <= set(roles.all) and not (name == "nodes" and is_dated)
+    ]
+    if not telling or len(fitting) > 1:
+        fitting = [
+            name
+            for name in fitting
+            if present.issuperset(_KINDS[name].needs)
+            and not (_KINDS[name].one_of and present.isdisjoint(_KINDS[name].one_of))
+        ]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

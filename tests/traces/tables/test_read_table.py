@@ -106,6 +106,7 @@ def test_a_device_of_one_reading_is_left_out():
         [MIDNIGHT * 1000, MIDNIGHT * 1000 + 60_000],
         pd.to_datetime([MIDNIGHT, MIDNIGHT + 60], unit="s", utc=True),
         ["2024-06-01T00:00:00Z", "2024-06-01 00:01:00Z"],
+        ["2024/06/01 02:00:00+0200", "2024/05/31 19:01:00-0500"],
     ],
 )
 def test_one_instant_is_the_same_however_it_is_written(stamps):
@@ -115,6 +116,11 @@ def test_one_instant_is_the_same_however_it_is_written(stamps):
     assert list(traces.device_ids) == ["7"]
     assert found(traces) == [[2 * HOUR, 2 * HOUR + 60]]
     assert traces.availability.record_s().tolist() == [DAY]
+
+
+def test_the_offset_of_all_times_is_the_zone_of_the_clock():
+    frame = windows(start=["2024-06-01T08:00+0200"], end=["2024-06-01T09:00+0200"])
+    assert found(TraceSet.from_frame(frame)) == [[8 * HOUR, 9 * HOUR]]
 
 
 def test_a_window_through_a_change_of_clocks_lasts_as_long_as_it_did():
@@ -203,6 +209,7 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
         (windows(start=[5], end=[7]), {"unit": "s", "time_zone": "UTC"}, "count from no date"),
         (windows(start=[-5], end=[7]), {"unit": "s"}, "times begin at -5 s"),
         (windows(start=[1], end=[10**13]), {"unit": "s"}, "after the year 2100 in s"),
+        (rates([0, MIDNIGHT], [1, 1]), {"unit": ["s", "B/s"]}, "row 0: time = '0': before 1990"),
         (windows(start=[5], end=[5]), {"unit": "s"}, "no device is known for any time"),
         (samples([0, 1, 2, 99], [1] * 4), {"unit": "s"}, "every 1 s, and once after 97 s"),
         (samples([0, 1], [1, "maybe"]), {"unit": "s"}, "row 1: online = 'maybe'"),
@@ -227,6 +234,12 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
         (samples([0, 1], [1, 1]).assign(start=0, end=1), {}, "could be windows or samples"),
         (samples([0, 1], [1, 1]).assign(ts=0), {}, "'time', 'ts' could each be time"),
         (samples([0, 1], [1, 1]).drop(columns="device"), {}, "or a device"),
+        (samples([0, 1], [1, 1]), {"kind": "rates"}, "is known to be downlink: expected downlink="),
+        (
+            pd.DataFrame({"device": [1], "when": [1], "x": [1]}),
+            {"columns": {"online": "x"}},
+            "none of the columns 'device', 'when', 'x' is known to be time",
+        ),
         (pd.DataFrame({"x": [1], "y": [2]}), {}, "cannot tell what the columns 'x', 'y' are"),
         (pd.DataFrame(AB), {"columns": {"phone": "device"}}, "no role 'phone'"),
         (pd.DataFrame(AB), {"columns": {"start": "strat"}}, "'strat': expected 'start'"),
