@@ -167,9 +167,9 @@ def understand(frame: pd.DataFrame, options: TableOptions) -> Columns:
     wanted = [role for role in roles.needs if role not in given]
     if roles.one_of and present.isdisjoint(roles.one_of):
         wanted.append(roles.one_of[0])
-    # What says of a battery that a device is online is said whole, or found whole.
-    if kind != "battery" or given.keys().isdisjoint(roles.one_of):
-        wanted += [role for role in (*roles.one_of, *roles.also) if found.get(role)]
+    # Who names one direction of a link, or one sign of a battery, may not want the other.
+    more = roles.also if kind != "nodes" and given.keys() & set(roles.one_of) else roles.all
+    wanted += [role for role in more if role not in roles.needs and found.get(role)]
     if options.device is None and "device" not in given:
         wanted.append("device")
     guessed = {role: _only(role, found[role], names) for role in wanted}

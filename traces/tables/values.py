@@ -205,8 +205,10 @@ def instants(
         [c.dt.tz_localize(None) - parsed[r].dt.tz_localize(None) for r, c in local.items()]
     )
     if offsets.nunique() > 1:
-        told["clock changes"] = "clocks were changed within the log: hours of the day are off then"
-    n_days = (last.normalize() - midnight).days + 1
+        told["clock changes"] = (
+            "within the log: durations are true, hours of the day are off from then on"
+        )
+    n_days = (last.date() - first.date()).days + 1
     told["dates"] = f"{first.date()} to {last.date()}, {n_days:,} days"
     return Instants(
         of={

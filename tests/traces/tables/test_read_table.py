@@ -167,6 +167,13 @@ def test_a_rate_holds_until_the_next_one_and_silences_are_closed_up():
     assert whole.downlink.value_at([0, 0], [2 * HOUR, 9005.0]).tolist() == [9e6, 5e6]
 
 
+def test_a_direction_that_is_not_named_beside_one_that_is_stays_unknown():
+    frame = rates([0, 10], [1, 1]).assign(ul_kbps=8)
+    assert TraceSet.from_frame(frame, unit=["s", "kbit/s"]).known == ("downlink", "uplink")
+    named = TraceSet.from_frame(frame, unit=["s", "kbit/s"], columns={"downlink": "rate"})
+    assert named.known == ("downlink",)
+
+
 def test_bytes_are_of_the_time_since_the_line_before():
     frame = rates([0, 2, 4, 4, 5], [9e9, 500, 1000, 1000, 125])
     traces = TraceSet.from_frame(frame, unit=["s", "bytes/interval"])
