@@ -6,7 +6,7 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
-from fedstale.traces.tables import TableOptions, read_table
+from fedstale.traces.tables import TableOptions, open_table, read_table
 
 HOUR, DAY = 3600.0, 86_400.0
 MIDNIGHT = 1_717_200_000  # 2024-06-01 00:00 UTC
@@ -195,6 +195,29 @@ def test_the_order_of_rows_changes_nothing_but_what_is_counted():
         ]
         for device in range(3):
             assert found(sets[0], device) == found(sets[1], device)
+
+
+def test_a_published_log_is_read_as_its_own_reader_reads_it(tmp_path):
+    rng = np.random.default_rng(3)
+    at = pd.Timestamp("2016-01-28") + pd.to_timedelta(np.sort(rng.integers(0, 9 * DAY, 200)), "s")
+    state = rng.choice(["available", "in-use", "offline", "restarted"], 200)
+    machine = rng.choice(["m1", "m2", "m3"], 200)
+    log = tmp_path / "FullLogonData-000.csv"
+    lines = zip(machine, state, at, strict=True)
+    log.write_text("".join(f"{m},{s},{t:%Y-%m-%d %H:%M:%S}.000\n" for m, s, t in lines))
+    published = TraceSet.read(log)
+    stated = TableOptions(
+        columns={"device": "1", "online": "2", "time": "3"},
+        online_values=("available", "restarted"),
+        time_zone="UTC",
+        max_gap_s=np.inf,
+    )
+    own = read_table(open_table(log).frame, stated).traces
+    # The record of the reader begins on a Monday, three days earlier.
+    assert (published.epoch, own.epoch) == ("2016-01-25T00:00:00", "2016-01-28T00:00:00")
+    for device in range(3):
+        expected = published.availability.windows(device)[0] - 3 * DAY
+        np.testing.assert_array_equal(own.availability.windows(device)[0], expected)
 
 
 AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
