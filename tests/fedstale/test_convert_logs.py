@@ -175,6 +175,29 @@ def test_a_list_of_nodes_becomes_constant_speeds_and_links(tmp_path):
     assert "in Mbit/s" in result.output
 
 
+def test_one_log_of_two_kinds_becomes_devices_with_their_own_links(tmp_path):
+    log, out = tmp_path / "log.csv", tmp_path / "devices.parquet"
+    rows = [f"p{k},{JUNE_UTC + 60 * t},1,{k + 1}.5" for k in range(3) for t in range(5)]
+    log.write_text("\n".join(["phone,ts,online,rate_mbps", *rows, ""]))
+    for kind in ("samples", "rates"):
+        made = convert(log, "--kind", kind, "--out", tmp_path / f"{kind}.parquet")
+        assert made.exit_code == 0, made.output
+    words = [
+        "--availability",
+        tmp_path / "samples.parquet",
+        "--network",
+        tmp_path / "rates.parquet",
+    ]
+    words += ["--speed", 1, "--compute-unit", "s", "--uplink-share", 0.5, "--keep-together"]
+    words = ["traces", "compose", *words, "--n", 3, "--out", out]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    devices = TraceSet.read(out)
+    now = devices.downlink.value_at(np.arange(3), np.full(3, 130.0))
+    own = {"p0": 1.5e6, "p1": 2.5e6, "p2": 3.5e6}
+    assert dict(zip(devices.device_ids, now.tolist(), strict=True)) == own
+
+
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text(delimited(","))
@@ -232,6 +255,12 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
         ("device,start,end\n\na,x,7\n", ["--unit", "s"], "line 3: start = 'x'"),
         ("device,start,end\na,5,7,9\n", ["--unit", "s"], "line 2"),
         ("device,start,end\na,5,7\n", ["--separator", "::"], "separator = '::'"),
+        ("device,start,end\na,5,7\nb,1,2,9\n", ["--unit", "s"], "fields in line 3, saw 4"),
+        ('device,start,end\n"a,5,7\n', ["--unit", "s"], "not a table"),
+        ('"device,start,end\n', ["--unit", "s"], "its first line is no row of a table"),
+        (b"PAR1 and no more", ["--unit", "s"], "not a readable Parquet file"),
+        (b"device,start,end\n\xe6,5,7\n", [], "not a text in UTF-8"),
+        (b"\0,1\n\0,2\n", [], "not a text"),
         ("one\n1\n", [], "expected several, with a separator"),
         ("device,start,end\na,5,7\n", ["--dry-run"], "which has none"),
         ("device,start,end\na,5,7\n", ["--source", "flash", "--unit", "s"], "expected none with"),
@@ -241,7 +270,7 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
 )
 def test_what_cannot_be_read_is_one_sentence(tmp_path, content, words, expected):
     log = tmp_path / "log.csv"
-    log.write_text(content)
+    log.write_bytes(content if isinstance(content, bytes) else content.encode())
     result = convert(log, "--out", tmp_path / "own.parquet", *words)
     assert result.exit_code == 2
     assert result.stdout == ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import read_file
@@ -48,7 +49,7 @@ def open_table(path: Path, separator: str | None = None) -> Table:
     if data.startswith(b"PAR1"):
         try:
             frame = pd.read_parquet(io.BytesIO(data))
-        except (ValueError, OSError) as problem:
+        except (pa.ArrowException, ValueError, OSError) as problem:
             reason = str(problem).strip().splitlines()[0]
             raise TraceError(f"{path}: not a readable Parquet file ({reason})") from None
         frame.columns = frame.columns.map(str)

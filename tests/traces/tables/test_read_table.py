@@ -78,6 +78,25 @@ def test_a_gap_is_unknown_and_the_longest_stretch_is_the_log():
     assert found(whole) == [[0, 500], [510, 900]]
 
 
+def test_a_reading_holds_for_the_longest_gap_and_no_longer():
+    seconds, stated = [0, 10, 20, 31], {"unit": ["s", "B/s"], "kind": "samples", "max_gap_s": 10}
+    frame = samples(seconds, [1] * 4).assign(rate=[1, 2, 3, 4])
+    assert found(TraceSet.from_frame(frame, **stated | {"unit": "s"})) == [[0, 20]]
+    link = TraceSet.from_frame(frame, **stated | {"kind": "rates"}).downlink
+    assert link.segments(0)[1].tolist() == [8, 16]
+    assert link.lengths.tolist() == [20]
+
+
+def test_a_row_is_dropped_for_one_reason():
+    frame = samples([0, None, 10, 20, None], [1, None, None, 1, 1])
+    traces = TraceSet.from_frame(frame, unit="s")
+    assert found(traces) == [[0, 20]]
+    assert traces.repairs == {"dropped: no time": 2, "dropped: no state": 1}
+    link = rates([0, None, 10, 20], [1, None, None, 1])
+    repairs = TraceSet.from_frame(link, unit=["s", "B/s"]).repairs
+    assert repairs == {"dropped: no time": 1, "dropped: no rate or no interval": 1}
+
+
 def test_windows_far_apart_are_not_one_log():
     frame = windows(start=[0, 20, 5000], end=[10, 30, 5005])
     traces = TraceSet.from_frame(frame, unit="s", max_gap_s=60)
@@ -120,7 +139,9 @@ def test_one_instant_is_the_same_however_it_is_written(stamps):
 
 def test_the_offset_of_all_times_is_the_zone_of_the_clock():
     frame = windows(start=["2024-06-01T08:00+0200"], end=["2024-06-01T09:00+0200"])
-    assert found(TraceSet.from_frame(frame)) == [[8 * HOUR, 9 * HOUR]]
+    read = read_table(frame, TableOptions())
+    assert found(read.traces) == [[8 * HOUR, 9 * HOUR]]
+    assert "clock changes" not in read.told
 
 
 def test_a_window_through_a_change_of_clocks_lasts_as_long_as_it_did():
@@ -179,6 +200,14 @@ def test_bytes_are_of_the_time_since_the_line_before():
     traces = TraceSet.from_frame(frame, unit=["s", "bytes/interval"])
     starts, values, length = traces.downlink.segments(0)
     assert (starts.tolist(), values.tolist(), length) == ([0, 2, 4], [2000, 8000, 1000], 5.0)
+
+
+def test_speeds_without_what_a_unit_of_them_is_are_told_and_left_out():
+    nodes = pd.DataFrame({"host": ["a", "b"], "speed": [1, 2], "downlink_kbps": [8, 16]})
+    read = read_table(nodes, TableOptions())
+    assert read.traces.known == ("downlink",)
+    assert "not used" in read.told["speed"]
+    assert read.traces.downlink.value_at([0, 1], 0.0).tolist() == [8000, 16000]
 
 
 def test_the_order_of_rows_changes_nothing_but_what_is_counted():
@@ -240,10 +269,18 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
         (windows(start=[-5], end=[7]), {"unit": "s"}, "times begin at -5 s"),
         (windows(start=[1], end=[10**13]), {"unit": "s"}, "after the year 2100 in s"),
         (rates([0, MIDNIGHT], [1, 1]), {"unit": ["s", "B/s"]}, "row 0: time = '0': before 1990"),
+        (windows(start=[5], end=[MIDNIGHT]), {"unit": "s"}, "start and end: one is dated, the oth"),
         (windows(start=[5], end=[5]), {"unit": "s"}, "no device is known for any time"),
         (samples([0, 1, 2, 99], [1] * 4), {"unit": "s"}, "every 1 s, and once after 97 s"),
         (samples([0, 1], [1, "maybe"]), {"unit": "s"}, "row 1: online = 'maybe'"),
         (samples([0, 1], [1, 2]), {"unit": "s", "online_values": ["on"]}, "none is in column"),
+        (rates([0, 1, 2, 99], [1] * 4), {"unit": ["s", "B/s"]}, "every 1 s, and once after 97 s"),
+        (
+            rates([0, 1], [1, 2]).assign(uplink=1),
+            {"unit": ["s", "rate=bytes/interval", "uplink=B/s"]},
+            "expected both of one kind",
+        ),
+        (samples([0, 1], [1, None]).assign(device=None), {"unit": "s"}, "no row has all"),
         (rates([0, 1], [1, 2]), {"unit": "s"}, "'rate': a rate without its unit"),
         (
             rates([0, 1], [1, -2]),
@@ -283,6 +320,8 @@ AB = {"device": ["a", "b"], "start": [1, 2], "end": [3, 4]}
             {"columns": {"device": "device"}, "device": "x", "unit": "s"},
             "columns: device = 'device': expected none",
         ),
+        (pd.DataFrame([["a", 1, 2]], columns=["device", "x", "x"]), {}, "'x' occurs twice"),
+        (pd.DataFrame(AB), {"unit": "s", "max_gap_s": 0}, "max_gap_s = 0"),
         (pd.DataFrame(AB), {"unit": "min"}, "unit = 'min'"),
         (pd.DataFrame(AB), {"unit": ["s", "Mbit/s"]}, "unit = 'Mbit/s': expected a unit of a col"),
         (pd.DataFrame(AB), {"unit": ["s", "ms"]}, "expected one for each of time and rate"),
