@@ -218,6 +218,15 @@ def test_a_last_line_that_was_cut_short_is_dropped_and_told(tmp_path):
     assert rates.tolist() == [8000.0, 16000.0]
 
 
+@pytest.mark.parametrize(("end", "is_said"), [("", True), ("\n", False)])
+def test_a_last_line_that_may_be_cut_is_told(tmp_path, end, is_said):
+    log = tmp_path / "log.csv"
+    log.write_text(f"device,start_s,end_s\na,5,7{end}")
+    result = convert(log, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert ("last line: has no end" in result.output) is is_said
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -103,6 +103,9 @@ def open_table(path: Path, separator: str | None = None) -> Table:
         "separator": f"{_SEPARATORS.get(found, found)}, {'given' if separator else 'guessed'}",
         "header": "the first line" if has_header else "none: columns are called 1, 2, ...",
     }
+    if last.strip() and not n_cut:
+        # It may be whole, or cut inside its last cell: nothing in the file says which.
+        told["last line"] = "has no end, read as it is: 25 may be the beginning of 2500"
     return Table(frame=frame.dropna(how="all"), told=told, n_cut=n_cut)
 
 
