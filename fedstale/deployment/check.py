@@ -30,7 +30,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
-from fedstale.flower import command_line, n_objects
+from fedstale.flower import command_line, dropped, n_objects
 from fedstale.simulation import (
     ClientCall,
     ClientReply,
@@ -82,6 +82,8 @@ class SourceFile:
     def __init__(self, text: str) -> None:
         self.imports: dict[str, int] = {}
         """Dotted names that must be importable, with the line of the first import."""
+        self.imported: list[tuple[str, Sequence[str], int]] = []
+        """The same, one for each statement: module, the names taken from it, and the line."""
         self.run_config: dict[str, int] = {}
         """Keys without which it fails, with a line."""
         self.node_config: dict[str, int] = {}
@@ -110,9 +112,11 @@ class SourceFile:
             case ast.Import() if is_needed:
                 for alias in node.names:
                     self.imports.setdefault(alias.name, node.lineno)
+                    self.imported.append((alias.name, (), node.lineno))
             case ast.ImportFrom(module=str(name), level=0) if is_needed:
                 # An imported name may be a module too; whether it is, only its place tells.
                 self.imports.setdefault(name, node.lineno)
+                self.imported.append((name, [alias.name for alias in node.names], node.lineno))
             case ast.Try() if any(_catches_imports(handler) for handler in node.handlers):
                 optional = [*node.body, *node.handlers]
             case ast.If() if "TYPE_CHECKING" in ast.dump(node.test):
@@ -461,6 +465,9 @@ def _packages(
     on_disk = _modules(set(files))
     seen = set()
     for user, source in sources.items():
+        for module, names, line in source.imported:
+            if gone := dropped.advice(module, names):
+                yield Finding(f"{user}, line {line}: {gone}")
         for dotted, line in source.imports.items():
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"

@@ -100,6 +100,13 @@ def test_an_import_that_is_neither_installed_nor_declared(app):
     assert "not installed here and not declared" in fault
 
 
+def test_an_import_that_flower_has_dropped(app):
+    append(app, "def late():\n    from flwr.common.record import RecordSet\n")
+    (fault,) = faults(app)
+    assert "client_app.py, line" in fault
+    assert fault.endswith("take RecordDict (once RecordSet) from flwr.app")
+
+
 def test_an_import_that_is_installed_but_not_declared(app):
     append(app, "import sklearn")
     assert faults(app) == []

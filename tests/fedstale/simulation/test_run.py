@@ -238,6 +238,10 @@ def test_apps_neither_leave_modules_behind_nor_see_those_of_others(run, monkeypa
         ({"pyproject": PYPROJECT.replace("work-per", "wrok-per")}, "unknown key"),
         ({"pyproject": PYPROJECT.replace('"local-epochs"', '"local"')}, "costs.epochs = 'local'"),
         ({"client": "import nothing_like_this"}, "cannot be imported: ModuleNotFoundError"),
+        (
+            {"client": "from flwr.client.client import Client"},
+            "small_app_under_test.client:app cannot be imported: client.py, line 1: flwr.client",
+        ),
         ({"server": "from flwr.serverapp import ServerApp\napp = ServerApp()"}, "@app.main"),
     ],
 )
