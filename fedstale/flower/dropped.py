@@ -194,7 +194,7 @@ def advice_on(problem: BaseException) -> str:
         owner = problem.obj
         if not isinstance(owner, ModuleType):
             return ""
-        found = advice(owner.__name__, [problem.name])
+        found = advice(owner.__name__, [problem.name or ""])
     elif isinstance(problem, ImportError) and (problem.name or "").startswith("flwr"):
         found = advice(*(_statement(frames) or (problem.name or "", ())))
     else:
