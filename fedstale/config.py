@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
-from math import inf, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -86,11 +86,11 @@ class Until:
         return before.time_s < self.time_s < inf
 
     def is_reached(self, rounds: int, metrics: Mapping[str, float]) -> bool:
-        """Return whether a round, or a metric just measured, ends the run."""
+        """Return whether a round, or a metric just measured, ends the run; infinity never does."""
         if self.rounds is not None and rounds >= self.rounds:
             return True
         value = metrics.get(self.metric) if self.metric is not None else None
-        if value is None or self.metric is None:
+        if value is None or self.metric is None or not isfinite(value):
             return False
         if is_lower_better(self.metric):
             return value <= self.target

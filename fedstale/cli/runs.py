@@ -536,14 +536,14 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live import duration
-    from fedstale.reports import REPORT, client_errors_in_words
+    from fedstale.reports import REPORT, client_errors_in_words, not_numbers_in_words
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
     table = Table(Column(), Column(justify="right"), title=title, title_justify="left")
     table.show_header = False
     for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}")
+        table.add_row(name, _number(value))
     if summary["rounds"]:
         table.add_row("rounds", str(summary["rounds"]))
     table.add_row("virtual time", duration(summary["virtual_s"]))
@@ -566,11 +566,20 @@ def _show_run(run: "Run") -> None:
     console.print(table)
     if run.status not in _WORDS:
         typer.echo(f"{run.status}: {run.reason}")
+    if not_numbers := not_numbers_in_words(run):
+        typer.echo(not_numbers)
     for line in client_errors_in_words(run):
         typer.echo(f"client error: {line}")
     if record := summary.get("record"):
         typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
     console.print(f"report: {run.folder / REPORT}", soft_wrap=True, highlight=False)
+
+
+def _number(value: float | None) -> str:
+    """Return a metric in a few digits; a summary has None for what is not finite."""
+    if value is None:
+        return "not a number"
+    return f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}"
 
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:

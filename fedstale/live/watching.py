@@ -6,7 +6,7 @@ All are callbacks. Most count rounds and look at the clock a few times a second 
 import json
 import time
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -181,7 +181,9 @@ class EventLog(Callback):
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Write metrics."""
-        self._write(run, "metrics", version=version, source=source, values=dict(values))
+        # JSON has no NaN.
+        plain = {name: value if isfinite(value) else None for name, value in values.items()}
+        self._write(run, "metrics", version=version, source=source, values=plain)
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Write how the run ended."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         time_unit,
     )
     from fedstale.reports.forecast_audit import ForecastAudit, audited
-    from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names
+    from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names, not_numbers_in_words
     from fedstale.reports.page import REPORT, write_comparison, write_figures, write_text
     from fedstale.reports.run import Run, report_at_end
     from fedstale.reports.run_list import (
@@ -47,7 +47,7 @@ else:
                 "rows_of_bars stepped thinned time_text time_unit"
             ),
             "forecast_audit": "ForecastAudit audited",
-            "learning": "BOOKKEEPING by_kind measured_names",
+            "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
             "page": "REPORT write_comparison write_figures write_text",
             "run": "Run report_at_end",
             "run_list": "differences ranked remove server_metrics listed_runs write_index",
@@ -78,6 +78,7 @@ __all__ = [
     "marks",
     "measured_names",
     "metric_text",
+    "not_numbers_in_words",
     "ranked",
     "remove",
     "report_at_end",

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -250,6 +250,8 @@ def metric_text(name: str, value: float) -> str:
         >>> metric_text("accuracy", 0.5), metric_text("loss", 0.5)
         ('50.0%', '0.5')
     """
+    if isnan(value):
+        return "not a number"
     is_share = "acc" in name.lower() and 0 <= value <= 1
     return f"{value:.1%}" if is_share else f"{value:.3g}"
 

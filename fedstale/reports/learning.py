@@ -3,7 +3,7 @@
 Metrics are drawn for one run or for several together; staleness and weights for one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +46,7 @@ ROWS = 100
 BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
 _OTHERS = 6
+_NO_WEIGHT = "; such a value has no weight in a mean, unless the app averages itself"
 _BARS, _GAPS, _ROWS = 60, 40, 60
 
 
@@ -79,6 +80,34 @@ def hidden(runs: "Sequence[Run]") -> str:
 def measured_names(runs: "Sequence[Run]") -> list[str]:
     """Return the names of all metrics of some runs, but of those that measure nothing."""
     return sorted({str(name) for run in runs for name in run.metrics["name"]} - BOOKKEEPING)
+
+
+def last_values(run: "Run") -> pd.DataFrame:
+    """Return the last row of each source and name among the metrics of a run, by these."""
+    # What pandas calls the last of a group is not NaN.
+    rows = run.metrics.drop_duplicates(["source", "name"], keep="last")
+    return rows.sort_values(["source", "name"])
+
+
+def not_numbers_in_words(run: "Run") -> str:
+    """Return in a sentence which metrics of a run were NaN or infinite, or nothing."""
+    counts: Mapping[str, int] = run.summary.get("not_numbers", {})
+    told = []
+    for metric, n in counts.items():
+        source, _, name = metric.partition(" ")
+        kind = "central evaluation" if source == "server" else f"{source} reply"
+        kinds = f"{kind}s" if source == "server" else f"{source} replies"
+        told.append(f"{name} in {n:,} {kind if n == 1 else kinds}")
+    rows = run.metrics[~np.isfinite(run.metrics["value"]) & (run.metrics["source"] != "server")]
+    for source, name in sorted(set(zip(rows["source"], rows["name"], strict=True))):
+        if f"{source} {name}" not in counts:
+            told.append(f"{name}, as no {source} reply with it states examples")
+    if len(told) > _OTHERS:
+        told[_OTHERS:] = [f"{len(told) - _OTHERS} other metrics"]
+    if not told:
+        return ""
+    means = "" if all(metric.startswith("server ") for metric in counts) else _NO_WEIGHT
+    return f"NaN or infinite: {', '.join(told)}{means}."
 
 
 def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -146,7 +175,8 @@ def metric(
     about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
     if any(len(points) > POINTS for *_, points in lines):
         about += f"; each curve is thinned to {POINTS} evenly spread points"
-    is_share = is_accuracy and not any((points["value"] > 1.0).any() for *_, points in lines)
+    finite = [points["value"][np.isfinite(points["value"])] for *_, points in lines]
+    is_share = is_accuracy and not any((values > 1.0).any() for values in finite)
     kept = [(n, look, points.iloc[thinned(len(points), POINTS)]) for n, look, points in lines]
     # Where its runs aim at a value of the metric, a line shows it.
     targets = {until.target for run in runs if (until := run.until).metric in members}
@@ -304,20 +334,22 @@ def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
 def versions(run: "Run") -> tuple[tuple[str, ...], list[list[str]]]:
     """Return the heads and rows of a table of versions: `ROWS` at most, evenly spread."""
     rows = run.metrics[run.metrics["source"] != "query"]
-    values = rows.pivot_table(index="version", columns="name", values="value", aggfunc="last")
+    last = rows.drop_duplicates(["version", "name"], keep="last")
+    texts = last.assign(value=last["value"].map(_number))
+    values = texts.pivot(index="version", columns="name", values="value").fillna("-")
     names = [name for name in values.columns if name not in BOOKKEEPING][:_OTHERS]
     at = rows.groupby("version")["time_s"].min()
     kept = values.index[thinned(len(values), ROWS)]
     unit, length_s = time_unit(run.end_s)
     lines = [
-        [f"{version:,}", f"{at[version] / length_s:.4g}", *map(_number, values.loc[version, names])]
+        [f"{version:,}", f"{at[version] / length_s:.4g}", *values.loc[version, names]]
         for version in kept
     ]
     return ("version", f"device time ({unit})", *map(str, names)), lines
 
 
 def _number(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.4g}"
+    return "NaN" if np.isnan(value) else f"{value:.4g}"
 
 
 def _weights(staleness: Array, weight: Array) -> Figure:

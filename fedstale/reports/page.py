@@ -204,7 +204,8 @@ def lead(run: "Run") -> str:
             f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
-    return text
+    not_numbers = learning.not_numbers_in_words(run)
+    return f"{text} {not_numbers}" if not_numbers else text
 
 
 def cards(run: "Run") -> list[tuple[str, str]]:
@@ -309,7 +310,7 @@ def _compared(runs: "Sequence[Run]") -> pd.DataFrame:
 
 def _last_values(run: "Run") -> list[tuple[str, str]]:
     """Return the last accuracies and losses, evaluation before training, accuracy first."""
-    last = run.metrics.groupby(["source", "name"], as_index=False)["value"].last()
+    last = learning.last_values(run)[["source", "name", "value"]]
     n_sources = last["name"].value_counts()
     ranks = {source: rank for rank, source in enumerate(SOURCES)}
     found = []

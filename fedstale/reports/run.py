@@ -232,11 +232,10 @@ class Run:
 
     def last(self, source: str) -> dict[str, float]:
         """Return the last value of every metric from a source: server, evaluate or train."""
-        rows = self.metrics[self.metrics["source"] == source]
-        last = rows.groupby("name")["value"].last()
+        last = learning.last_values(self)
         return {
             str(name): float(value)
-            for name, value in last.items()
+            for name, value in last.loc[last["source"] == source, ["name", "value"]].to_numpy()
             if name not in learning.BOOKKEEPING
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -229,9 +229,19 @@ class RunFolder:
             file.write(save({name: array.numpy() for name, array in arrays.items()}))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the plain figures of the run."""
+        """Write the plain figures of the run; those that are not finite become null."""
+        text = json.dumps(_strict(summary), indent=2, allow_nan=False)
         with replacing(self.path / SUMMARY) as file:
-            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+            file.write(text.encode() + b"\n")
+
+
+def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+    """Return what JSON can hold: it has neither NaN nor infinity."""
+    if isinstance(value, Mapping):
+        return {key: _strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def make_folder(path: Path) -> None:

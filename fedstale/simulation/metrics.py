@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded
@@ -28,7 +29,6 @@ from fedstale.runs import (
     rejections,
 )
 from fedstale.simulation.devices import round_of
-from fedstale.simulation.stock_strategies import numbers
 from fedstale.strategies.server import (
     CLIENT_ERROR,
     REJECTED,
@@ -38,6 +38,7 @@ from fedstale.strategies.server import (
     Sums,
     add_metrics,
     means_of,
+    numbers,
 )
 from fedstale.strategies.types import Stateful, n_cores
 
@@ -45,13 +46,15 @@ _SOURCES = ("train", "evaluate", "query")
 _EXAMPLES = "num-examples"
 _NONE_GOOD = 50
 """Jobs that may fail before the first good one, where there are more devices than that."""
+_OLDER = ("fitres.metrics", "evaluateres.metrics")
+"""Records of the older API with metrics, which are ConfigRecords."""
 
 
 @dataclass(eq=False)
 class RunMetrics(Stateful, Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
 
-    saved = ("rounds", "server_evaluates", "rows", "latest", "limits")
+    saved = ("rounds", "server_evaluates", "rows", "latest", "not_numbers", "limits")
 
     until: Until
     """Limit of the run."""
@@ -64,6 +67,9 @@ class RunMetrics(Stateful, Callback):
     """Instant in s, version, source, name and value of each measurement."""
     latest: dict[str, float] = field(default_factory=dict)
     """The latest value of each metric, by source and name."""
+    not_numbers: dict[str, int] = field(default_factory=dict)
+    """How often each metric was NaN or infinite, by source and name: in replies of clients, or in
+    evaluations by the server."""
     limits: dict[Limit, dict[int, int]] = field(
         default_factory=lambda: {"capped": {}, "clipped": {}}
     )
@@ -72,6 +78,16 @@ class RunMetrics(Stateful, Callback):
     """Instant of `time.perf_counter` at which the run began; None measures no wall time."""
     wall_s: list[float] = field(default_factory=list)
     """Wall time in s of each of the rows, if it is measured; no checkpoint holds it."""
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Count the metrics of a reply that are no numbers."""
+        if not reply.has_error():
+            source = reply.metadata.message_type.split(".")[0]
+            for name in _not_numbers(reply.content):
+                self._count_not_number(f"{source} {name}")
+
+    def _count_not_number(self, metric: str) -> None:
+        self.not_numbers[metric] = self.not_numbers.get(metric, 0) + 1
 
     def limited(self, run: Runtime, node_id: int, kind: Limit) -> None:
         """Count what validation has limited."""
@@ -92,6 +108,8 @@ class RunMetrics(Stateful, Callback):
         for name, value in values.items():
             self.rows.append((now, version, source, name, value))
             self.latest[f"{source} {name}"] = value
+            if source == "server" and not isfinite(value):
+                self._count_not_number(f"{source} {name}")
         if self.began is not None:
             self.wall_s += [round(time.perf_counter() - self.began, 3)] * len(values)
         self.rounds = run.rounds
@@ -315,11 +333,17 @@ class NoneGood(Callback):
             )
 
 
+def _not_numbers(content: RecordDict) -> list[str]:
+    """Return the names of metrics in a reply that are NaN or infinite."""
+    records: list[Mapping[str, Any]] = [*content.metric_records.values()]
+    records += [record for name in _OLDER if (record := content.config_records.get(name))]
+    return [k for record in records for k, v in numbers(record).items() if not isfinite(v)]
+
+
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:
     """Return by how many examples a record counts, and its metrics."""
     values = numbers(record)
-    examples = values.pop(_EXAMPLES, 1.0)
-    return max(examples, 0.0), values
+    return values.pop(_EXAMPLES, 1.0), values
 
 
 def in_rounds(n: int) -> str:
@@ -365,6 +389,7 @@ def write_run(
                 for kind, by_node in metrics.limits.items()
             },
             "metrics": metrics.latest,
+            "not_numbers": metrics.not_numbers,
             **{name: value for stage in run.stages for name, value in stage.summary().items()},
         }
     )

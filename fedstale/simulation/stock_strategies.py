@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from inspect import BoundArguments, signature
-from numbers import Real
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -32,7 +32,14 @@ from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import features, legacy
 from fedstale.simulation.clock import replaced
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.server import Runtime, RuntimeGrid
+from fedstale.strategies.server import (
+    Runtime,
+    RuntimeGrid,
+    Sums,
+    add_metrics,
+    means_of,
+    numbers,
+)
 
 if TYPE_CHECKING:
     from fedstale.simulation.trace_grid import TraceGrid
@@ -49,8 +56,8 @@ _Server = Any
 _ClientManager = Any
 _Client = Any
 
-_Listener = Callable[[int, Any], None]
-"""Is told a round and what a method has returned for it."""
+_Listener = Callable[[int, Any, Any], None]
+"""Is told a round, what a method has returned for it, and of what: the replies, or the model."""
 
 
 @contextmanager
@@ -64,7 +71,7 @@ def stock_strategies_reporting(runtime: Runtime) -> Iterator[None]:
     """
     verbs = _Verbs(runtime)
 
-    def evaluated(version: int, metrics: MetricRecord) -> None:
+    def evaluated(version: int, metrics: MetricRecord, _: object) -> None:
         if not runtime.n_loops:
             runtime.metrics(version, "server", numbers(metrics))
 
@@ -123,13 +130,6 @@ def report_stock_strategies(
     return undo
 
 
-def numbers(metrics: object) -> dict[str, float]:
-    """Return the scalars among metrics by name; what is no mapping has none."""
-    if not isinstance(metrics, Mapping):
-        return {}
-    return {str(k): float(v) for k, v in metrics.items() if isinstance(v, Real)}
-
-
 def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
     yield strategy
     for kind in strategy.__subclasses__():
@@ -152,11 +152,11 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
         on_server: set[int] = set()
         trained: list[int] = []
 
-        def aggregated(version: int, outcome: Any) -> None:  # noqa: ANN401
+        def aggregated(version: int, outcome: Any, replies: object) -> None:  # noqa: ANN401
             trained.append(version)
-            _tell_training(runtime, version, outcome)
+            _tell_training(runtime, self, version, outcome, replies)
 
-        def evaluated_on_server(version: int, metrics: MetricRecord | None) -> None:
+        def evaluated_on_server(version: int, metrics: MetricRecord | None, _: object) -> None:
             found, number = numbers(metrics), runtime.before + version
             if runtime.tells and not trained:
                 # It calls the `start` of a strategy of fedstale, which tells it.
@@ -167,7 +167,7 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
 
         listeners: dict[str, _Listener] = {
             "aggregate_train": aggregated,
-            "aggregate_evaluate": partial(_tell_evaluation, runtime),
+            "aggregate_evaluate": partial(_tell_evaluation, runtime, self),
         }
         _listen(call, "evaluate_fn", evaluated_on_server)
         with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
@@ -177,19 +177,31 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(original)(start)
 
 
-def _tell_training(runtime: Runtime, version: int, outcome: Any) -> None:  # noqa: ANN401
+def _tell_training(
+    runtime: Runtime,
+    strategy: Strategy,
+    version: int,
+    outcome: Any,  # noqa: ANN401 - as the strategy returns it
+    replies: object,
+) -> None:
     """Tell what `aggregate_train` has returned for a round."""
     arrays, metrics = outcome if isinstance(outcome, tuple) else (outcome, None)
     runtime.new_round(version)
     if isinstance(arrays, ArrayRecord):
         runtime.new_version(version, arrays)
-    runtime.metrics(version, "train", numbers(metrics))
+    runtime.metrics(version, "train", _means(strategy, "train", metrics, replies))
 
 
-def _tell_evaluation(runtime: Runtime, version: int, metrics: MetricRecord | None) -> None:
+def _tell_evaluation(
+    runtime: Runtime,
+    strategy: Strategy,
+    version: int,
+    metrics: MetricRecord | None,
+    replies: object,
+) -> None:
     """Tell what `aggregate_evaluate` has returned for a round."""
     if metrics is not None:
-        runtime.metrics(version, "evaluate", numbers(metrics))
+        runtime.metrics(version, "evaluate", _means(strategy, "evaluate", metrics, replies))
 
 
 class _Verbs:
@@ -201,7 +213,7 @@ class _Verbs:
 
     def replace(self, owner: type[Strategy]) -> dict[str, Any]:
         """Return stand-ins for the verbs that a class defines."""
-        listeners: dict[str, _Listener] = {
+        listeners: dict[str, Callable[..., None]] = {
             # Its messages are of a round that is told, and not to be read off them.
             "configure_train": self._begin,
             "aggregate_train": partial(_tell_training, self._runtime),
@@ -213,10 +225,10 @@ class _Verbs:
             if name in vars(owner)
         }
 
-    def _begin(self, version: int, messages: object) -> None:
+    def _begin(self, strategy: Strategy, version: int, messages: object, model: object) -> None:
         self._runtime.tells = True
 
-    def _heard(self, verb: Callable[..., Any], listener: _Listener) -> Callable[..., Any]:
+    def _heard(self, verb: Callable[..., Any], listener: Callable[..., None]) -> Callable[..., Any]:
         @wraps(verb)
         def heard(strategy: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             self._depth += 1
@@ -226,10 +238,34 @@ class _Verbs:
                 self._depth -= 1
             # A subclass may call the verb of its base, and a wrapper that of what it wraps.
             if not self._depth and not self._runtime.n_loops:
-                listener(server_round, outcome)
+                listener(strategy, server_round, outcome, args[0] if args else None)
             return outcome
 
         return heard
+
+
+def _means(
+    strategy: Strategy, verb: str, metrics: MetricRecord | None, replies: object
+) -> dict[str, float]:
+    """Return what a strategy has aggregated of metrics, means over the replies that have numbers.
+
+    One reply with a NaN makes Flower's mean NaN. What averages in another way than Flower, and so
+    may mean something else by it, is taken as it is.
+    """
+    told = numbers(metrics)
+    # By its name: a Flower that has it elsewhere stops no simulation.
+    function = getattr(strategy, f"{verb}_metrics_aggr_fn", None)
+    is_mean = getattr(function, "__name__", "") == "aggregate_metricrecords"
+    if all(map(isfinite, told.values())) or not (is_mean and isinstance(replies, Sequence)):
+        return told
+    sums: Sums = {}
+    key = getattr(strategy, "weighted_by_key", "")
+    for reply in replies:
+        for record in () if reply.has_error() else reply.content.metric_records.values():
+            values = numbers(record)
+            add_metrics(sums, values.pop(key, 1.0), values)
+    means = means_of(sums)
+    return {k: v if isfinite(v) else means.get(k, v) for k, v in told.items()}
 
 
 def _listen(call: BoundArguments, name: str, listener: _Listener) -> None:
@@ -248,7 +284,7 @@ class _ToldMetrics(dict[int, MetricRecord]):
     def __setitem__(self, version: int, metrics: MetricRecord) -> None:
         super().__setitem__(version, metrics)
         if self.listener is not None:
-            self.listener(version, metrics)
+            self.listener(version, metrics, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -300,7 +336,7 @@ def _heard(strategy: Any, listeners: Mapping[str, _Listener]) -> Iterator[None]:
 def _reporting(method: Callable[..., Any], listener: _Listener) -> Callable[..., Any]:
     def reporting(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         outcome = method(server_round, *args, **kwargs)
-        listener(server_round, outcome)
+        listener(server_round, outcome, args[0] if args else None)
         return outcome
 
     reporting.reports = True  # type: ignore[attr-defined]
@@ -500,6 +536,17 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     return results, failures
 
 
+def _mean_loss(strategy: _OlderStrategy, loss: float, results: object) -> float:
+    """Return the mean loss of clients over those that have one, where Flower's own is no number."""
+    is_mean = type(strategy).aggregate_evaluate.__module__.startswith("flwr.")
+    if not (is_mean and isinstance(results, list)):
+        return loss
+    sums: Sums = {}
+    for _, result in results:
+        add_metrics(sums, result.num_examples, {"loss": result.loss})
+    return means_of(sums).get("loss", loss)
+
+
 @contextmanager
 def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
     """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
@@ -510,7 +557,7 @@ def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
             yield trained
         return
 
-    def aggregated(version: int, outcome: tuple[Any, Mapping[str, Any]]) -> None:
+    def aggregated(version: int, outcome: tuple[Any, Mapping[str, Any]], _: object) -> None:
         trained.append(version)
         parameters, metrics = outcome
         runtime.new_round(version)
@@ -520,11 +567,15 @@ def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
         runtime.metrics(version, "train", numbers(metrics))
 
     def evaluated(
-        source: str, version: int, outcome: tuple[float | None, Mapping[str, Any]] | None
+        source: str,
+        version: int,
+        outcome: tuple[float | None, Mapping[str, Any]] | None,
+        of: object,
     ) -> None:
         loss, metrics = outcome or (None, {})
         if loss is not None:
-            runtime.metrics(version, source, {**numbers(metrics), "loss": float(loss)})
+            loss = float(loss) if isfinite(loss) else _mean_loss(strategy, float(loss), of)
+            runtime.metrics(version, source, {**numbers(metrics), "loss": loss})
 
     listeners: dict[str, _Listener] = {
         "aggregate_fit": aggregated,

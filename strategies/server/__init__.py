@@ -8,7 +8,7 @@ from fedstale.strategies.server.checkpoint import (
 )
 from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
+from fedstale.strategies.server.metrics import Sums, add_metrics, means_of, numbers
 from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -63,6 +63,7 @@ __all__ = [
     "can_unpack",
     "connected",
     "means_of",
+    "numbers",
     "pack",
     "read_checkpoint",
     "records_in",

@@ -371,9 +371,10 @@ class RobustMean(Stateful):
         last: dict[str, dict[int, float]] = {}
         for update in self._kept:
             for key, value in update.metrics.items():
+                by_node = last.setdefault(key, {})
                 if isfinite(value):
-                    last.setdefault(key, {})[update.node_id] = value
-        return {key: float(median(by_node.values())) for key, by_node in last.items()}
+                    by_node[update.node_id] = value
+        return {k: float(median(of.values())) if of else nan for k, of in last.items()}
 
     def continue_after(self, added: Sequence[ClientUpdate]) -> None:
         """Keep the updates that were added before a checkpoint, which are in it once."""

@@ -1,17 +1,26 @@
-"""What each version of the model scored: who measures it, and where it is noted."""
+"""What each version of the model scored: who measures it, and where it is noted.
 
-from collections.abc import Callable, Mapping
-from math import isfinite
-from typing import TYPE_CHECKING, Literal
+A metric that is NaN or infinite has no weight in a mean, so that one device cannot hide what the
+others measured; a mean of nothing else is NaN.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from math import isfinite, nan
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.server.stop_when import Progress
-from fedstale.strategies.types import Stateful
+from fedstale.strategies.types import Stateful, as_float
 
 if TYPE_CHECKING:
     from fedstale.strategies.server.strategy import StaleStrategy
+
+logger = logging.getLogger(__name__)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 """Measures a version on the server, from its number and its model."""
@@ -19,21 +28,71 @@ Sums = dict[str, list[float]]
 """Of each metric, the sum of its values times examples, and of these examples."""
 
 
+MOST_ELEMENTS = 100
+"""Elements of one list that are metrics of their own."""
+
+
+def numbers(metrics: object) -> dict[str, float]:
+    """Return the numbers among metrics by name, those in tables and lists under dotted names.
+
+    Args:
+        metrics: by name: numbers, arrays of them, tables and lists, also within one another. Of a
+            list count the first `MOST_ELEMENTS`. What is no mapping has no metrics, and a text or
+            bytes are none.
+
+    Example:
+        >>> numbers({"loss": 0.5, "per_class": {"cat": 1, "dog": 0}, "auc": [0.7, 0.8], "of": "a"})
+        {'loss': 0.5, 'per_class.cat': 1.0, 'per_class.dog': 0.0, 'auc.0': 0.7, 'auc.1': 0.8}
+    """
+    return dict(_flat(metrics.items(), "")) if isinstance(metrics, Mapping) else {}
+
+
+def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - of any mapping
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, Real):
+            yield name, as_float(value)  # type: ignore[arg-type]
+            continue
+        # Arrays of NumPy and of torch, whatever their number of axes.
+        found = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(found, Real):
+            yield name, as_float(found)  # type: ignore[arg-type]
+        elif isinstance(found, Mapping):
+            yield from _flat(found.items(), f"{name}.")
+        elif isinstance(found, list | tuple):
+            if len(found) > MOST_ELEMENTS:
+                _warn_of_length(name)
+            yield from _flat(enumerate(found[:MOST_ELEMENTS]), f"{name}.")
+
+
+@cache
+def _warn_of_length(name: str) -> None:
+    """Say once that a metric is a long list."""
+    logger.warning("metric %s is a list of more than %d: the rest is left out", name, MOST_ELEMENTS)
+
+
 def add_metrics(sums: Sums, examples: float, metrics: Mapping[str, float]) -> None:
-    """Add what one client measured on some examples; values that are not finite are left out."""
+    """Add what one client measured on some examples.
+
+    Args:
+        sums: to add to.
+        examples: how much it counts; nothing, unless this is a finite number above 0.
+        metrics: by name; those that are not finite do not count.
+    """
+    weight = examples if isfinite(examples) and examples > 0 else 0.0
     for key, value in metrics.items():
+        total = sums.setdefault(key, [0.0, 0.0])
         if isfinite(value):
-            total = sums.setdefault(key, [0.0, 0.0])
-            total[0] += examples * value
-            total[1] += examples
+            total[0] += weight * value
+            total[1] += weight
 
 
 def means_of(sums: Sums) -> dict[str, float]:
-    """Return the mean of each metric over the clients that measured it, by examples."""
-    means = {}
-    for key, (total, n) in sums.items():
-        means[key] = total / n
-    return means
+    """Return the mean of each metric over the clients that measured it, by examples.
+
+    It is NaN where no client's value counts.
+    """
+    return {key: total / n if n else nan for key, (total, n) in sums.items()}
 
 
 class Evaluations(Stateful):
@@ -100,8 +159,7 @@ class Evaluations(Stateful):
         if found is None:
             return
         self.result.evaluate_metrics_serverapp[version] = found
-        scalars = {k: float(v) for k, v in found.items() if not isinstance(v, list)}
-        self._tell("server", version, scalars)
+        self._tell("server", version, numbers(found))
 
     def _tell(self, source: str, version: int, metrics: Mapping[str, float]) -> None:
         self.progress.metrics.update(metrics)

@@ -43,7 +43,7 @@ class StopWhen:
     """
 
     at_least: Mapping[str, float] = field(default_factory=dict)
-    """Metrics, and the value from which on each one is good enough."""
+    """Metrics, and the value from which on each one is good enough; infinity never is."""
     at_most: Mapping[str, float] = field(default_factory=dict)
     """The same for metrics that fall, such as a loss."""
     elapsed_s: float = inf
@@ -59,10 +59,10 @@ class StopWhen:
         """Return whether one of the conditions holds."""
         metrics = progress.metrics
         for name, goal in self.at_least.items():
-            if metrics.get(name, -inf) >= goal:
+            if goal <= metrics.get(name, -inf) < inf:
                 return True
         for name, goal in self.at_most.items():
-            if metrics.get(name, inf) <= goal:
+            if -inf < metrics.get(name, inf) <= goal:
                 return True
         is_late = progress.elapsed_s >= self.elapsed_s
         return is_late or progress.sent_bytes + progress.received_bytes >= self.total_bytes

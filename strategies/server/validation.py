@@ -29,6 +29,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
+from fedstale.strategies.server.metrics import numbers
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import (
     MOST_METRICS,
@@ -52,6 +53,8 @@ _HALF = np.dtype(np.float16)
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 MOST_HEADER_BYTES = 1024
 """`numpy.save` needs 128 for any array of up to a dozen axes."""
+
+_CAST = '; Validation(dtypes="cast") converts it'
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _AT = len(_MAGIC) + 2
@@ -113,8 +116,12 @@ def read(
         ) from problem
     native = dtype.newbyteorder("=")
     if native not in dtypes if dtypes is not None else native.kind not in "fiub":
-        expected = dtypes[0] if dtypes else like.dtype
-        raise RejectionError("dtype", f"arrays[{name!r}] has dtype {native}: expected {expected}")
+        expected = dtypes[0] if dtypes else f"real numbers such as {like.dtype}"
+        can_cast = dtypes is not None and native.kind in "fiub"
+        raise RejectionError(
+            "dtype",
+            f"arrays[{name!r}] has dtype {native}: expected {expected}{_CAST if can_cast else ''}",
+        )
     if len(data) - body != like.size * dtype.itemsize:
         raise RejectionError(
             "bytes",
@@ -160,7 +167,8 @@ def read_change(
         raise RejectionError(
             "dtype",
             f"arrays[{name!r}] has {like.size} elements of {stored.dtype[:40]!r} in {form}: "
-            f"expected at least {LEAST} of {dtypes[0] if dtypes else 'floating point'}",
+            f"expected at least {LEAST} of {dtypes[0] if dtypes else 'floating point'}"
+            + (_CAST if known is not None and not fits else ""),
         )
     try:
         change = decode(stored.data, form, shape, known)
@@ -421,7 +429,7 @@ class Validation:
         return arrays, whole
 
     def measurements(self, reply: Message, key: str) -> tuple[float, dict[str, float]]:
-        """Return the number of examples, which is the metric `key`, and the scalar metrics.
+        """Return the number of examples, which is the metric `key`, and the other metrics.
 
         Raises:
             RejectionError: a ProtocolError; no usable number of examples.
@@ -436,9 +444,11 @@ class Validation:
                     "examples",
                     f"{key} = {text}: expected a number above 0, at most {self.most_examples:g}",
                 )
-            scalars = {}
+            scalars: dict[str, float] = {}
             for name, value in record.items():
-                if name != key and not isinstance(value, list):
+                if isinstance(value, list):
+                    scalars |= numbers({name: value})
+                elif name != key:
                     scalars[name] = value if isinstance(value, float) else as_float(value)
             return float(examples), scalars
         raise RejectionError("examples", f"no MetricRecord holds {key!r}")

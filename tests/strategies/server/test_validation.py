@@ -90,6 +90,24 @@ def test_a_reply_that_does_not_fit_the_model_is_rejected_by_kind(changes, kind):
     assert kind_of(good(**changes)) == kind
 
 
+@pytest.mark.parametrize("array", [np.ones((2, 3)), np.ones((2, 3), np.int32)])
+def test_a_rejected_dtype_is_told_with_the_setting_that_converts_it(array):
+    with pytest.raises(RejectionError, match=r'expected float32; Validation\(dtypes="cast"\)'):
+        validated(good(w=array))
+    assert validated(good(w=array), Validation(dtypes="cast")).delta["w"].dtype == np.float32
+
+
+def test_what_no_setting_converts_is_not_told_of_one():
+    with pytest.raises(RejectionError, match=r"complex64: expected float32$"):
+        validated(good(w=np.ones((2, 3), np.complex64)))
+
+
+def test_lists_of_metrics_are_metrics_by_element():
+    body = good()
+    body["metrics"]["auc"] = [0.5, 0.75]
+    assert validated(body).metrics == {"train_loss": 0.5, "auc.0": 0.5, "auc.1": 0.75}
+
+
 def test_other_dtypes_are_converted_where_asked_for_and_overflow_is_found():
     validation = Validation(dtypes="cast")
     update = validated(good(w=np.ones((2, 3)), n=np.array(6.0, np.float32)), validation)
