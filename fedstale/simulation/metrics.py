@@ -4,6 +4,7 @@ Strategies report their rounds. What an app does without one, `MessageRounds` re
 messages.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,9 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.config import Until
-from fedstale.errors import FedstaleError, RunEnded
+from fedstale.errors import FedstaleError, RunEnded, nearest
 from fedstale.machine import processor, system, versions
-from fedstale.reports import LEVEL_COLUMNS, Run, levels, report_at_end
+from fedstale.reports import BOOKKEEPING, LEVEL_COLUMNS, Run, levels, report_at_end
 from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
@@ -42,7 +43,15 @@ from fedstale.strategies.server import (
 )
 from fedstale.strategies.types import Stateful, n_cores
 
+logger = logging.getLogger(__name__)
+
 _SOURCES = ("train", "evaluate", "query")
+_BY = {
+    "server": "the server",
+    "train": "clients that train",
+    "evaluate": "clients that evaluate",
+    "query": "clients that answer queries",
+}
 _EXAMPLES = "num-examples"
 _NONE_GOOD = 50
 """Jobs that may fail before the first good one, where there are more devices than that."""
@@ -78,6 +87,8 @@ class RunMetrics(Stateful, Callback):
     """Instant of `time.perf_counter` at which the run began; None measures no wall time."""
     wall_s: list[float] = field(default_factory=list)
     """Wall time in s of each of the rows, if it is measured; no checkpoint holds it."""
+
+    _has_warned: bool = False
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Count the metrics of a reply that are no numbers."""
@@ -121,6 +132,32 @@ class RunMetrics(Stateful, Callback):
             goal = self.until.metric
             done = in_rounds(self.rounds) if goal is None else f"{goal} {values[goal]:g}"
             raise RunEnded(f"reached {done}")
+        if decides and values and not self._has_warned and (why := self.unmeasured()):
+            self._has_warned = True
+            logger.warning("%s; the run goes on, since it may still come", why)
+
+    def unmeasured(self) -> str:
+        """Return in words that no metric that decides is the limit's, so far; nothing if one is."""
+        metric = self.until.metric
+        if metric is None:
+            return ""
+        names: dict[str, set[str]] = {}
+        for source, _, name in (key.partition(" ") for key in self.latest):
+            names.setdefault(source, set()).add(name)
+        deciding = ("server",) if self.server_evaluates else ("evaluate", "query")
+        known = set[str]().union(*(names.get(source, ()) for source in deciding)) - BOOKKEEPING
+        if metric in known:
+            return ""
+        limit = f"until = '{metric} {self.until.target:g}'"
+        accepted = nearest(metric, sorted(known)) if known else "an app that evaluates"
+        others = [_BY[source] for source, own in names.items() if metric in own]
+        if not others:
+            return f"{limit}: no evaluation has measured {metric!r}: expected {accepted}"
+        who = "the server evaluates" if self.server_evaluates else "nobody evaluates it"
+        return (
+            f"{limit}: {metric!r} is measured by {others[0]}, which does not decide where {who}: "
+            f"expected {accepted}"
+        )
 
 
 class MessageRounds(Callback):
@@ -365,8 +402,13 @@ def write_run(
         folder: of the run, in which its events are written already.
         run: that has ended.
         metrics: what was measured.
-        facts: for the summary: status, reason, app, devices, seed and the like.
+        facts: for the summary: status, reason, app, devices, seed and the like. A run that came to
+            its end, though the metric of its limit was never measured, has failed.
     """
+    if facts["status"] in ("finished", "stuck") and (why := metrics.unmeasured()):
+        reason = f"{facts['reason']}; {why}" if facts["reason"] else why
+        status = "failed" if facts["status"] == "finished" else "stuck"
+        facts = {**facts, "status": status, "reason": reason}
     folder.write_metrics(metrics.rows)
     folder.write_wall(metrics.wall_s)
     if metrics.arrays is not None:
