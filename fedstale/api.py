@@ -33,6 +33,7 @@ from fedstale.comparison import (
 from fedstale.config import (
     Costs,
     ExecutorKind,
+    NodeTables,
     SimulationConfig,
     Until,
     flat,
@@ -65,6 +66,8 @@ def simulate(
     resume: bool = False,
     pause_at: str | None = None,
     devices: int | None = None,
+    partitions: int | None = None,
+    node_config: str | Path | NodeTables | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
     changes: Sequence[Mapping[str, Any]] = (),
     work: Mapping[str, float] | WorkHook | None = None,
@@ -107,6 +110,10 @@ def simulate(
             passed is what it was.
         pause_at: virtual time, such as 20m, at which the run is interrupted, to go on later.
         devices: how many devices of the traces to enrol, drawn with the seed; None enrols all.
+        partitions: partition ids of the devices count up to it and begin again, so that they share
+            data; None gives each device one of its own.
+        node_config: what devices have in their node config besides, by device id, such as
+            {"device-3": {"ram": 4}}; or a TOML or CSV file of that.
         run_config: overrides of the app's run config; with objects, the whole of it.
         changes: what of it is another from some instant on, such as
             [{"at": "30m", "run-config": {"learning-rate": 0.05}}], made with the first new version
@@ -160,6 +167,8 @@ def simulate(
         app=name,
         traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),
         devices=devices,
+        partitions=partitions,
+        node_config=str(node_config) if isinstance(node_config, Path) else node_config,
         seed=seed,
         until=until,
         on_interrupt=on_interrupt,

@@ -20,6 +20,11 @@ ExecutorKind = Literal["auto", "inline", "processes", "batched", "ray"]
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PLAIN = "a table of numbers, texts, true and false"
+NODE_VALUES = f"a device id with {_PLAIN}"
+"""What each entry of a node config is expected to be."""
+NodeTables = Mapping[str, Mapping[str, Any]]
+"""What devices have in their node config, by device id."""
+_OPTIONAL = ("devices", "partitions", "node_config", "workers", "gpus", "client_limit_s")
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
@@ -168,6 +173,12 @@ class SimulationConfig:
     """File of traces, synthetic:N for generated phones, synthetic:N@desktops, or ideal:N."""
     devices: int | None = None
     """How many devices of the traces to enrol, drawn with the seed; all if not given."""
+    partitions: int | None = None
+    """Partitions of the app's data: partition ids count up to it and begin again, so that devices
+    share data. As many as there are devices if not given."""
+    node_config: str | NodeTables | None = None
+    """What devices have in their node config besides: tables by device id, or a file of them, TOML
+    with a table for each device or CSV with a column device-id."""
     seed: int = 0
     """Seeds everything that is random."""
     until: str | None = None
@@ -199,12 +210,14 @@ class SimulationConfig:
     """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
 
     def __post_init__(self) -> None:
-        kinds, optional = get_args(ExecutorKind), ("devices", "workers", "gpus", "client_limit_s")
+        kinds, optional = get_args(ExecutorKind), _OPTIONAL
         for name, holds, accepted in (
             ("app", isinstance(self.app, str), "a text"),
             ("traces", isinstance(self.traces, str), "a text"),
             ("executor", self.executor in kinds, f"one of {kinds}"),
             ("devices", _is_number(self.devices, 1), "a whole number >= 1"),
+            ("partitions", _is_number(self.partitions, 1), "a whole number >= 1"),
+            ("node_config", isinstance(self.node_config, str | Mapping), "a file, or tables"),
             ("workers", _is_number(self.workers, 1), "a whole number of processes >= 1"),
             ("seed", _is_number(self.seed, 0), "a whole number >= 0"),
             (
@@ -276,11 +289,10 @@ class SimulationConfig:
         Where and how often something is computed or kept changes nothing of what comes out.
         """
         found = {key.replace("_", "-"): value for key, value in asdict(self).items()}
-        for name in ("app", "traces"):
+        for name in ("app", "traces", "node-config"):
             # However it is spelt, a path means a place.
-            found[name] = (
-                str(Path(found[name]).resolve()) if Path(found[name]).exists() else found[name]
-            )
+            if isinstance(found[name], str) and Path(found[name]).exists():
+                found[name] = str(Path(found[name]).resolve())
         del found["workers"], found["checkpoint-every"], found["client-limit-s"]
         # All others give the same bytes.
         found["executor"] = "batched" if self.executor == "batched" else "exact"

@@ -52,7 +52,7 @@ _BESIDE_RESUME = {
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
 
-_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every")
+_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every", "partitions", "node_config")
 """Settings that the config.toml of a run says, and no option: few runs need another."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
@@ -210,7 +210,7 @@ def simulate(
 
     trace_set = TraceSet.load(config.traces, seed=config.seed)
     if measure_costs:
-        _measure_costs(config, trace_set.n_devices, as_json=as_json)
+        _measure_costs(config, trace_set, as_json=as_json)
         return
     if dry_run:
         with end_on_signals(), app_log(quiet=True, verbose=verbose):
@@ -476,11 +476,12 @@ def _planned_rounds(resolved: "SimulationConfig") -> int | None:
     return planned if isinstance(planned, int) else None
 
 
-def _measure_costs(config: "SimulationConfig", n_devices: int, *, as_json: bool) -> None:
+def _measure_costs(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
     """Print what a client costs that runs for real."""
-    from fedstale.simulation import measure, pasted
+    from fedstale.simulation import measure, node_configs, pasted
 
-    measured, unmeasured = measure(config, n_devices)
+    nodes = node_configs(config, traces.device_ids, traces.device_ids[: config.devices])
+    measured, unmeasured = measure(config, traces.n_devices, nodes)
     typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
 
 

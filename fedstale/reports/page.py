@@ -204,8 +204,9 @@ def lead(run: "Run") -> str:
             f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
-    not_numbers = learning.not_numbers_in_words(run)
-    return f"{text} {not_numbers}" if not_numbers else text
+    hint = str(summary.get("hint", ""))
+    more = hint and f"{hint[0].upper()}{hint[1:]}.", learning.not_numbers_in_words(run)
+    return " ".join(filter(None, (text, *more)))
 
 
 def cards(run: "Run") -> list[tuple[str, str]]:

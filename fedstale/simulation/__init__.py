@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, OpenJob, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
+    from fedstale.simulation.nodes import NodeConfigs, node_configs
     from fedstale.simulation.run import enrolled, simulate
     from fedstale.simulation.stock_strategies import (
         report_stock_strategies,
@@ -46,6 +47,7 @@ else:
             "jobs": "Columns JobRow JobTable OpenJob RunsAfter",
             "measuring": "measure pasted",
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
+            "nodes": "NodeConfigs node_configs",
             "dry_runs": "dry_run",
             "run": "enrolled simulate",
             "stock_strategies": "report_stock_strategies server_fn_on stock_strategies_reporting",
@@ -67,6 +69,7 @@ __all__ = [
     "JobRow",
     "JobTable",
     "MessageRounds",
+    "NodeConfigs",
     "OpenJob",
     "ProcessExecutor",
     "RunEnded",
@@ -82,6 +85,7 @@ __all__ = [
     "measure",
     "missing_costs",
     "missing_text",
+    "node_configs",
     "overrides_in",
     "pasted",
     "report_stock_strategies",

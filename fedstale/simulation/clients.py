@@ -38,6 +38,7 @@ from fedstale.simulation.jobs import (
     records_in,
     records_out,
 )
+from fedstale.simulation.nodes import NodeConfigs
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful
 from fedstale.traces import TraceSet
@@ -73,6 +74,7 @@ class Clients(Stateful):
         seed: of all their randomness.
         run_id: Flower's id of the run.
         run_config: the app's, as each of them sees it.
+        nodes: what each node has in its own config.
     """
 
     saved = ("_book", "_latest", "_unpulled", "_n_run", "_n_lost")
@@ -86,7 +88,9 @@ class Clients(Stateful):
         seed: int,
         run_id: int,
         run_config: UserConfig,
+        nodes: NodeConfigs,
     ) -> None:
+        self._nodes = nodes
         self._executor, self._book, self._replay = executor, book, replay
         self._hash = hashlib.blake2b(b"%d" % seed, digest_size=4, person=_JOB_SEED)
         self._run_id, self._run_config = run_id, run_config
@@ -352,11 +356,8 @@ class Clients(Stateful):
         logger.log(level, "client on node %d failed: %s", job.node_id, reason)
 
     def _new_context(self, node_id: int) -> Context:
-        partition: UserConfig = {
-            "partition-id": node_id - FIRST_NODE_ID,
-            "num-partitions": self._replay.traces.n_devices,
-        }
-        return Context(self._run_id, node_id, partition, RecordDict(), dict(self._run_config))
+        own = self._nodes.of(node_id - FIRST_NODE_ID)
+        return Context(self._run_id, node_id, own, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
         """Return what nodes remember, and what was learnt of costs."""

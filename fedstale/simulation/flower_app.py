@@ -216,12 +216,13 @@ class FlowerApp:
         costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
         # An app of objects has no place, and one that comes with fedstale is known by its name.
         has_place = isinstance(self.client, str) and Path(config.app).is_dir()
-        traces = Path(config.traces)
+        traces, nodes = Path(config.traces), config.node_config
         return replace(
             config,
             # On a node of a cluster the app is elsewhere, and the settings stay what they are.
             app=str(Path(config.app).resolve()) if has_place else config.app,
             traces=str(traces.resolve()) if traces.exists() else config.traces,
+            node_config=str(Path(nodes).resolve()) if isinstance(nodes, str) else nodes,
             run_config=run_config,
             costs=costs.table(),
         )

@@ -28,6 +28,7 @@ from fedstale.simulation.costs import (
 )
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.nodes import NodeConfigs
 from fedstale.simulation.run import seed_server
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
@@ -90,12 +91,15 @@ class MeasuringExecutor(Executor):
         return ClientReply(reply_with(call.message, content), call.context)
 
 
-def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]:
+def measure(
+    config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None = None
+) -> tuple[Costs, list[str]]:
     """Let one client of an app train and evaluate, and return what that says of the app's costs.
 
     Args:
         config: the settings; what they say of costs is kept where nothing is measured.
         n_devices: how many nodes the app sees, all always online.
+        nodes: what the first of them have in their node config; None as of a `TraceGrid`.
 
     Returns:
         The costs, in seconds of processor time of this machine as work units. Epochs that are not
@@ -120,6 +124,7 @@ def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]
             seed=config.seed,
             run_config=run_config,
             work=lambda message: 0.0,
+            nodes=nodes,
         )
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)

@@ -34,6 +34,13 @@ from fedstale.simulation.metrics import (
     ending,
     write_run,
 )
+from fedstale.simulation.nodes import (
+    EVENT_COLUMNS,
+    NodeConfigs,
+    missing_partitions,
+    node_configs,
+    too_few_partitions,
+)
 from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import (
@@ -103,10 +110,15 @@ def simulate(
         features.require("simulations on disk")
     app = app or FlowerApp.find(config.app)
     config, heard = app.resolved(config), (*callbacks,)
-    traces = enrolled(traces, config)
+    known, traces = traces.device_ids, enrolled(traces, config)
+    nodes = node_configs(config, known, traces.device_ids)
+    if hint := too_few_partitions(config.run_config, nodes):
+        logger.warning("%s", hint)
     for _ in range(len(config.changes) + 1):
         run = _until_change(
             *(config, out, traces, app, heard),
+            nodes=nodes,
+            hint=hint,
             overwrite=overwrite,
             resume=resume,
             pause_at=pause_at,
@@ -128,6 +140,8 @@ def _until_change(
     app: FlowerApp,
     callbacks: Sequence[Callback],
     *,
+    nodes: NodeConfigs,
+    hint: str,
     overwrite: bool,
     resume: bool,
     pause_at: float,
@@ -161,6 +175,7 @@ def _until_change(
                 on_interrupt=config.on_interrupt,
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
+                nodes=nodes,
             )
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)
@@ -209,6 +224,7 @@ def _until_change(
                 "epoch": traces.epoch,
                 "executor": executor.description,
                 "trained_for_nothing": grid.n_ahead,
+                "hint": hint,
                 "wall_s": round(wall_s, 3),
             }
             return _written(folder, grid, traces, metrics, (status, reason), facts)
@@ -229,6 +245,11 @@ def _written(  # noqa: PLR0917 - what a run has come to
     grid.runtime.ended(status, reason)
     folder.write_events(grid.event_tables())
     folder.write_online(online(traces, folder, grid.now()))
+    if not facts["hint"] and (
+        hint := missing_partitions(folder.read_events(EVENT_COLUMNS), grid.nodes)
+    ):
+        logger.warning("%s", hint)
+        facts = {**facts, "hint": hint}
     if status == "finished":
         problem = _verdict(folder.read_events(["status", "reason"]))
         status, reason = ("failed", problem) if problem else (status, reason)

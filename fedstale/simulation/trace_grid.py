@@ -39,6 +39,7 @@ from fedstale.simulation.costs import CostModel, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
+from fedstale.simulation.nodes import NodeConfigs
 from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
@@ -50,8 +51,9 @@ _REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)
 class TraceGrid(Stateful, RuntimeGrid):
     """Runs Flower messages on replayed devices.
 
-    Node i + 1000 is device i of the traces and has partition-id i. One grid at a time can run in a
-    process, because Flower keeps the identity of the running task in a global.
+    Node i + 1000 is device i of the traces, and has partition-id i unless `nodes` says otherwise.
+    One grid at a time can run in a process, because Flower keeps the identity of the running task
+    in a global.
 
         costs = Costs(work_per_example=0.01, epochs=1, examples=50)
         grid = TraceGrid(traces, client_app, costs=costs)
@@ -77,6 +79,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         until_s: float = np.inf,
         run_id: int = 1,
         work: WorkHook | None = None,
+        nodes: NodeConfigs | None = None,
     ) -> None:
         """Enrol every device of the traces.
 
@@ -91,6 +94,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             run_id: Flower's id of the run.
             work: returns the work units of a message, before what `costs` says; None leaves a
                 message to that.
+            nodes: what each device has in its node config; None for a partition-id of its own,
+                their number, and its device-id.
 
         Raises:
             TraceError: the traces lack a channel.
@@ -102,6 +107,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
         self._unix_base = float((epoch - pd.Timestamp(0)).total_seconds())
+        self.nodes = nodes or NodeConfigs(traces.device_ids)
+        """What each device has in its node config."""
         self._clients = Clients(
             executor,
             book,
@@ -109,6 +116,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             seed=seed,
             run_id=run_id,
             run_config=config,
+            nodes=self.nodes,
         )
         self._run = empty_run(run_id)
         self._clock = VirtualClock(until_s)

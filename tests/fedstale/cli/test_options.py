@@ -33,6 +33,8 @@ SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "after_end",
     "gpus",
     "checkpoint_every",
+    "partitions",
+    "node_config",
 }
 SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""

@@ -203,7 +203,8 @@ def test_clients_see_their_partition_and_the_run_config(make_grid):
 
     grid = make_grid([ALWAYS, ALWAYS], app=app, run_config={"lr": 0.5})
     grid.send_and_receive([message_to(1001)])
-    assert seen == [({"partition-id": 1, "num-partitions": 2}, {"lr": 0.5})]
+    own = {"partition-id": 1, "num-partitions": 2, "device-id": "device-1"}
+    assert seen == [(own, {"lr": 0.5})]
 
 
 def test_an_exception_in_a_client_is_an_error_reply_that_says_what_and_where(make_grid):
