@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded, nearest
+from fedstale.flower import entries
 from fedstale.machine import processor, system, versions
 from fedstale.reports import BOOKKEEPING, LEVEL_COLUMNS, Run, levels, report_at_end
 from fedstale.runs import (
@@ -372,9 +373,13 @@ class NoneGood(Callback):
 
 def _not_numbers(content: RecordDict) -> list[str]:
     """Return the names of metrics in a reply that are NaN or infinite."""
-    records: list[Mapping[str, Any]] = [*content.metric_records.values()]
-    records += [record for name in _OLDER if (record := content.config_records.get(name))]
-    return [k for record in records for k, v in numbers(record).items() if not isfinite(v)]
+    return [
+        key
+        for name, record in entries(content).items()
+        if isinstance(record, MetricRecord) or name in _OLDER
+        for key, value in numbers(record).items()
+        if not isfinite(value)
+    ]
 
 
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:

@@ -119,7 +119,7 @@ def test_replies_in_another_dtype_are_rejected_by_the_names_that_devices_know(ca
     grid = VirtualGrid({0: double, **{k: learner(k) for k in (1, 2)}})
     FedAvg().start(grid, record(w=np.zeros((4, 5), np.float16)), num_rounds=1)
     assert [reason for _, reason in grid.refused] == [
-        "arrays['w'] has dtype float32: expected float16"
+        "arrays['w'] has dtype float32: expected float16; Validation(dtypes=\"cast\") converts it"
     ]
 
 
