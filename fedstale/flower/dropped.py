@@ -1,6 +1,6 @@
 """What Flower has dropped, and what it is called now: for apps that were written for an older one.
 
-The table was made from the names of 19 releases, 1.8 to 1.41, that 1.42 lacks: modules that apps
+The table was made from the names of 25 releases, 1.4 to 1.41, that 1.42 lacks: modules that apps
 were taught to import, and names that left a module which is still there. Where a new name has the
 place of an old one, the new one is named, also where the old one is still an alias somewhere.
 """
@@ -44,6 +44,8 @@ MOVED: Mapping[str, Mapping[str, str]] = {
     "flwr.client.dpfedavg_numpy_client": {
         "flwr.compat.client.dpfedavg_numpy_client": "DPFedAvgNumPyClient"
     },
+    "flwr.client.flower": {"flwr.clientapp": "Flower>ClientApp"},
+    "flwr.client.middleware": {"flwr.client.mod": "make_ffn"},
     "flwr.client.mod": {"flwr.clientapp.mod": "parameters_size_mod>arrays_size_mod"},
     "flwr.client.mod.comms_mods": {
         "flwr.clientapp.mod": "arrays_size_mod message_size_mod parameters_size_mod>arrays_size_mod"
@@ -56,6 +58,7 @@ MOVED: Mapping[str, Mapping[str, str]] = {
     "flwr.common": {
         "flwr.app": "ConfigsRecordValues>ConfigRecordValues MetricsRecordValues>MetricRecordValues"
     },
+    "flwr.common.configsrecord": {"flwr.app": "ConfigsRecord>ConfigRecord"},
     "flwr.common.constant": {"flwr.app": "MessageType"},
     "flwr.common.context": {"flwr.app": "Context"},
     "flwr.common.date": {"flwr.common": "now"},
@@ -68,11 +71,13 @@ MOVED: Mapping[str, Mapping[str, str]] = {
     },
     "flwr.common.dp": {"flwr.compat.common.dp": "add_gaussian_noise clip_by_l2"},
     "flwr.common.message": _TTL,
+    "flwr.common.metricsrecord": {"flwr.app": "MetricsRecord>MetricRecord"},
     "flwr.common.object_ref": {"flwr.supercore.object_ref": "load_app validate"},
     "flwr.common.parameter": {
         "flwr.common": "bytes_to_ndarray ndarray_to_bytes ndarrays_to_parameters "
         "parameters_to_ndarrays"
     },
+    "flwr.common.parametersrecord": {"flwr.app": "Array ParametersRecord>ArrayRecord"},
     "flwr.common.record": _RECORDS,
     "flwr.common.record.array": {"flwr.app": "Array"},
     "flwr.common.record.arrayrecord": {"flwr.app": "ArrayRecord ParametersRecord>ArrayRecord"},
@@ -85,6 +90,7 @@ MOVED: Mapping[str, Mapping[str, str]] = {
     "flwr.common.record.recorddict": {"flwr.app": "RecordDict RecordSet>RecordDict"},
     "flwr.common.record.recordset": {"flwr.app": "RecordSet>RecordDict"},
     "flwr.common.recorddict_compat": _COMPAT,
+    "flwr.common.recordset": {"flwr.app": "RecordSet>RecordDict"},
     "flwr.common.recordset_compat": _COMPAT,
     "flwr.common.retry_invoker": {
         "flwr.supercore.retry": "RetryInvoker RetryState constant exponential full_jitter"
@@ -144,7 +150,7 @@ def advice(module: str, names: Sequence[str] = ()) -> str:
             return advice(f"{module}.{inner[0]}")
         what = " and ".join(f"{module}.{name}" for name in gone)
     else:
-        gone, what = list(names), module
+        gone, what = [name for name in names if name != "*"], module
     if not what:
         return ""
     table = MOVED.get(module, {})
@@ -153,8 +159,8 @@ def advice(module: str, names: Sequence[str] = ()) -> str:
         for door, entries in table.items()
         for old, _, new in (entry.partition(">") for entry in entries.split())
     }
-    # Whoever imports a module gets to know where its names went, without those of before.
-    wanted = gone or [name for name, (_, new) in now.items() if name == new]
+    # Whoever imports a module gets to know where its names went, each once.
+    wanted = gone or [name for name, (_, new) in now.items() if name == new or new not in now]
     taken: dict[str, list[str]] = {}
     for name in wanted:
         door, new = now.setdefault(name, (_door_of(name), name))

@@ -38,6 +38,7 @@ def test_every_name_of_the_table_is_gone_and_is_there_under_its_new_name():
         ("from flwr.client.client import Client", "take Client from flwr.client"),
         ("from flwr.client.client_app import (\n ClientApp,\n Context)", "Context from flwr.app"),
         ("from flwr.server.driver import Driver", "take Grid (once Driver) from flwr.serverapp"),
+        ("from flwr.common.parametersrecord import *", "take Array and ArrayRecord (once Para"),
         ("from flwr.server import driver", "flwr.server.driver is gone in Flower {}: take Grid"),
         ("import flwr as fl\nfl.server.driver.Driver", "take Grid from flwr.serverapp"),
         ("import os, flwr.common.context as c", "take Context from flwr.app"),
