@@ -150,15 +150,15 @@ class RunMetrics(Stateful, Callback):
         if metric in known:
             return ""
         limit = f"until = '{metric} {self.until.target:g}'"
-        accepted = nearest(metric, sorted(known)) if known else "an app that evaluates"
         others = [_BY[source] for source, own in names.items() if metric in own]
-        if not others:
-            return f"{limit}: no evaluation has measured {metric!r}: expected {accepted}"
-        who = "the server evaluates" if self.server_evaluates else "nobody evaluates it"
-        return (
-            f"{limit}: {metric!r} is measured by {others[0]}, which does not decide where {who}: "
-            f"expected {accepted}"
-        )
+        if others:
+            who = "the server's" if self.server_evaluates else "only"
+            why = f"{metric!r} is measured by {others[0]}, and {who} evaluations decide"
+        else:
+            why = f"no evaluation has measured {metric!r}"
+        if known:
+            return f"{limit}: {why}: expected {nearest(metric, sorted(known))}"
+        return f"{limit}: {why}; nothing has been evaluated"
 
 
 class MessageRounds(Callback):

@@ -24,7 +24,13 @@ CENTRAL = {"accuracy": 0.5, "lag": 1.0}
             "flower",
             CENTRAL,
             "loss 0.1",
-            "'loss' is measured by clients that train, which does not decide where the server",
+            "'loss' is measured by clients that train, and the server's evaluations decide: exp",
+        ),
+        (
+            "older",
+            None,
+            "acuracy 0.9",
+            "no evaluation has measured 'acuracy': expected one of ['lo",
         ),
     ],
 )
@@ -57,7 +63,9 @@ def test_a_run_that_gets_stuck_says_it_besides(simulated):
     never = replace(TraceSet.ideal(4), availability=offline)
     run = simulated("odd_metrics", traces=never, until="acuracy 0.9")
     assert run.status == "stuck"
-    assert "; until = 'acuracy 0.9': no evaluation has measured" in run.reason
+    assert run.reason.endswith(
+        "; until = 'acuracy 0.9': no evaluation has measured 'acuracy'; nothing has been evaluated"
+    )
 
 
 def test_the_command_ends_with_a_failing_code_and_the_sentence(tmp_path, capsys):
