@@ -56,6 +56,12 @@ def test_what_no_client_measures_as_a_number_is_shown_as_none(simulated, shape):
     assert np.isnan(run.last("evaluate")["loss"])
 
 
+def test_what_a_function_of_the_app_makes_of_a_bad_reply_is_shown_as_it_is(simulated):
+    run = odd(simulated, "flower", LOSSES=(1.0, 2.0, 3.0, INF), OWN_MEAN=True)
+    assert values(run, "evaluate", "loss") == [INF, INF]
+    assert values(run, "train", "loss") == [2.0, 2.0]
+
+
 def test_clients_that_state_no_examples_leave_a_mean_without_a_number_and_end_nothing(simulated):
     run = odd(simulated, "messages", EXAMPLES=0)
     assert run.status == "finished"
