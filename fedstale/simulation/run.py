@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
-from fedstale.flower import features, legacy
+from fedstale.flower import dropped, features, legacy
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.costs import check_costs
@@ -474,6 +474,8 @@ def _sentence(problem: Exception, directory: Path) -> str:
     frames = traceback.extract_tb(problem.__traceback__)
     own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    if gone := dropped.advice_on(problem):
+        return f"the ServerApp imports what is not there: {gone}"
     return f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
 
 

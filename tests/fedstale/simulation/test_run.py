@@ -228,6 +228,16 @@ def test_apps_neither_leave_modules_behind_nor_see_those_of_others(run, monkeypa
     assert of_apps() == before
 
 
+def test_a_name_that_flower_dropped_is_told_where_main_imports_it_too(run, tmp_path):
+    server = SERVER.replace(
+        "    config = ", "    from flwr.server.driver import Driver\n    config = "
+    )
+    result = run(app=write_small_app(tmp_path / "late", server=server))
+    assert result.status == "failed"
+    assert "server.py, line 18: flwr.server.driver is gone" in result.reason
+    assert result.reason.endswith("take Grid (once Driver) from flwr.serverapp")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
