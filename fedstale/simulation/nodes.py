@@ -5,16 +5,17 @@ partition ids wrap, so that devices share data; a run in which clients fail from
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
+import pyarrow.compute as pc
 from flwr.app.user_config import UserConfig, UserConfigValue
 
 from fedstale.config import NODE_VALUES, NodeTables, SimulationConfig, flat, read_toml
 from fedstale.errors import ConfigError, nearest
+from fedstale.runs import ERROR_COLUMNS, RunFolder
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ _FEW = 20
 """Devices that a sentence names at most."""
 _ODDS = 20
 """A split of ids that is likelier than one in so many by chance is no evidence."""
-
-EVENT_COLUMNS = ("device_id", "status", "reason")
 
 
 class NodeConfigs:
@@ -71,10 +70,10 @@ class NodeConfigs:
             **self._own.get(device_id, {}),
         }
 
-    def partition_ids(self, device_ids: Sequence[str]) -> list[int]:
+    def partition_ids(self, device_ids: Iterable[str]) -> set[int]:
         """Return the partition ids of some devices by their names."""
         at = {str(name): i for i, name in enumerate(self._ids)}
-        return [int(self.of(at[name])["partition-id"]) for name in device_ids]
+        return {int(self.of(at[name])["partition-id"]) for name in device_ids}
 
 
 def node_configs(
@@ -178,19 +177,22 @@ def too_few_partitions(run_config: Mapping[str, object], nodes: NodeConfigs) -> 
     return ""
 
 
-def missing_partitions(events: pa.Table, nodes: NodeConfigs) -> str:
+def missing_partitions(folder: RunFolder, nodes: NodeConfigs) -> str:
     """Return in a sentence from which partition id on clients fail, if it is one id that decides.
 
     Args:
-        events: the jobs of a run, with `EVENT_COLUMNS`.
-        nodes: that had them.
+        folder: of a run whose events are written.
+        nodes: of the run.
     """
-    jobs = events.select(EVENT_COLUMNS).to_pandas()
+    jobs = folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR).to_pandas()
     kinds = jobs["reason"].astype(str).str.split(":").str[0]
-    failed = jobs[(jobs["status"] == CLIENT_ERROR) & kinds.isin(_OF_DATA)]
-    bad = set(nodes.partition_ids(failed["device_id"].unique()))
-    good = set(nodes.partition_ids(jobs.loc[jobs["status"] == REPORTED, "device_id"].unique()))
-    if not bad or not good or max(good) >= min(bad):
+    failed = jobs[kinds.isin(_OF_DATA)]
+    if failed.empty:
+        return ""
+    reported = pc.unique(folder.read_events(["device_id"], status=REPORTED)["device_id"])
+    good = nodes.partition_ids(reported.to_pylist())
+    bad = nodes.partition_ids(failed["device_id"].unique())
+    if not good or max(good) >= min(bad):
         return ""
     if comb(len(bad) + len(good), len(bad)) < _ODDS:
         return ""

@@ -35,7 +35,6 @@ from fedstale.simulation.metrics import (
     write_run,
 )
 from fedstale.simulation.nodes import (
-    EVENT_COLUMNS,
     NodeConfigs,
     missing_partitions,
     node_configs,
@@ -245,9 +244,7 @@ def _written(  # noqa: PLR0917 - what a run has come to
     grid.runtime.ended(status, reason)
     folder.write_events(grid.event_tables())
     folder.write_online(online(traces, folder, grid.now()))
-    if not facts["hint"] and (
-        hint := missing_partitions(folder.read_events(EVENT_COLUMNS), grid.nodes)
-    ):
+    if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
         logger.warning("%s", hint)
         facts = {**facts, "hint": hint}
     if status == "finished":

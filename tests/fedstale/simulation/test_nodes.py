@@ -13,6 +13,7 @@ from small_app import CLIENT, PYPROJECT, write_small_app
 import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.runs import RunFolder
 from fedstale.simulation.nodes import NodeConfigs, missing_partitions, node_configs
 from fedstale.traces import TraceSet
 
@@ -63,6 +64,18 @@ def test_clients_that_fail_otherwise_are_told_of_no_partitions(ran, line):
     assert not ran(line).summary["hint"]
 
 
+@pytest.fixture
+def ended(tmp_path):
+    """Return a function that makes the folder of a run from its table of jobs."""
+
+    def make(table):
+        with RunFolder.create(tmp_path / "ended") as folder:
+            folder.write_events(table)
+        return folder
+
+    return make
+
+
 def events(*failed, n=20, reason="IndexError: list index out of range (client.py:3)"):
     status = ["client-error" if i in failed else "reported" for i in range(n)]
     reasons = [reason if i in failed else "" for i in range(n)]
@@ -79,16 +92,16 @@ def events(*failed, n=20, reason="IndexError: list index out of range (client.py
         ((18, 19), 20, "18 partitions"),
     ],
 )
-def test_what_may_be_chance_is_not_told(failed, n, said):
+def test_what_may_be_chance_is_not_told(ended, failed, n, said):
     ids = pd.Index([str(i) for i in range(n)])
-    told = missing_partitions(events(*failed, n=n), NodeConfigs(ids))
+    told = missing_partitions(ended(events(*failed, n=n)), NodeConfigs(ids))
     assert said in told
     assert bool(said) == bool(told)
 
 
-def test_partitions_that_nobody_tried_leave_a_range():
+def test_partitions_that_nobody_tried_leave_a_range(ended):
     table = events(17, 18, 19).filter(pa.array([i not in (15, 16) for i in range(20)]))
-    told = missing_partitions(table, NodeConfigs([str(i) for i in range(20)]))
+    told = missing_partitions(ended(table), NodeConfigs([str(i) for i in range(20)]))
     assert "between 15 and 17 partitions; use --devices 15" in told
 
 
