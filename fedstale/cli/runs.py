@@ -52,7 +52,7 @@ _BESIDE_RESUME = {
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
 
-_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every", "partitions", "node_config")
+_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every")
 """Settings that the config.toml of a run says, and no option: few runs need another."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
@@ -113,6 +113,14 @@ def simulate(
     run_config: Annotated[
         list[str] | None,
         typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
+    ] = None,
+    node_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="What devices have in their node config besides: TOML with a table for each "
+            "device, or CSV with a column device-id.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -196,9 +204,10 @@ def simulate(
     else:
         before = SimulationConfig.read(Path(app) if resume is None else resume / "config.toml")
     out = resume or out
+    given = {**settings, "traces": traces, "node_config": node_config}
     config = _changed(
         before,
-        {name: value for name, value in {**settings, "traces": traces}.items() if name in options},
+        {name: value for name, value in given.items() if name in options},
         run_config=run_config or [],
         costs=costs or [],
     )

@@ -88,7 +88,7 @@ def convert(
     ],
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ROLE=COLUMN]...", help="More of --columns."),
+        typer.Argument(metavar="[OUT] [ROLE=COLUMN]...", help="As --out, and more of --columns."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")
@@ -147,12 +147,16 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a recording or a log as a native file, and say how it was read and repaired."""
+    places = [text for text in more or [] if "=" not in text]
+    if places and (out is not None or len(places) > 1):
+        raise ConfigError(f"out = {places[-1]!r}: expected one file to write")
+    out = Path(places[0]) if places else out
     if (out is None) != dry_run:
         raise ConfigError(f"out = {out}: expected --out NAME.parquet, or --dry-run, which has none")
     if out is not None:
         check_free(out, overwrite=overwrite)
     stated = {
-        "columns": _roles([*(columns or []), *(more or [])]),
+        "columns": _roles([*(columns or []), *(text for text in more or [] if "=" in text)]),
         "kind": kind,
         "unit": tuple(unit or []),
         "time_zone": time_zone,

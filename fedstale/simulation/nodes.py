@@ -90,8 +90,10 @@ def node_configs(
         ConfigError: the file cannot be read, or names a device that the traces do not have.
     """
     given = config.node_config
-    own = _read(Path(given)) if isinstance(given, str) else _plain(given or {}, "node_config")
     where = f"node_config = {given!r}" if isinstance(given, str) else "node_config"
+    if isinstance(given, str) and not Path(given).is_file():
+        raise ConfigError(f"{where}: no such file; expected one of TOML, or of CSV")
+    own = _read(Path(given)) if isinstance(given, str) else _plain(given or {}, "node_config")
     ids = set(map(str, known)) if own else set()
     for device_id in own:
         if device_id not in ids:

@@ -286,3 +286,12 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, content, words, expected)
     assert expected in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "own.parquet").exists()
+
+
+def test_a_second_file_is_the_one_to_write_and_a_third_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text("phone,from_s,to_s\na,10,30\n")
+    assert convert("log.csv", "own.parquet", "device=phone").exit_code == 0
+    assert TraceSet.load("own.parquet").n_devices == 1
+    assert convert("log.csv", "a.parquet", "b.parquet").exit_code == 2
+    assert convert("log.csv", "a.parquet", "--out", "b.parquet").exit_code == 2

@@ -227,7 +227,7 @@ def test_a_fitted_population_can_be_generated_from(sources):
         (("describe", "nowhere.json"), "no such file or folder"),
         (("describe", "synthetic:0"), "expected synthetic:N"),
         (("describe", "synthetic:many"), "expected synthetic:N"),
-        (("convert", "nowhere.json", "--out", "out.parquet"), "no such file or folder"),
+        (("convert", "nowhere.json", "out.parquet"), "no such file or folder"),
         (("synthesise", "--n", "2", "--out", "no/folder/d.parquet"), "does not exist"),
         (("synthesise", "--n", "2", "--parameters", "x.toml", "--out", "d.parquet"), "x.toml"),
         (("fetch", "unheard-of"), "expected one of flash"),

@@ -33,8 +33,6 @@ SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "after_end",
     "gpus",
     "checkpoint_every",
-    "partitions",
-    "node_config",
 }
 SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
@@ -55,6 +53,7 @@ GIVEN = {
 REFUSED = {
     "address": "together with executor = 'ray'",
     "client_limit_s": "can be ended only with it",
+    "node_config": "no such file",
 }
 """Settings that this process and its executor cannot have, and what the sentence says."""
 
