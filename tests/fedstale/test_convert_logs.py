@@ -292,6 +292,6 @@ def test_a_second_file_is_the_one_to_write_and_a_third_is_refused(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("log.csv").write_text("phone,from_s,to_s\na,10,30\n")
     assert convert("log.csv", "own.parquet", "device=phone").exit_code == 0
-    assert TraceSet.load("own.parquet").n_devices == 1
+    assert TraceSet.read(Path("own.parquet")).n_devices == 1
     assert convert("log.csv", "a.parquet", "b.parquet").exit_code == 2
     assert convert("log.csv", "a.parquet", "--out", "b.parquet").exit_code == 2
