@@ -1,7 +1,13 @@
-"""The command line: the app that holds all commands, and its own options."""
+"""The command line: the app that holds all commands, its own options, and `fedstale doctor`."""
 
 import faulthandler
+import json
+import os
+import platform
+import shutil
 import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,14 +17,14 @@ from fedstale.cli import (
     agent,
     apps,
     deploy,
-    doctor,
-    forecast_audit,
     forecaster,
     run_list,
     runs,
     traces,
     tune,
 )
+from fedstale.cli.output import AsJson
+from fedstale.machine import release, system
 
 app = typer.Typer(
     name="fedstale",
@@ -30,6 +36,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+_PACKAGES = (
+    *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "torch", "plotly"),
+    *("gymnasium", "stable-baselines3", "ray", "numba", "dp-accounting", "tensorboard"),
+    *("click", "typer", "rich"),
+)
+_PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "nginx")
 
 _RUN, _ANALYSE, _LEARN, _DEPLOY = "Run", "Analyse", "Learn", "Deploy"
 
@@ -46,7 +59,7 @@ app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digi
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale audit runs/digits-0 --fail-on-alarm",
-)(forecast_audit.audit)
+)(forecaster.audit)
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "
@@ -77,7 +90,6 @@ app.command(
     context_settings=deploy.PASSED_ON,
     epilog="Example: fedstale flwr run my_app mine --stream",
 )(deploy.flwr)
-app.command(rich_help_panel=_RUN, epilog="Example: fedstale doctor")(doctor.doctor)
 
 
 def main() -> None:
@@ -103,3 +115,55 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command(rich_help_panel=_RUN, epilog="Example: fedstale doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Say which versions and which machine these are, for a report of a fault."""
+    facts = described()
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        typer.echo(f"{name}: {value}")
+
+
+def described() -> dict[str, str]:
+    """Return facts about this machine by name; nothing in them says whose it is."""
+    # Slow to import, and no other command needs them to start.
+    from fedstale.flower import features
+    from fedstale.strategies.types import n_cores
+
+    facts = {
+        "fedstale": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": system(),
+        "libc": " ".join(platform.libc_ver()),
+        "cores": str(n_cores()),
+        "memory": _memory(),
+        "terminal": f"{shutil.get_terminal_size().columns} columns, "
+        f"{'yes' if sys.stderr.isatty() else 'no'} tty, {sys.stdout.encoding}",
+    }
+    for package in _PACKAGES:
+        try:
+            facts[package] = release(package)
+        except PackageNotFoundError:
+            facts[package] = "not installed"
+    # Programs of an environment are found beside its Python, too.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    for program in _PROGRAMS:
+        facts[f"program {program}"] = "found" if shutil.which(program, path=path) else "not found"
+    for feature in features.FEATURES:
+        gone = feature.missing()
+        off = f"off, since Flower has no {', no '.join(gone)}: {feature.without}"
+        facts[f"with this Flower: {feature.name}"] = off if gone else "on"
+    return facts
+
+
+def _memory() -> str:
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return "unknown: psutil is not installed"
+    memory = psutil.virtual_memory()
+    return f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free"

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.live.board import Board, observed
     from fedstale.live.prometheus import exported
-    from fedstale.live.server import PORT, parse_address, serving
+    from fedstale.live.server import PORT, Board, observed, parse_address, serving
     from fedstale.live.watching import (
         EventLog,
         ProgressLine,
@@ -22,9 +21,8 @@ else:
     __getattr__ = names_of(
         __name__,
         {
-            "board": "Board observed",
             "prometheus": "exported",
-            "server": "PORT parse_address serving",
+            "server": "PORT Board observed parse_address serving",
             "watching": (
                 "EventLog RepeatedInterrupt ProgressLine ProgressNotes TensorBoard Watcher "
                 "duration event_writer"

@@ -1,4 +1,8 @@
-"""Serves pages of a run: read-only, to this machine alone unless a token is set.
+"""The live page: what it shows, and who serves it, to this machine alone unless a token is set.
+
+A board is a callback of a run, simulated or on real devices. The thread of the run writes to it and
+others read; a lock keeps them apart. A run may last for weeks, and its board never grows: series
+are thinned to every second point when they get long, so that they always span the whole run.
 
 The standard library's HTTP server in threads of its own. Four files and one JSON document; nothing
 is fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
@@ -9,16 +13,37 @@ import json
 import secrets
 import socket
 import threading
+import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedstale.config import Until
 from fedstale.errors import ConfigError
-from fedstale.live.board import Board
+from fedstale.live.watching import NO_LIMIT, Watcher
+from fedstale.reports import (
+    SOURCES,
+    Figure,
+    curve,
+    line_mode,
+    metric_text,
+    rows_of_bars,
+    stepped,
+    time_text,
+    time_unit,
+)
+from fedstale.simulation import report_stock_strategies
+from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
+from fedstale.strategies.types import ClientUpdate
 
 PORT = 8760
 _TOKEN_BYTES = 18
@@ -33,6 +58,255 @@ _FILES = {
     "/page.css": ("fedstale.reports", "page.css", "text/css"),
     "/chart.js": ("fedstale.reports", "vendor/chart.js", "text/javascript"),
 }
+POINTS = 600
+"""Points of a series that are kept at most."""
+FAILURES = 20
+"""Failures that are listed, the latest first."""
+_METRICS = 64
+_CURVES = 8
+_BARS = 30
+_REASON = 200
+_NAMES = 100_000
+
+
+class _Series:
+    """Points of a curve: all of them at first, then every second, every fourth, and so on."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[float, float]] = []
+        self._stride, self._skipped = 1, 0
+        self.last: tuple[float, float] = (0.0, 0.0)
+
+    def add(self, x: float, y: float) -> None:
+        self.last = (x, y)
+        self._skipped += 1
+        if self._skipped < self._stride and self.kept:
+            return
+        self._skipped = 0
+        self.kept.append(self.last)
+        if len(self.kept) > POINTS:
+            self.kept = self.kept[::2]
+            self._stride *= 2
+
+    def points(self, length_s: float) -> dict[str, list[float]]:
+        """Return instants in units of `length_s` and values, always with the last point."""
+        points = self.kept
+        if points and points[-1][0] != self.last[0]:
+            points = [*points, self.last]
+        return {"x": [x / length_s for x, _ in points], "y": [y for _, y in points]}
+
+
+class Board(Watcher):
+    """Remembers what a page shows of a run."""
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        until: Until = NO_LIMIT,
+        of_rounds: int | None = None,
+        settings: str = "",
+        every_s: float = 0.25,
+    ) -> None:
+        """Begin with an empty board.
+
+        Args:
+            title: what is watched, in a few words.
+            until: limit of the run, to show how much of it is done.
+            of_rounds: how many rounds the app makes, if that is known.
+            settings: of the run, as text.
+            every_s: seconds of wall time from one look at the clock to the next.
+        """
+        super().__init__(until, of_rounds=of_rounds, every_s=every_s)
+        self.title, self.settings = title, settings
+        self._share: float | None = None
+        self._began_at = time.perf_counter()
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._online, self._in_flight = _Series(), _Series()
+        self._metrics: dict[tuple[str, str], _Series] = {}
+        self._staleness: Counter[int] = Counter()
+        self._endings: Counter[str] = Counter()
+        self._failures: deque[tuple[float, str, str, str]] = deque(maxlen=FAILURES)
+        """Instant in s, node, ending and reason."""
+        self._ended = ""
+
+    # What a run tells.
+
+    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
+        """Remember which node a message went to."""
+        self._names[message_id] = run.name_of(message.metadata.dst_node_id)
+        if len(self._names) > _NAMES:
+            del self._names[next(iter(self._names))]
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Count a failure."""
+        if reply.has_error():
+            self._failed(run, message_id, status, reply.error.reason or "")
+
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
+        """Count an update that was used."""
+        self._names.pop(update.message_id, None)
+        with self._lock:
+            self._staleness[update.staleness] += 1
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Count a reply that was not used; an error has been counted when it came."""
+        if message_id in self._names:
+            self._failed(run, message_id, REJECTED, reason)
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Note metrics."""
+        with self._lock:
+            super().metrics(run, version, source, values)
+            for name, value in values.items():
+                if (source, name) in self._metrics or len(self._metrics) < _METRICS:
+                    self._metrics.setdefault((source, name), _Series()).add(run.now(), value)
+
+    def look(self, run: Runtime) -> None:
+        """Note where the run is."""
+        now, online, in_flight = run.now(), run.n_online(), run.n_in_flight()
+        with self._lock:
+            self._share = self.share(run)
+            self._online.add(now, online)
+            self._in_flight.add(now, in_flight)
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Note that the run is over, and how."""
+        super().ended(run, status, reason)
+        with self._lock:
+            self._ended = f"{status}: {reason}" if reason else status
+
+    def _failed(self, run: Runtime, message_id: str, ending: str, reason: str) -> None:
+        name = self._names.pop(message_id, "a node")
+        with self._lock:
+            self._endings[ending[:40]] += 1
+            self._failures.appendleft((run.now(), name[:80], ending[:40], reason[:_REASON]))
+
+    # What a page shows.
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the page shows now, as JSON can hold it."""
+        with self._lock:
+            now = self._online.last[0]
+            unit, length_s = time_unit(now)
+            figures = [*self._over_time(unit, length_s), self._aggregated(), self._lost()]
+            return {
+                "title": self.title,
+                "ended": self._ended,
+                "cards": self._cards(f"{now / length_s:.3g} {unit}"),
+                "share": self._share,
+                "left": self._left(),
+                "settings": self.settings,
+                "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
+                "failures": [
+                    [f"{at / length_s:.3g} {unit}", *words] for at, *words in self._failures
+                ],
+            }
+
+    def _left(self) -> str:
+        """Return how long the run will go on, if the rest takes as long as what is done."""
+        if not self._share or self._ended:
+            return ""
+        left_s = (time.perf_counter() - self._began_at) * (1.0 - self._share) / self._share
+        return f"about {time_text(left_s)} left"
+
+    def _cards(self, now: str) -> list[list[str]]:
+        if not self._online.kept:
+            return [["device time", "not started"]]
+        cards = [
+            ["device time", now],
+            ["rounds", f"{self.rounds:,}"],
+            ["online", f"{self._online.last[1]:,}"],
+            ["in flight", f"{self._in_flight.last[1]:,}"],
+            ["aggregated", f"{self._staleness.total():,}"],
+            ["came to nothing", f"{self._endings.total():,}"],
+        ]
+        for (source, name), series in sorted(self._metrics.items()):
+            if source == "server":
+                cards.append([name[:40], metric_text(name, series.last[1])])
+        return cards[:10]
+
+    def _over_time(self, unit: str, length_s: float) -> list[Figure]:
+        """Return the figures of metrics and of devices against device time."""
+
+        def named(key: str) -> list[dict[str, Any]]:
+            chosen = [names for names in sorted(self._metrics) if key in names[1].lower()]
+            return [
+                curve(
+                    f"{SOURCES.get(source, source)}: {name}",
+                    i,
+                    **series.points(length_s),
+                    mode=line_mode(len(series.kept)),
+                )
+                for i, (source, name) in enumerate(chosen[:_CURVES])
+                for series in (self._metrics[source, name],)
+            ]
+
+        devices = (("online", 2, self._online), ("jobs in flight", 1, self._in_flight))
+        counted = [
+            stepped(name, look, **series.points(length_s))
+            for name, look, series in devices
+            if series.kept
+        ]
+        as_reported = "as the app reports it."
+        in_use = "Devices that are online, and jobs whose end the server has not seen."
+        from_zero = {"yaxis": {"rangemode": "tozero"}}
+        is_share = all(0.0 <= y <= 1.0 for t in named("acc") for y in t["y"] if y is not None)
+        in_percent = {"yaxis": {"tickformat": ".0%"}} if is_share else {}
+        x_title = f"device time ({unit})"
+        return [
+            Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
+            for key, title, about, traces, layout in (
+                ("acc", "Accuracy", f"Accuracy, {as_reported}", named("acc"), in_percent),
+                ("loss", "Loss", f"Loss, {as_reported}", named("loss"), {}),
+                ("devices", "Devices", in_use, counted, from_zero),
+            )
+        ]
+
+    def _aggregated(self) -> Figure:
+        shown = sorted(self._staleness)[:_BARS]
+        rest = sum(self._staleness[value] for value in sorted(self._staleness)[_BARS:])
+        about = f"{self._staleness.total():,} aggregated updates"
+        about += f"; {rest:,} more are staler than what is drawn." if rest else "."
+        bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False}
+        return Figure(
+            id="staleness",
+            title="Staleness",
+            about=about,
+            traces=[{**bar, "x": shown, "y": [self._staleness[s] for s in shown]}] if shown else [],
+            x_title="staleness (model versions)",
+            y_title="updates",
+        )
+
+    def _lost(self) -> Figure:
+        endings = dict(self._endings.most_common(10))
+        trace = rows_of_bars("jobs", "wasted", endings.values(), endings, showlegend=False)
+        return Figure(
+            id="failures",
+            title="Jobs that came to nothing",
+            about=f"{self._endings.total():,} jobs, as far as the server has seen.",
+            traces=[trace] if endings else [],
+            x_title="jobs",
+            layout={"yaxis": {"autorange": "reversed"}},
+        )
+
+
+def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:
+    """Let callbacks watch a run on real devices, or a simulated one.
+
+    Args:
+        grid: what the ServerApp was given.
+        callbacks: for instance a `Board` that is being served.
+
+    Returns:
+        The grid to start the strategy on; the same one for everyone who connects to `grid`.
+    """
+    own = connected(grid)
+    for callback in callbacks:
+        own.runtime.add(callback)
+    report_stock_strategies()
+    return own
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -48,6 +48,7 @@ from fedstale.strategies.types.forecast import (
 from fedstale.strategies.types.job import (
     MOST_REASON,
     PURPOSES,
+    ClientUpdate,
     End,
     Ending,
     FormatName,
@@ -76,7 +77,6 @@ from fedstale.strategies.types.settings import (
     require_known,
 )
 from fedstale.strategies.types.state import Part, State, Stateful
-from fedstale.strategies.types.update import ClientUpdate
 
 __all__ = [
     "CHUNK",

@@ -21,6 +21,6 @@ def test_a_report_of_a_fault_has_versions_and_the_machine_but_not_whose_it_is():
 
 
 def test_what_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setattr("fedstale.cli.doctor._PACKAGES", ("no-such-package",))
+    monkeypatch.setattr("fedstale.cli.main._PACKAGES", ("no-such-package",))
     facts = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert facts["no-such-package"] == "not installed"

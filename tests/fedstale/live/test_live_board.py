@@ -5,8 +5,7 @@ import pytest
 from told_run import ToldRun
 
 from fedstale.config import Until
-from fedstale.live import Board
-from fedstale.live import board as board_module
+from fedstale.live import Board, server
 from fedstale.live.watching import Watcher
 
 
@@ -98,7 +97,7 @@ def test_a_display_looks_at_once_and_then_no_more_often_than_it_wants(every_s, n
 
 
 def test_the_board_tells_settings_and_how_long_the_rest_will_take(monkeypatch):
-    monkeypatch.setattr(board_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(server.time, "perf_counter", lambda: now[0])
     now = [100.0]
     board = Board("digits", until=Until(time_s=100.0), settings="seed = 3\n", every_s=0.0)
     run = ToldRun(board)

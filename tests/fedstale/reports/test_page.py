@@ -9,7 +9,7 @@ from made_run import HOSTILE, write_run
 from read_page import Seen, plots_of
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.live.board import Board
+from fedstale.live.server import Board
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run, report_at_end
 
