@@ -72,8 +72,7 @@ def check(
 
     findings, name, sizes = [], server, []
     if server is not None:
-        from fedstale.deployment import Address
-        from fedstale.deployment.probe import probe
+        from fedstale.deployment import Address, probe
 
         findings += probe(Address.parse(server), ca)
     elif app is None:

@@ -20,8 +20,7 @@ from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import Control, run_streamed
 from fedstale.deployment.diagnosis import explain, is_healthy
-from fedstale.deployment.doors import Doors, nginx
-from fedstale.deployment.probe import probe
+from fedstale.deployment.doors import Doors, nginx, probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import PRIVATE_FOLDER, make_private

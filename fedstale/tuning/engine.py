@@ -44,9 +44,8 @@ from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
 from fedstale.reports import write_text
-from fedstale.tuning.proposals import SCORE, Proposals, result_of
 from fedstale.tuning.space import Plain, Space
-from fedstale.tuning.trials import Report, Trial, reach
+from fedstale.tuning.trials import SCORE, Proposals, Report, Trial, reach, result_of
 
 Watch = Callable[[Trial], None]
 """Called whenever a configuration has begun, has reported, or is over."""

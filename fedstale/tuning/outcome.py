@@ -29,7 +29,7 @@ from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
 from fedstale.runs import make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.tuning.space import Search, Space, Stop
-from fedstale.tuning.trials import Ledger, Trial
+from fedstale.tuning.trials import How, Ledger, Proposals, Trial
 
 CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
 _ASKED, _LOCK = "search.toml", ".lock"
@@ -173,9 +173,6 @@ def tune(
             if address is not None:
                 cores = held.enter_context(joined(address))
                 workers = workers or cores or 1
-            # Ray and Optuna take seconds to import.
-            from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
-
             how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
             proposals = Proposals(space, how, ledger)
             if not proposals.is_over:

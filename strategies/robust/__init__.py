@@ -1,6 +1,7 @@
 """Rules that combine updates although some clients are adversarial."""
 
 from fedstale.strategies.robust.base import (
+    CTMA,
     CentredClipping,
     GeometricMedian,
     Median,
@@ -9,7 +10,6 @@ from fedstale.strategies.robust.base import (
     aggregate,
     heaviest,
 )
-from fedstale.strategies.robust.ctma import CTMA
 from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 
 __all__ = [

@@ -32,29 +32,27 @@ from fedstale.strategies.types.candidates import (
     forecast_bias,
 )
 from fedstale.strategies.types.compiled import gap_loop, rounding_loop
-from fedstale.strategies.types.forecast import (
+from fedstale.strategies.types.job import (
     FORECAST_RECORD,
     MOST_METRICS,
     MOST_NAME,
+    MOST_REASON,
+    PURPOSES,
+    ClientUpdate,
+    End,
+    Ending,
     Forecast,
+    FormatName,
+    Job,
     NextJob,
+    Purpose,
+    RejectionError,
     as_float,
     forecast_in,
     forecast_share,
     full_job_s,
     median_of,
     next_job_in,
-)
-from fedstale.strategies.types.job import (
-    MOST_REASON,
-    PURPOSES,
-    ClientUpdate,
-    End,
-    Ending,
-    FormatName,
-    Job,
-    Purpose,
-    RejectionError,
 )
 from fedstale.strategies.types.node_set import (
     Bits,

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.types.forecast import Forecast, chance_of, whole_duration_s
+from fedstale.strategies.types.job import Forecast, chance_of, whole_duration_s
 from fedstale.strategies.types.node_set import Index, NodeIds, NodeSet
 from fedstale.strategies.types.state import Stateful
 

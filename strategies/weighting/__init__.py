@@ -4,6 +4,8 @@ from fedstale.strategies.types import ClientUpdate
 from fedstale.strategies.weighting.base import (
     AgeCurve,
     ByAge,
+    EuclideanStaleness,
+    RelevanceAware,
     Weighting,
     constant,
     exponential,
@@ -14,9 +16,7 @@ from fedstale.strategies.weighting.base import (
     staleness_aware,
 )
 from fedstale.strategies.weighting.cached import CachedUpdates
-from fedstale.strategies.weighting.euclidean import EuclideanStaleness
 from fedstale.strategies.weighting.gap import DirectionalGap, Gap, Grain
-from fedstale.strategies.weighting.relevance import RelevanceAware
 
 __all__ = [
     "AgeCurve",

@@ -113,7 +113,6 @@ _OF_FORECASTS = "the door of a room in this room, which is for servers and loads
 WINDOWS = {
     ("fedstale/__main__.py", "fedstale.cli.main"): "what pyproject.toml starts too",
     ("fedstale/cli/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
-    ("fedstale/cli/apps.py", "fedstale.deployment.probe"): "its function has the file's name",
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
     ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli import deploy, main
 from fedstale.cli.output import app_log
-from fedstale.deployment import probe
+from fedstale.deployment import doors
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import NIST, Control
 from fedstale.errors import ConfigError
@@ -195,6 +195,6 @@ def test_flwr_runs_without_a_certificate_where_none_can_be_shown(without, monkey
 
 def test_a_strangers_key_that_cannot_be_tried_is_no_fault(without, tmp_path):
     without("flwr.supernode.fleet_http_client:FleetHttpClient")
-    found = probe._unknown_key(Address("127.0.0.1", 1), tmp_path)
+    found = doors._unknown_key(Address("127.0.0.1", 1), tmp_path)
     assert not found.is_fault
     assert "not tried" in found.text

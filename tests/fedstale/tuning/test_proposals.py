@@ -13,8 +13,7 @@ from spaces import space
 
 from fedstale.errors import ConfigError
 from fedstale.tuning.objective import Objective
-from fedstale.tuning.proposals import How, Proposals, result_of, scheduler_of
-from fedstale.tuning.trials import STATE, Ledger, Report
+from fedstale.tuning.trials import STATE, How, Ledger, Proposals, Report, result_of, scheduler_of
 
 BASE = space()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.robust.base import (
+    CTMA,
     CentredClipping,
     GeometricMedian,
     Median,
@@ -18,7 +19,6 @@ from fedstale.strategies.robust.base import (
     heaviest,
     weighted_median,
 )
-from fedstale.strategies.robust.ctma import CTMA
 from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum, scores
 
 RULES = {

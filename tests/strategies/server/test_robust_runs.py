@@ -9,8 +9,13 @@ from virtual_grid import VirtualGrid, adder, content, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import FedAvg, StaleStrategy, Validation
-from fedstale.strategies.robust.base import CentredClipping, GeometricMedian, Median, TrimmedMean
-from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.base import (
+    CTMA,
+    CentredClipping,
+    GeometricMedian,
+    Median,
+    TrimmedMean,
+)
 from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, semi_synchronous
 from fedstale.strategies.weighting import Gap

@@ -33,7 +33,7 @@ def test_certificates_that_end_are_told_before(tmp_path):
 @pytest.mark.deployment
 def test_check_says_that_a_certificate_ends_soon(deployment, tmp_path, monkeypatch):
     monkeypatch.setattr("fedstale.deployment.check.SOON_DAYS", 60)
-    monkeypatch.setattr("fedstale.deployment.probe.SOON_DAYS", 60)
+    monkeypatch.setattr("fedstale.deployment.doors.SOON_DAYS", 60)
     at, ca = str(deployment.at), str(deployment.tls.ca)
     result = CliRunner().invoke(app, ["check", "--server", at, "--ca", ca])
     assert f"note: the certificate in {ca} ends in 29 days: renew it" in result.stdout

@@ -17,9 +17,15 @@ from small_deployment import wait_for
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import ROLES, Address, write_certificates
-from fedstale.deployment.doors import CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS, Doors, nginx
+from fedstale.deployment.doors import (
+    CONTROL_PATHS,
+    FLEET_PATHS,
+    RUNTIME_PATHS,
+    Doors,
+    nginx,
+    spellings,
+)
 from fedstale.deployment.local import free_port, has_nginx
-from fedstale.deployment.probe import spellings
 from fedstale.deployment.processes import ProcessGroup
 
 pytestmark = pytest.mark.skipif(

@@ -38,9 +38,15 @@ from fedstale.deployment import commands
 from fedstale.deployment.commands import Address, write_certificates, write_node_key
 from fedstale.deployment.control import Control
 from fedstale.deployment.diagnosis import is_healthy
-from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
+from fedstale.deployment.doors import (
+    CLOSED_PATHS,
+    CONTROL_PATHS,
+    FLEET_PATHS,
+    RUNTIME_PATHS,
+    probe,
+    spellings,
+)
 from fedstale.deployment.local import free_port, has_nginx
-from fedstale.deployment.probe import probe, spellings
 from fedstale.deployment.processes import ProcessGroup
 
 pytestmark = [
