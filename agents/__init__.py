@@ -15,13 +15,18 @@ from fedstale.agents.env import (
     Scenario,
     Scenarios,
     Simulator,
-    Worlds,
     cross_fitted,
 )
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
 from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, save
 from fedstale.agents.training import Training, TrainingProgress, train
-from fedstale.agents.world_evaluation import WorldEvaluation, evaluate_worlds
+from fedstale.agents.worlds import (
+    WorldEvaluation,
+    Worlds,
+    evaluate_worlds,
+    outside_of_fit,
+    read_spread,
+)
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
@@ -56,6 +61,8 @@ __all__ = [
     "evaluate_worlds",
     "faults",
     "load",
+    "outside_of_fit",
+    "read_spread",
     "save",
     "train",
 ]

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
-from fedstale.agents.env.learning_proxy import LearningProxy, fitted
+from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy, fitted
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout, training_picks_of
 from fedstale.agents.env.scenario import (
     Scenario,
@@ -13,14 +13,6 @@ from fedstale.agents.env.scenario import (
     online_share,
 )
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.env.worlds import (
-    VARIED,
-    Spread,
-    Worlds,
-    WorldSimulator,
-    outside_of_fit,
-    read_spread,
-)
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
@@ -29,8 +21,8 @@ else:
     __getattr__ = names_of(__name__, {"gym_env": "SelectionEnv VectorSelectionEnv"})
 
 __all__ = [
+    "CONSTANTS",
     "TERMS",
-    "VARIED",
     "EpisodeSettings",
     "Episodes",
     "JobKinds",
@@ -43,17 +35,12 @@ __all__ = [
     "Scenarios",
     "SelectionEnv",
     "Simulator",
-    "Spread",
     "VectorSelectionEnv",
-    "WorldSimulator",
-    "Worlds",
     "as_scenarios",
     "cross_fitted",
     "fitted",
     "online_share",
-    "outside_of_fit",
     "picks_of",
-    "read_spread",
     "rollout",
     "training_picks_of",
 ]

@@ -49,8 +49,7 @@ def say_worlds(
     as_json: bool,
 ) -> None:
     """Compare an agent with rules of one line in many worlds; write and print how it does."""
-    from fedstale.agents import evaluate_worlds
-    from fedstale.agents.env import outside_of_fit, read_spread
+    from fedstale.agents import evaluate_worlds, outside_of_fit, read_spread
     from fedstale.traces import stream
 
     spread = read_spread()

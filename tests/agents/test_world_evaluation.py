@@ -7,15 +7,22 @@ import pytest
 from made_agent import untrained
 from shared_fleets import synthetic
 
-from fedstale.agents import world_evaluation
+from fedstale.agents import worlds as agent_worlds
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.env.worlds import VARIED, Worlds, WorldSimulator
 from fedstale.agents.evaluation import AGENT
-from fedstale.agents.world_evaluation import BY_LOSS, RULES, compared, evaluate_worlds
+from fedstale.agents.worlds import (
+    BY_LOSS,
+    RULES,
+    VARIED,
+    Worlds,
+    WorldSimulator,
+    compared,
+    evaluate_worlds,
+)
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import stream
 
@@ -32,7 +39,7 @@ def scenario():
 
 @pytest.fixture(autouse=True)
 def _few_plays(monkeypatch):
-    monkeypatch.setattr(world_evaluation, "PLAYS", 60)
+    monkeypatch.setattr(agent_worlds, "PLAYS", 60)
 
 
 def evaluated(agents=1, *, seed=0, spread=SPREAD):
@@ -43,7 +50,7 @@ def evaluated(agents=1, *, seed=0, spread=SPREAD):
 @pytest.fixture(scope="module")
 def evaluation():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world_evaluation, "PLAYS", 60)
+        patch.setattr(agent_worlds, "PLAYS", 60)
         return evaluated()
 
 

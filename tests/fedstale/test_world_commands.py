@@ -8,7 +8,7 @@ import pytest
 from short_trainings import with_few_examples, write_phones
 from typer.testing import CliRunner
 
-from fedstale.agents import world_evaluation
+from fedstale.agents import worlds as agent_worlds
 from fedstale.cli import output
 from fedstale.cli.main import app
 
@@ -19,7 +19,7 @@ def run(*words):
 
 @pytest.fixture(autouse=True)
 def _few_plays(monkeypatch):
-    monkeypatch.setattr(world_evaluation, "PLAYS", 100)
+    monkeypatch.setattr(agent_worlds, "PLAYS", 100)
     with_few_examples(monkeypatch)
 
 

@@ -10,13 +10,13 @@ from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.env.worlds import (
+from fedstale.agents.policy.scorer import by_heuristic
+from fedstale.agents.worlds import (
     VARIED,
     Worlds,
     WorldSimulator,
     outside_of_fit,
 )
-from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import Random
 
