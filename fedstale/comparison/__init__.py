@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING
 
 from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped, printable
 from fedstale.comparison.page import PAGE, as_json, write
-from fedstale.comparison.plan import Plan, PlannedRun, Watch, check_target, run_all, state_of
+from fedstale.comparison.plan import (
+    Plan,
+    PlannedRun,
+    Watch,
+    check_target,
+    run_all,
+    seeds_in,
+    state_of,
+)
 from fedstale.comparison.statistics import Estimate, difference
 from fedstale.lazy import names_of
 
@@ -31,6 +39,7 @@ __all__ = [
     "grouped",
     "printable",
     "run_all",
+    "seeds_in",
     "state_of",
     "write",
 ]

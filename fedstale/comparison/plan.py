@@ -115,7 +115,7 @@ class Plan:
         plan = cls(
             shared=shared,
             variants=variants,
-            seeds=_seeds(own["seeds"], where),
+            seeds=seeds_in(own["seeds"], f"{where}: seeds"),
             reference=reference,
             target=own["target"],
             seed_key=own["seed-key"],
@@ -445,15 +445,26 @@ def _variants(table: object, where: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _seeds(seeds: object, where: str) -> tuple[int, ...]:
-    fine = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
-    if not isinstance(seeds, list) or not fine or not seeds:
-        what = "has no seeds" if seeds is None else f"has seeds = {seeds!r}"
-        raise ConfigError(f"{where} {what}: expected whole numbers >= 0 such as [1, 2, 3, 4, 5]")
-    twice = [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
-    if twice:
-        raise ConfigError(f"{where} has the seed {twice[0]} twice: expected each once")
-    return tuple(seeds)
+def seeds_in(value: object, where: str, *, least: int = 1) -> tuple[int, ...]:
+    """Return the seeds in a list.
+
+    Args:
+        value: the list.
+        where: it stands, for the sentence of an error.
+        least: how many there must be.
+
+    Raises:
+        ConfigError: it is no list of so many distinct whole numbers >= 0.
+    """
+    fine = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+    if not isinstance(value, list) or not fine or len(value) < least:
+        raise ConfigError(
+            f"{where} = {value!r}: expected at least {least} whole numbers >= 0 such as "
+            "[1, 2, 3, 4, 5]"
+        )
+    if len(set(value)) < len(value):
+        raise ConfigError(f"{where} = {value!r}: expected each once")
+    return tuple(value)
 
 
 def _settings(table: Mapping[str, Any], where: str, *, known: Sequence[str]) -> dict[str, Any]:

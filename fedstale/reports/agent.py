@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, tie_sentence
+from fedstale.agents.evaluation import AGENT, Evaluation, tie_sentence, wide
 from fedstale.agents.policy import FILES
 from fedstale.agents.training import PROGRESS
 from fedstale.reports.figure import Figure, Row, band, curve, forest
@@ -250,17 +250,16 @@ def evaluation_figures(table: pd.DataFrame) -> list[Figure]:
 
 def _means(table: pd.DataFrame) -> dict[str, Any]:
     """Return the table of all means, the best reward first."""
-    means = table.pivot(index="contender", columns="metric", values="mean")[list(METRICS)]
-    means = means.sort_values("reward", ascending=False)
-    rewards = table[table["metric"].eq("reward")].set_index("contender")
-    rows = []
-    for name, values in zip(map(str, means.index), means.to_numpy(), strict=True):
-        difference, low, high = rewards.loc[name, ["difference", "low", "high"]].to_numpy()
-        is_known = np.isfinite(float(difference))
-        advantage = f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]" if is_known else "-"
-        texts = [f"{value:,.3g}" if np.isfinite(value) else "-" for value in values]
-        rows.append([name, advantage, *texts])
-    return {"header": ["contender", "the agent's advantage", *METRICS], "rows": rows}
+    shown = wide(table)
+    rows = [
+        [str(name), *(v or "-" if isinstance(v, str) else _number(v) for v in values)]
+        for name, *values in shown.itertuples()
+    ]
+    return {"header": ["contender", *shown.columns], "rows": rows}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.3g}" if np.isfinite(value) else "-"
 
 
 def missing(table: pd.DataFrame) -> list[str]:

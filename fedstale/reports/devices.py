@@ -20,6 +20,8 @@ from fedstale.reports.timeline import PHASES
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import DAY_S
+from fedstale.traces.forecast.evaluation import brier
+from fedstale.traces.forecast.evaluation import reliability as calibration
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -28,10 +30,8 @@ DEVICES = 1000
 """Devices that the curve of participation shows at most."""
 ROWS = 100
 """Devices that the table lists at most."""
-BINS = 10
-"""Intervals of the reported chance to finish in the curve of reliability."""
 FEWEST = 5
-"""Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
+"""Jobs behind a point of the curve of reliability at least; fewer say more about chance."""
 DOTS = 500
 """Jobs that the figure of forecast durations draws at most."""
 _STEPS = 200
@@ -281,19 +281,18 @@ def reliability(run: "Run") -> Figure | None:
     known = np.isfinite(reported) & (status != IN_FLIGHT) & (status != CLIENT_ERROR)
     if not known.any():
         return None
-    reported, finished = reported[known], np.isin(status[known].astype(str), _FINISHED)
-    bins = np.minimum((reported * BINS).astype(np.int64), BINS - 1)
-    jobs = pd.DataFrame({"reported": reported, "finished": finished, "n": finished})
-    table = jobs.groupby(bins).agg({"reported": "mean", "finished": "mean", "n": "size"})
+    reported = reported[known]
+    finished = np.isin(status[known].astype(str), _FINISHED).astype(np.float64)
+    table = calibration(reported, finished)
+    table = table[table["n"] > 0]
     shown = table[table["n"] >= FEWEST]
-    brier = float(np.mean((reported - finished) ** 2))
-    base = float(finished.mean())
+    base, score = float(finished.mean()), float(brier(reported, finished).mean())
     hover = "reported %{x:.0%}, finished %{y:.0%}, %{text}"
-    more = {"text": [f"{count:,} jobs" for count in shown["n"]], "hovertemplate": hover}
+    more = {"text": [f"{count:,.0f} jobs" for count in shown["n"]], "hovertemplate": hover}
     dots = {"mode": "lines+markers", "marker": {"size": 7}}
     dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
     traces = [
-        curve("devices", "series-0", shown["reported"], shown["finished"], **dots, **more),
+        curve("devices", "series-0", shown["predicted"], shown["observed"], **dots, **more),
         curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
     ]
     return Figure(
@@ -301,14 +300,16 @@ def reliability(run: "Run") -> Figure | None:
         title="Reliability of reported forecasts",
         about=f"Before {len(reported):,} training jobs their devices had reported the chance to "
         f"finish: on average {reported.mean():.0%}, and {base:.0%} finished in time. "
-        f"Brier score {brier:.3f}; always reporting {base:.0%} has {base * (1 - base):.3f}. "
+        f"Brier score {score:.3f}; always reporting {base:.0%} has {base * (1 - base):.3f}. "
         f"Points stand for {FEWEST} jobs or more.",
         traces=[trace for trace in traces if trace["x"]],
         x_title="reported",
         y_title="finished",
         layout=SHARES,
         header=("reported", "finished", "jobs"),
-        rows=[(f"{r.reported:.2f}", f"{r.finished:.2f}", f"{r.n:,}") for r in table.itertuples()],
+        rows=[
+            (f"{r.predicted:.2f}", f"{r.observed:.2f}", f"{r.n:,.0f}") for r in table.itertuples()
+        ],
     )
 
 

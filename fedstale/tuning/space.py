@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedstale.comparison import Plan, PlannedRun
+from fedstale.comparison import Plan, PlannedRun, seeds_in
 from fedstale.config import SimulationConfig, flat, instant_s, read_toml
 from fedstale.errors import ConfigError, nearest
 from fedstale.simulation import FlowerApp
@@ -157,7 +157,7 @@ class Space:
                 "traces": _place(given["traces"]),
             },
             domains=_domains(given.get("search"), f"{where}: search"),
-            seeds=_seeds(given.get("seeds"), f"{where}: seeds", least=1),
+            seeds=seeds_in(given.get("seeds"), f"{where}: seeds"),
             objectives=_objectives(given.get("objective"), where),
             until_s=until_s,
             rungs_s=_rungs(given.get("rungs"), until_s, where),
@@ -456,15 +456,6 @@ def _rungs(value: object, until_s: float, where: str) -> tuple[float, ...]:
     return found
 
 
-def _seeds(value: object, where: str, *, least: int) -> tuple[int, ...]:
-    fine = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
-    if not isinstance(value, list) or not fine or len(value) < least:
-        raise ConfigError(f"{where} = {value!r}: expected at least {least} whole numbers >= 0")
-    if len(set(value)) < len(value):
-        raise ConfigError(f"{where} = {value!r}: expected each once")
-    return tuple(value)
-
-
 def _held_out(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     table = given.get("held-out")
     if not isinstance(table, Mapping):
@@ -480,7 +471,7 @@ def _held_out(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     traces = table.get("traces", given["traces"])
     if not isinstance(traces, str):
         raise ConfigError(f"{where}: held-out.traces = {traces!r}: expected a text")
-    seeds = _seeds(table.get("seeds"), f"{where}: held-out.seeds", least=_BEST_OF)
+    seeds = seeds_in(table.get("seeds"), f"{where}: held-out.seeds", least=_BEST_OF)
     return {"traces": _place(traces), "seeds": seeds}
 
 

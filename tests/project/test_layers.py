@@ -120,6 +120,7 @@ WINDOWS = {
     ("fedstale/reports/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
     ("fedstale/reports/agent.py", "fedstale.agents.training"): _OF_AGENTS,
     ("fedstale/reports/backtest.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",
 }

@@ -5,6 +5,7 @@ from fedstale.traces.forecast.evaluation.backtest import (
     by_horizon,
     log_loss,
     mean_with_interval,
+    reliability,
     rolling,
 )
 from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_values
@@ -37,6 +38,7 @@ __all__ = [
     "mean_with_interval",
     "printed",
     "process_tables",
+    "reliability",
     "rolling",
     "span_text",
     "why_empty",
