@@ -55,10 +55,6 @@ def train(
     traces: Traces,
     out: Folder,
     kind: Annotated[str, typer.Option(help="What to train; see `backtest`.")] = "lstm",
-    stop_on: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Other traces to stop early on, instead of a fifth."),
-    ] = None,
     examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -79,18 +75,16 @@ def train(
         # Where torch is missing, that is said before the work.
         import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
-    other = None if stop_on is None else recorded(stop_on, seed=seed)
     epochs: list[tuple[str, int, float, float]] = []
     with steps(is_shown=not (quiet or as_json)) as step:
         step("drawing examples", 0, 1)
-        training, held_out = draw_parts(devices, other, n=examples, seed=seed)
+        training, held_out = draw_parts(devices, n=examples, seed=seed)
         if isinstance(forecaster, Perceptron):
             epochs = _fitted(forecaster, training, held_out, seed, step)
         else:
             forecaster.fit(training, held_out, seed=seed)
     provenance = {
         "traces": Path(traces).name,
-        "stop_on": "" if stop_on is None else Path(stop_on).name,
         "devices": devices.n_devices,
         "examples": examples,
         "seed": seed,
@@ -201,12 +195,11 @@ def _write_losses(
     columns = ["network", "epoch", "training", "validation"]
     table = pd.DataFrame(epochs, columns=columns)
     table.to_csv(out / backtest.LOSSES, index=False, float_format="%.6g")
-    traces, stop_on = provenance["traces"], provenance["stop_on"] or "a fifth of the devices"
     write_figures(
         "Training of a forecaster",
-        f"Networks that learnt from {provenance['examples']:,} examples of {traces} "
+        f"Networks that learnt from {provenance['examples']:,} examples of {provenance['traces']} "
         f"({provenance['devices']:,} devices, seed {provenance['seed']}); of each, the epoch is "
-        f"kept that is best on {stop_on}.",
+        "kept that is best on a fifth of the devices.",
         backtest.losses(pd.read_csv(out / backtest.LOSSES)),
         out / backtest.TRAINING_PAGE,
     )

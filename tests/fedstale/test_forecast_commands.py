@@ -110,7 +110,6 @@ def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
     [
         (["--kind", "prophet"], "expected one of"),
         (["--kind", "oracle"], "reads the future"),
-        (["--stop-on", "nowhere.parquet"], "no such file"),
     ],
 )
 def test_bad_usage_of_training_is_one_sentence(phones, tmp_path, arguments, sentence):

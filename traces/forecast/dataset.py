@@ -297,24 +297,17 @@ def split(traces: TraceSet, *, seed: int) -> Split:
     )
 
 
-def draw_parts(
-    traces: TraceSet, stop_on: TraceSet | None, *, n: int, seed: int
-) -> tuple[Examples, Examples]:
+def draw_parts(traces: TraceSet, *, n: int, seed: int) -> tuple[Examples, Examples]:
     """Return examples to learn from, and a fifth as many to stop early on.
 
     Args:
         traces: the devices.
-        stop_on: other devices to stop early on, out of other recordings; then all devices of
-            `traces` are learnt from. None takes the validation devices of the split.
         n: number of examples to learn from.
         seed: of the split and of the draw.
     """
     parts = split(traces, seed=seed)
-    observer = TraceObserver(traces)
-    learnt, other, stopped = parts.training, observer, parts.validation
-    if stop_on is not None:
-        learnt, stopped = np.arange(traces.n_devices), np.arange(stop_on.n_devices)
-        other = TraceObserver(stop_on)
-    drawn = partial(draw, start=0.0, until=parts.turn, short_history=SHORT_HISTORY)
-    training = drawn(observer, learnt, n=n, seed=seed)
-    return training, drawn(other, stopped, n=max(n // 5, 100), seed=seed + 1)
+    drawn = partial(
+        draw, TraceObserver(traces), start=0.0, until=parts.turn, short_history=SHORT_HISTORY
+    )
+    training = drawn(parts.training, n=n, seed=seed)
+    return training, drawn(parts.validation, n=max(n // 5, 100), seed=seed + 1)

@@ -114,7 +114,7 @@ def backtested(
 
     begin("drawing examples")
     parts = split(traces, seed=seed)
-    training, held_out = draw_parts(traces, None, n=examples, seed=seed)
+    training, held_out = draw_parts(traces, n=examples, seed=seed)
     fitted: dict[str, Forecaster] = {}
     for kind in kinds:
         begin(f"fitting {kind}")
