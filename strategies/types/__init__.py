@@ -67,14 +67,16 @@ from fedstale.strategies.types.node_set import (
     set_bits,
     unpacked,
 )
-from fedstale.strategies.types.settings import (
+from fedstale.strategies.types.parts import (
+    Part,
+    State,
+    Stateful,
     is_count,
     require,
     require_choice,
     require_count,
     require_known,
 )
-from fedstale.strategies.types.state import Part, State, Stateful
 
 __all__ = [
     "CHUNK",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fedstale.strategies.types.job import Forecast, chance_of, whole_duration_s
 from fedstale.strategies.types.node_set import Index, NodeIds, NodeSet
-from fedstale.strategies.types.state import Stateful
+from fedstale.strategies.types.parts import Stateful
 
 Floats = npt.NDArray[np.float64]
 
