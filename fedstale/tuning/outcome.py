@@ -21,7 +21,7 @@ import tomli_w
 
 from fedstale.api import check_guarded, compare, result_folder
 from fedstale.cluster import check_address, joined
-from fedstale.comparison import Comparison, Estimate, Variant, Watch, difference
+from fedstale.comparison import Comparison, Estimate, Variant, difference
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
@@ -127,7 +127,6 @@ def tune(
     seed: int = 0,
     address: str | None = None,
     watch: Callable[[Trial], None] | None = None,
-    watch_held_out: Watch | None = None,
 ) -> Tuning:
     """Search settings of a simulation on device time, and judge them on held-out seeds and devices.
 
@@ -147,7 +146,6 @@ def tune(
         address: auto or HOST:PORT of a Ray cluster whose nodes run configurations; None of this
             machine.
         watch: called whenever a configuration begins, has reported, or is over.
-        watch_held_out: called as by `fedstale.compare`.
 
     Raises:
         ConfigError: the space cannot be, the folder has another search, or nothing can be judged.
@@ -179,14 +177,7 @@ def tune(
                 from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
                 run_trials(proposals, folder, watch or (lambda trial: None), address)
-            found = _judged(
-                space,
-                folder,
-                ledger,
-                workers=how.workers,
-                watch=watch_held_out,
-                address=address,
-            )
+            found = _judged(space, folder, ledger, workers=how.workers, address=address)
         weakref.finalize(found, stack.pop_all().close)
     return found
 
@@ -219,7 +210,6 @@ def _judged(
     ledger: Ledger,
     *,
     workers: int,
-    watch: Watch | None,
     address: str | None,
 ) -> Tuning:
     """Compare what was found with the defaults, and write everything."""
@@ -232,7 +222,7 @@ def _judged(
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
-    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, watch=watch, address=address)
+    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, address=address)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
     write_page(
         space,
