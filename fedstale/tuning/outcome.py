@@ -224,16 +224,7 @@ def _judged(
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     comparison = compare(plan, out=folder / HELD_OUT, workers=workers, address=address)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
-    write_page(
-        space,
-        found.tried,
-        folder / PAGE,
-        lead=f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
-        table=found.trials,
-        front={trial.number for trial in _front(space, found.tried)},
-        held_out=comparison.words,
-        texts={"What was searched": tomli_w.dumps(dict(space.table))},
-    )
+    _write_page(found)
     return found
 
 
@@ -347,35 +338,12 @@ _WORDS = {
 }
 
 
-def write_page(
-    space: Space,
-    trials: Sequence[Trial],
-    out: Path,
-    *,
-    lead: str,
-    table: pd.DataFrame,
-    front: set[int],
-    held_out: pd.DataFrame,
-    texts: Mapping[str, str],
-) -> Path:
-    """Write the page of a search, and return it.
-
-    Args:
-        space: that was searched.
-        trials: all configurations.
-        out: file to write.
-        lead: what the held-out runs say.
-        table: one row a configuration.
-        front: numbers of the configurations that none beats, of several objectives.
-        held_out: the table in words of the comparison on held-out seeds and devices.
-        texts: texts below the figures, by title.
-
-    Raises:
-        ConfigError: the page cannot be written.
-    """
+def _write_page(found: Tuning) -> None:
+    """Write the page of a search."""
+    space, trials = found.space, found.tried
     figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
     if len(space.objectives) > 1:
-        figures.append(_front_figure(space, trials, front))
+        figures.append(_front_figure(space, trials))
     n_failed = sum(trial.status == "failed" for trial in trials)
     n_stopped = sum(trial.status == "stopped" for trial in trials)
     cards = [
@@ -385,18 +353,18 @@ def write_page(
         ("tuning seeds", str(len(space.seeds))),
         ("held-out seeds", str(len(space.held_out["seeds"]))),
     ]
-    shown = table.map(lambda value: "-" if pd.isna(value) else _text(value))
-    return write_figures(
+    shown = found.trials.map(lambda value: "-" if pd.isna(value) else _text(value))
+    write_figures(
         "Settings searched on device time",
-        lead,
+        f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
         [figure for figure in figures if figure.traces],
-        out,
+        found.folder / PAGE,
         cards=cards,
         tables={
-            "On held-out seeds and devices": held_out,
+            "On held-out seeds and devices": found.comparison.words,
             "The configurations": shown,
         },
-        texts=texts,
+        texts={"What was searched": tomli_w.dumps(dict(space.table))},
     )
 
 
@@ -446,13 +414,13 @@ def _value_texts(space: Space, trial: Trial, number: int) -> list[str]:
     return [f"{known[i]:.4g}" if i in known else "-" for i in range(len(space.instants_s))]
 
 
-def _front_figure(space: Space, trials: Sequence[Trial], front: set[int]) -> Figure:
+def _front_figure(space: Space, trials: Sequence[Trial]) -> Figure:
     """Return the first two objectives at the end against one another."""
     first, second = space.objectives[:2]
-    over = [trial for trial in trials if trial.status == "complete"]
+    over, front = [t for t in trials if t.status == "complete"], _front(space, trials)
     traces = []
     for name, is_on, look in (("on the front", True, 0), ("beaten", False, 1)):
-        some = [trial for trial in over if (trial.number in front) == is_on]
+        some = [trial for trial in over if (trial in front) == is_on]
         if some:
             x, y = ([trial.reports[-1].values[i] for trial in some] for i in (0, 1))
             words = {
