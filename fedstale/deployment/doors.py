@@ -290,9 +290,7 @@ def probe(at: Address, ca: Path) -> list[Finding]:
                 door.closed("Control", CONTROL_PATHS),
                 door.closed("Runtime", RUNTIME_PATHS),
                 door.closed("registering", CLOSED_PATHS),
-                door.closed(
-                    "all else", ("/", "/health", "/docs", "/openapi.json", "/v1/responses")
-                ),
+                door.closed("all else", _ELSE),
                 door.tricks(),
                 door.oversize(),
                 _unknown_key(at, ca),
@@ -377,9 +375,9 @@ class _Door:
             return Finding("TLS older than 1.2 is refused", is_fault=False)
         return Finding("TLS older than 1.2 is spoken")
 
-    def closed(self, what: str, paths: Sequence[str], method: str = "POST") -> Finding:
+    def closed(self, what: str, paths: Sequence[str]) -> Finding:
         """Return whether all of some paths are closed."""
-        found = {path: self.status(method, path) for path in paths}
+        found = {path: self.status("POST", path) for path in paths}
         opened = {path: status for path, status in found.items() if status not in _CLOSED}
         if opened:
             path, status = next(iter(opened.items()))

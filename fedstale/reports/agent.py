@@ -4,7 +4,7 @@ The page of a training reads what the training records: `progress.jsonl` and age
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,16 +176,13 @@ def _rewards(updates: pd.DataFrame) -> Figure:
     )
 
 
-def write_evaluation(
-    result: Evaluation, about: str, out: Path, *, given: Sequence[str] = ()
-) -> Path:
+def write_evaluation(result: Evaluation, about: str, out: Path) -> Path:
     """Write the page of an evaluation, and return the file.
 
     Args:
         result: of `evaluate`.
         about: what was played, in a sentence.
         out: folder of the page.
-        given: further sentences, such as on what was not tested.
 
     Raises:
         ConfigError: the page cannot be written.
@@ -196,7 +193,7 @@ def write_evaluation(
         " ".join(filter(None, [about, tie_sentence(result.table)])),
         figures,
         out / EVALUATION_PAGE,
-        hidden=" ".join([*missing(result.table), *given]),
+        hidden=" ".join(missing(result.table)),
     )
 
 

@@ -74,9 +74,9 @@ class Facts:
         found: int = self.take(name, lambda v: _is_count(v) and least <= v <= most, accepted)
         return found
 
-    def instant(self, name: str = "now") -> float:
-        """Return an instant in s."""
-        return float(self.take(name, _is_number, "a finite instant in s"))
+    def instant(self) -> float:
+        """Return the instant, in s."""
+        return float(self.take("now", _is_number, "a finite instant in s"))
 
     def text(self, name: str) -> str:
         """Return a text."""
@@ -94,9 +94,9 @@ class Facts:
         )
         return found
 
-    def node(self, name: str = "node") -> int:
-        """Return the id of a node."""
-        found: int = self.take(name, _is_node, "the id of a node")
+    def node(self) -> int:
+        """Return the id of the node."""
+        found: int = self.take("node", _is_node, "the id of a node")
         return found
 
     def done(self) -> None:

@@ -40,7 +40,6 @@ from fedstale.traces.forecast.survival import JobForecast
 _HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
 _WITHIN = 1
-_HOUR_S, _WEEK_HOURS = 3600.0, 7 * HOURS
 
 
 class Baseline(Forecaster):
