@@ -143,7 +143,7 @@ class CostModel(Stateful):
         if declared is not None:
             return Charge(declared, declared)
         rule = kind
-        if is_own_query(kind) and message.content.array_records:
+        if kind.startswith("query.") and is_own_query(kind) and message.content.array_records:
             rule = f"{kind} {_WITH_ARRAYS}"
         if rule not in self._rules:
             self._rules[rule] = self._rule(rule)

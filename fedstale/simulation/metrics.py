@@ -326,8 +326,7 @@ class NoneGood(Callback):
         self._nodes: dict[str, int] = {}
         """The node of each reply that is not rejected yet."""
         self._failed: set[int] = set()
-        self._n_failed, self._is_over = 0, False
-        self._first = ""
+        self._n_failed, self._first = 0, ""
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Take note of a reply, which may still be rejected.
@@ -335,7 +334,7 @@ class NoneGood(Callback):
         Raises:
             FedstaleError: every client has failed.
         """
-        if self._is_over or not reply.metadata.message_type.startswith("train"):
+        if not reply.metadata.message_type.startswith("train"):
             return
         node_id = reply.metadata.src_node_id
         if status == CLIENT_ERROR:
@@ -345,8 +344,8 @@ class NoneGood(Callback):
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
         """Take replies for good that were not rejected by now."""
-        self._is_over |= bool(self._nodes)
-        self._nodes.clear()
+        if self._nodes:
+            run.remove(self)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Take note of a rejection.
@@ -354,7 +353,7 @@ class NoneGood(Callback):
         Raises:
             FedstaleError: every reply has been rejected.
         """
-        if not self._is_over and message_id in self._nodes:
+        if message_id in self._nodes:
             self._fail(self._nodes.pop(message_id), reason)
 
     def _fail(self, node_id: int, reason: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import wraps
 from math import inf, nextafter
 from pathlib import Path
+from types import MethodType
 from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
@@ -256,7 +257,7 @@ class Runtime:
             name_of: returns the name of a node for people.
         """
         self.clock = clock
-        self.told: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
+        self.told: dict[str, list[MethodType]] = {name: [] for name in _EVENTS}
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.folder: Path | None = None
@@ -284,6 +285,12 @@ class Runtime:
         for name, told in self.told.items():
             if getattr(type(callback), name) is not getattr(Callback, name):
                 told.append(getattr(callback, name))
+
+    def remove(self, callback: Callback) -> None:
+        """Tell a callback nothing more."""
+        for name, told in self.told.items():
+            # Another list: the callbacks may just be told something.
+            self.told[name] = [method for method in told if method.__self__ is not callback]
 
     def now(self) -> float:
         """Return the instant in s."""

@@ -91,7 +91,7 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        with ServerStreams(), quick_arrays(), seeded_entropy():
+        with ServerStreams(), quick_arrays():
             return [run_client(self._client_app, call) for call in calls]
 
 
@@ -173,9 +173,6 @@ class _Entropy:
     source: random.Random | None = None
     """Made when it is needed: most clients do not."""
 
-    def begin(self, seed: int, source: random.Random | None = None) -> None:
-        self.seed, self.source = seed, source
-
     def draw(self, n_bits: int) -> int:
         if self.source is None:
             self.source = random.Random(self.seed)
@@ -193,19 +190,17 @@ def seeded_entropy() -> Iterator[None]:
     An app that calls `numpy.random.default_rng()` means that its runs differ, not that the same
     run is never to be seen again.
     """
-    before, original = (_ENTROPY.seed, _ENTROPY.source), _NUMPY.randbits
-    _ENTROPY.begin(0)
-    _NUMPY.randbits = _ENTROPY.draw
+    before = _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits
+    _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits = 0, None, _ENTROPY.draw
     try:
         yield
     finally:
-        _ENTROPY.begin(*before)
-        _NUMPY.randbits = original
+        _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits = before
 
 
 def seed_streams(seed: int) -> None:
     """Seed every global stream that exists; seed is in [0, 2^32)."""
-    _ENTROPY.begin(seed)
+    _ENTROPY.seed, _ENTROPY.source = seed, None
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     keras: Any = sys.modules.get("keras")
@@ -231,6 +226,8 @@ class ServerStreams:
 
     def __enter__(self) -> None:
         self._torch, self._seed = sys.modules.get("torch"), quick_manual_seed()
+        self._entropy = _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits
+        _NUMPY.randbits = _ENTROPY.draw
         self._of_torch = None if self._torch is None else self._torch.get_rng_state()
         self._at = _place_of_words()
         at = self._at
@@ -251,6 +248,7 @@ class ServerStreams:
 
     def __exit__(self, *problem: object) -> None:
         self._seed.__exit__(None, None, None)
+        _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits = self._entropy
         if self._at is None:
             random.setstate(self._python)
         else:

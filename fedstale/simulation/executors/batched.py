@@ -34,7 +34,6 @@ from fedstale.simulation.executors.base import (
     failed_reply,
     run_client,
     seed_streams,
-    seeded_entropy,
     version_of,
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
@@ -95,7 +94,7 @@ class BatchedExecutor(Executor):
         messages: dict[int, Message] = {}
         # Models of one version are read once.
         models: dict[tuple[int, ...], RecordDict] = {}
-        with ServerStreams(), quick_arrays(), seeded_entropy():
+        with ServerStreams(), quick_arrays():
             for i, call in enumerate(calls):
                 if call.message.metadata.message_type not in _TRAIN:
                     replies[i] = run_client(self._client_app, call)
