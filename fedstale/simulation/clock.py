@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC
 from enum import IntEnum
 from types import ModuleType
@@ -99,11 +99,11 @@ class StallDetection(Stateful):
 
 @dataclass(eq=False, slots=True)
 class VirtualTime:
-    """Replaces the clock of the thread that enters `running`.
+    """Replaces the clock of the thread that enters `running`, and of those that it starts.
 
     A stock strategy sleeps while too few nodes are online, and an app may stamp or pace its own
     loop. Under `TraceGrid` those seconds must be the devices' seconds, and cost none on the wall.
-    Only the thread that runs the ServerApp sees virtual time, and only while it trains no client.
+    Only the threads of the ServerApp see virtual time, and only while they train no client.
     """
 
     now: Callable[[], float]
@@ -112,7 +112,8 @@ class VirtualTime:
     """Moves the virtual clock on by a duration in s."""
     base: float
     """Unix time of the virtual instant 0."""
-    _thread: int | None = None
+    threads: set[int] = field(default_factory=set)
+    """Those that see virtual time now, by `threading.get_ident`."""
 
     @contextmanager
     def running(self, prefixes: tuple[str, ...]) -> Iterator[None]:
@@ -143,12 +144,13 @@ class VirtualTime:
         ]
         own.append((time, _copy_of(time, stand_ins + own)))
         own.append((datetime, _copy_of(datetime, own)))
-        self._thread = threading.get_ident()
+        waits = "time", "threading", "queue", "sched"
+        self.threads.add(threading.get_ident())
         try:
-            with replaced(stand_ins, within=("time", *prefixes)), replaced(own, within=prefixes):
+            with replaced(stand_ins, within=(*waits, *prefixes)), replaced(own, within=prefixes):
                 yield
         finally:
-            self._thread = None
+            self.threads.clear()
 
     def _dates(self, unix: Callable[[], float]) -> type[datetime.datetime]:
         """Return what stands for the class `datetime`, whose objects are those of the class."""
@@ -171,20 +173,23 @@ class VirtualTime:
         return Dates
 
     def _here(self, virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is virtual in the thread of the ServerApp, and else real."""
+        """Return a function that is virtual in threads of the ServerApp, and else real."""
 
         def here(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
-            return (virtual if self._thread == threading.get_ident() else real)(*given, **named)
+            return (virtual if threading.get_ident() in self.threads else real)(*given, **named)
 
         return here
 
     def outside(self, work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what it takes
         """Do something that sees wall time again, such as the work of clients."""
-        thread, self._thread = self._thread, None
+        thread = threading.get_ident()
+        if thread not in self.threads:
+            return work(*given)
+        self.threads.remove(thread)
         try:
             return work(*given)
         finally:
-            self._thread = thread
+            self.threads.add(thread)
 
 
 def _copy_of(module: ModuleType, stand_ins: Sequence[tuple[Any, Any]]) -> ModuleType:

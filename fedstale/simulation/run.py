@@ -207,7 +207,7 @@ def _until_change(
                 server_fn_on(grid, *app.modules()),
             ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
-                status, reason = _outcome(lambda: server(grid, context), app.directory)
+                status, reason = _outcome(lambda: grid.serve(server, context), app.directory)
             if keeper.is_change_due:
                 return None
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:

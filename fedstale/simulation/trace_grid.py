@@ -10,16 +10,17 @@ its reply is pulled. Work that a trace loses before is never computed.
 import gc
 import heapq
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message
+from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
@@ -40,6 +41,7 @@ from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.simulation.nodes import NodeConfigs
+from fedstale.simulation.server_threads import ServerThreads, in_turn
 from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
@@ -124,12 +126,19 @@ class TraceGrid(Stateful, RuntimeGrid):
         own = weakref.proxy(self)
         now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
         self._time = VirtualTime(now, sleep, self._unix_base)
+        self._threads = ServerThreads(
+            self._time,
+            lambda: own._next_event,
+            lambda to: own._advance(to),  # noqa: PLW0108 - see above
+        )
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
         self._to_run: list[tuple[float, int]] = []
         """A heap of the jobs that wait for their client, by the instant at which it must run."""
         self._awaited: tuple[range, float] = range(0), -np.inf
         """Jobs that are waited for in any case, and until when."""
+        self._claimed = set[str]()
+        """Messages to which another thread waits for the reply, which no other gets."""
         self._jobs = JobTable()
         self._arrived: dict[str, OpenJob] = {}
         self._open, self._stalls = 0, StallDetection()
@@ -140,6 +149,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             n_in_flight=lambda: own._open,
             name_of=lambda node_id: own._fleet.device_id(node_id - FIRST_NODE_ID),
         )
+        self.runtime.add(self._threads)
 
     # The run.
 
@@ -149,16 +159,33 @@ class TraceGrid(Stateful, RuntimeGrid):
 
         Args:
             packages: import names of the app, whose modules may have bound `time.sleep` by name.
+
+        The threads that it has started then have ended after the block.
         """
         # Every message makes objects, so garbage is looked for often; what has been imported so
         # far is none, and to look through it each time takes an eighth of an empty simulation.
         gc.freeze()
         virtual = self._time.running(("flwr.serverapp", *packages))
         try:
-            with identity(self._run.run_id), virtual, quick_arrays():
+            with (
+                identity(self._run.run_id),
+                virtual,
+                quick_arrays(),
+                self._threads.running(packages),
+            ):
                 yield
         finally:
             gc.unfreeze()
+
+    def serve(self, server: Callable[[Grid, Context], object], context: Context) -> None:
+        """Run a ServerApp to its end, and that of the threads that it has started.
+
+        Raises:
+            RunEnded: the run is over, also where only a thread of the app has met its end.
+            FedstaleError: a thread of the app has done what is not possible.
+        """
+        with self._threads.closing():
+            server(self, context)
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job; jobs in flight have spent some by now."""
@@ -196,6 +223,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return the virtual instant in s."""
         return self._clock.now
 
+    @in_turn
     def wait(self, until: float) -> bool:
         """Move the clock to an instant, or to the next reply or failure if that comes first.
 
@@ -210,18 +238,22 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over, or nothing can ever happen again.
         """
-        if not self._arrived:
-            target = min(until, self._next_event)
-            if target == np.inf:
-                self._idle()
-            else:
-                self._advance(target)
+        if not self._arrived_for_all():
+            self._move(until)
         self._stalls.waited()
-        return bool(self._arrived)
+        return self._arrived_for_all()
 
+    def _arrived_for_all(self) -> bool:
+        """Return whether a reply has arrived that no other thread waits for."""
+        return bool(self._arrived.keys() - self._claimed if self._claimed else self._arrived)
+
+    @in_turn
     def sleep(self, seconds: float) -> None:
         """Move the clock on; what happens on the way can be pulled afterwards."""
-        self._advance(self._clock.now + max(seconds, 0.0))
+        until = self._clock.now + max(seconds, 0.0)
+        if self._threads.several:
+            until = self._threads.until(until)
+        self._advance(until)
 
     # What a checkpoint holds.
 
@@ -255,6 +287,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return the nodes that are online now; see `online_nodes`."""
         return self.online_nodes().ids.tolist()
 
+    @in_turn
     def online_nodes(self) -> NodeSet:
         """Return the nodes that are online now.
 
@@ -268,11 +301,16 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
         if self._stalls.is_stalled(nodes.words, self._clock.now):
-            self._idle()
+            if self._threads.several and self._threads.others_wait():
+                # They move the clock; a thread that only looks takes a little time at last.
+                self._advance(self._threads.until(self._clock.now))
+            else:
+                self._idle()
             nodes = self._fleet.online(self._clock.now)
         self._stalls.looked(nodes.words, self._clock.now, self._fleet.available.n_online)
         return nodes
 
+    @in_turn
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; each node works on one at a time, in the order of sending.
 
@@ -304,6 +342,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._stalls.active(now)
         return ids
 
+    @in_turn
     def pull_messages(  # type: ignore[override] # Flower 1.43's
         self,
         reply_to_message_ids: Iterable[str] | None = None,
@@ -329,15 +368,22 @@ class TraceGrid(Stateful, RuntimeGrid):
         if wanted is not None and not isinstance(wanted, Set):
             wanted = set(wanted)
         self._check_time()
-        found = [key for key in self._arrived if wanted is None or key in wanted]
+        found = self._found(wanted)
         if not found and (wanted is None or wanted):
-            if self._next_event < np.inf:
-                self._advance(self._next_event)
-            else:
-                self._idle()
-            found = [key for key in self._arrived if wanted is None or key in wanted]
+            self._move()
+            found = self._found(wanted)
+        elif not found and self._threads.several:
+            # It asks for nothing: what it may wait for is in the hands of others.
+            self._advance(self._threads.until(self._clock.now))
         return self._deliver(found, wanted or ())
 
+    def _found(self, wanted: Set[str] | None) -> list[str]:
+        """Return the messages among those wanted, or of no other thread, whose reply is here."""
+        if wanted is None:
+            return [key for key in self._arrived if key not in self._claimed]
+        return [key for key in self._arrived if key in wanted]
+
+    @in_turn
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
@@ -354,12 +400,19 @@ class TraceGrid(Stateful, RuntimeGrid):
         deadline = np.inf if timeout is None else self._clock.now + timeout
         missing = wanted.copy()
         self._awaited = range(len(self._jobs) - len(wanted), len(self._jobs)), deadline
+        self._claimed |= wanted if self._threads.several else set()
         try:
             while missing and self._clock.now < deadline:
                 # A message always expires, so there is an event for as long as one is missing.
-                missing.difference_update(self._advance(min(self._next_event, deadline)))
+                arrived = self._move(deadline)
+                missing.difference_update(
+                    [key for key in missing if key in self._arrived]
+                    if self._threads.several
+                    else arrived
+                )
         finally:
             self._awaited = range(0), -np.inf
+            self._claimed -= wanted
         return self._deliver([key for key in self._arrived if key in wanted])
 
     # How the clock moves.
@@ -448,11 +501,23 @@ class TraceGrid(Stateful, RuntimeGrid):
         self.runtime.time_moved()
         return happened
 
+    def _move(self, until: float = np.inf) -> list[str]:
+        """Move to an instant, or to the next reply or failure if that is earlier.
+
+        With nothing in flight and no instant given, to the next change of nodes. Returns what
+        arrived on the way, as far as no other thread of the app has moved the clock.
+        """
+        if self._threads.several:
+            target = self._threads.until(until, event=True)
+        else:
+            target = min(until, self._next_event)
+        return self._advance(target) if target < np.inf else self._idle()
+
     def _check_time(self) -> None:
         if self._clock.now >= self._clock.until:
             raise RunEnded(f"reached {self._clock.until:,.0f} s of virtual time")
 
-    def _idle(self) -> None:
+    def _idle(self) -> list[str]:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
         self._fleet.available.move(now)
@@ -462,7 +527,7 @@ class TraceGrid(Stateful, RuntimeGrid):
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
                 stuck=True,
             )
-        self._advance(min(max(change, now + self._stalls.step_s()), event))
+        return self._advance(min(max(change, now + self._stalls.step_s()), event))
 
     def _deliver(self, message_ids: list[str], wanted: Iterable[str] = ()) -> list[Message]:
         """Take arrived messages out, train the clients behind them, and return the replies.
