@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -282,16 +282,20 @@ class ServerThreads(Callback):
             return None
         me = self._by_ident.get(threading.get_ident())
         if me is None:
-            self._ended = self._ended or ConfigError(
-                f"the thread {threading.current_thread().name!r} uses the grid: expected one that "
-                "the ServerApp has started by threading.Thread, a ThreadPoolExecutor or asyncio "
-                "while it runs, and not before"
+            self._refuse(
+                "uses the grid: expected one that the ServerApp has started by threading.Thread, "
+                "a ThreadPoolExecutor or asyncio while it runs, and not before"
             )
-            raise self._ended
         if self._holder is not me:
             self._wait(me, until=-np.inf)
         self._check()
         return me
+
+    def _refuse(self, what: str) -> NoReturn:
+        """End the run for what this thread does."""
+        name = threading.current_thread().name
+        self._ended = self._ended or ConfigError(f"the thread {name!r} {what}")
+        raise self._ended
 
     def until(self, until: float, *, event: bool = False) -> float:
         """Let the others go on until the clock may move to what this thread waits for.
@@ -552,9 +556,9 @@ class ServerThreads(Callback):
         if not run.n_loops:
             self._of_loop = me
         elif self._of_loop != me:
-            raise ConfigError(
-                f"the thread {threading.current_thread().name!r} starts a strategy while another "
-                "thread is in the midst of one: expected one strategy at a time"
+            self._refuse(
+                "starts a strategy while another thread is in the midst of one: expected one "
+                "strategy at a time"
             )
 
 

@@ -6,17 +6,33 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 
+import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Context, RecordDict
-from flwr.server import Server, ServerAppComponents, ServerConfig
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import FitIns, ndarrays_to_parameters
+from flwr.server import (
+    History,
+    Server,
+    ServerAppComponents,
+    ServerConfig,
+    SimpleClientManager,
+)
 from flwr.serverapp import ServerApp
 from tiny import COSTS, counting_app, fleet, message_to
 
+from fedstale import simulate
 from fedstale.errors import ConfigError, RunEnded
-from fedstale.simulation import TraceGrid
+from fedstale.simulation import TraceGrid, server_threads
 from fedstale.strategies import FedBuff
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,6 +40,13 @@ pytestmark = pytest.mark.timeout(60)
 NODES = [1000, 1001, 1002, 1003, 1004]
 SPEEDS = [1.0, 2.0, 0.5, 4.0, 0.8]
 ALWAYS = [(0.0, 1e6)]
+SETTINGS = {
+    "work_per_example": 1.0,
+    "evaluate_work_per_example": 0.5,
+    "epochs": 1,
+    "examples": 10,
+    "model_bytes": 10**6,
+}
 BEFORE = threading.Lock()
 """A lock that was made before any run."""
 
@@ -272,25 +295,6 @@ def by_loop_in_a_thread(grid, _):
     return found
 
 
-def by_older_proxies(grid, context):
-    found = {}
-
-    class AsyncServer(Server):
-        def fit(self, num_rounds, timeout):
-            clients = self._client_manager.all()
-            with ThreadPoolExecutor(len(clients)) as pool:
-                futures = {
-                    pool.submit(client.get_properties, None, timeout, 1): int(cid)
-                    for cid, client in clients.items()
-                }
-                for future in as_completed(futures):
-                    found[futures[future]] = grid.now()
-            return None, 0.0
-
-    del AsyncServer, context
-    return found
-
-
 FORMS = [
     *(by_pool, by_futures, by_first_completed, by_threads, by_thread_class, by_thread_pool),
     *(by_queues, by_daemons_that_serve_for_ever, by_pushing_threads, by_one_that_pulls_all),
@@ -304,3 +308,395 @@ def test_devices_asked_by_threads_work_at_the_same_time(main):
     grid, instants = twice(main)
     assert instants == AT
     assert {row["sent_at"] for row in grid.events().to_pylist()} == {0.0}
+
+
+@pytest.mark.parametrize("kind", ["in the run", "before the run"])
+def test_a_lock_held_while_a_client_works_lets_one_work_at_a_time(kind):
+    lock = BEFORE
+
+    def main(grid, _):
+        nonlocal lock
+        lock = threading.Lock() if kind == "in the run" else BEFORE
+
+        def one(node):
+            with lock:
+                return ask(grid, node)
+
+        with ThreadPoolExecutor(5) as pool:
+            return [at for (at,) in pool.map(one, NODES)]
+
+    grid, instants = twice(main)
+    assert sorted(instants)[-1] == pytest.approx(sum(AT), rel=1e-6)
+    assert [row["sent_at"] for row in grid.events().to_pylist()] == [0.0, *sorted(instants)[:-1]]
+
+
+def test_every_device_goes_on_by_itself_and_no_reply_is_lost():
+    def main(grid, _):
+        replies, lock = [], threading.RLock()
+
+        def loop(node):
+            for _ in range(3):
+                found = ask(grid, node)
+                with lock:
+                    replies.append((*found, node))
+
+        threads = [threading.Thread(target=loop, args=(node,)) for node in NODES]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return replies
+
+    _, replies = twice(main)
+    assert replies == sorted(replies)
+    for node, at in zip(NODES, AT, strict=True):
+        assert [t for t, n in replies if n == node] == pytest.approx([at, 2 * at, 3 * at])
+
+
+def asleep(seconds):
+    time.sleep(seconds)
+
+
+def waits_for_an_event(seconds):
+    assert not threading.Event().wait(timeout=seconds)
+
+
+def waits_for_a_condition(seconds):
+    with (condition := threading.Condition()):
+        assert not condition.wait_for(lambda: False, timeout=seconds)
+
+
+def waits_at_a_queue(seconds):
+    with pytest.raises(queue.Empty):
+        queue.Queue().get(timeout=seconds)
+
+
+def waits_at_a_simple_queue(seconds):
+    with pytest.raises(queue.Empty):
+        queue.SimpleQueue().get(timeout=seconds)
+
+
+def waits_for_a_lock(seconds):
+    (lock := threading.Lock()).acquire()
+    assert not lock.acquire(timeout=seconds)
+
+
+def waits_for_a_result(seconds):
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(time.sleep, 2 * seconds)
+        with pytest.raises(TimeoutError):
+            future.result(timeout=seconds)
+        assert future.cancel() is False
+        now = time.monotonic()
+    assert time.monotonic() == now + seconds
+
+
+def joins(seconds):
+    thread = threading.Thread(target=time.sleep, args=(1.5 * seconds,))
+    thread.start()
+    thread.join(seconds)
+    assert thread.is_alive()
+
+
+def sleeps_in_a_loop(seconds):
+    asyncio.run(asyncio.sleep(seconds))
+
+
+def times_out_in_a_loop(seconds):
+    async def main():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), seconds)
+
+    asyncio.run(main())
+
+
+def is_called_by_a_timer(seconds):
+    called = threading.Event()
+    threading.Timer(seconds, called.set).start()
+    called.wait()
+
+
+WAITS = [
+    *(asleep, waits_for_an_event, waits_for_a_condition, waits_at_a_queue),
+    *(waits_at_a_simple_queue, waits_for_a_lock, sleeps_in_a_loop, times_out_in_a_loop),
+    *(is_called_by_a_timer, joins),
+]
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+@pytest.mark.parametrize("pause", WAITS)
+def test_a_timeout_is_one_of_the_virtual_clock(pause, others):
+    def main(grid, _):
+        pool = ThreadPoolExecutor(1)
+        future = pool.submit(ask, grid, NODES[2]) if others else None
+        began, wall = time.time(), time.perf_counter()
+        pause(5.0)
+        took = time.time() - began, time.perf_counter() - wall
+        if future is not None:
+            assert future.result() == [AT[2]]
+        return took
+
+    _, (virtual_s, wall_s) = twice(main)
+    assert virtual_s == 5.0
+    assert wall_s < 2.0
+
+
+def test_a_future_times_out_in_virtual_time():
+    _, _ = twice(lambda *_: waits_for_a_result(5.0))
+
+
+def test_a_loop_times_and_asks_at_the_same_time():
+    async def app(grid):
+        ticks = []
+
+        async def tick():
+            while True:
+                await asyncio.sleep(1.0)
+                ticks.append(time.time())
+
+        ticking = asyncio.create_task(tick())
+        began = time.time()
+        await asyncio.gather(*(asyncio.to_thread(ask, grid, node) for node in NODES))
+        ticking.cancel()
+        return [at - began for at in ticks]
+
+    _, ticks = twice(lambda grid, _: asyncio.run(app(grid)))
+    assert ticks == [float(s) for s in range(1, int(max(AT)) + 1)]
+
+
+def bare(grid, node, n):
+    thread = threading.Thread(target=ask, args=(grid, node, n))
+    thread.start()
+    thread.join()
+
+
+def pooled(grid, node, n):
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(ask, grid, node, n).result()
+
+
+def queued(grid, node, n):
+    results = queue.Queue()
+    threading.Thread(target=lambda: results.put(ask(grid, node, n))).start()
+    results.get()
+
+
+def in_thread_pool(grid, node, n):
+    with multiprocessing.pool.ThreadPool(2) as pool:
+        pool.apply(ask, (grid, node, n))
+
+
+def in_loop(grid, node, n):
+    asyncio.run(asyncio.to_thread(ask, grid, node, n))
+
+
+def forgotten(grid, node, n):
+    threading.Thread(target=ask, args=(grid, node, n)).start()
+
+
+ENDS = [bare, pooled, queued, in_thread_pool, in_loop, forgotten]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_the_run_in_a_thread_ends_the_app(end, capfd):
+    with pytest.raises(RunEnded, match="reached 100 s of virtual time"):
+        serve(lambda grid, _: end(grid, NODES[0], 1000), until_s=100.0)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("end", [bare, pooled, in_loop, forgotten])
+def test_a_setting_that_is_wrong_in_a_thread_fails_the_app(end, capfd):
+    with pytest.raises(ConfigError, match="dst_node_id = 7"):
+        serve(lambda grid, _: end(grid, 7, 1))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_exception_in_a_pool_is_raised_where_its_result_is_asked_for():
+    with pytest.raises(ZeroDivisionError):
+        serve(lambda *_: ThreadPoolExecutor(1).submit(lambda: 1 / 0).result())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exception_in_a_thread_ends_the_thread_alone():
+    def main(grid, _):
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        return ask(grid, NODES[0])
+
+    assert twice(main)[1] == [AT[0]]
+
+
+def test_threads_left_by_the_app_come_to_their_end_unless_they_are_daemons():
+    def main(grid, _):
+        ThreadPoolExecutor(1).submit(ask, grid, NODES[0], 2)
+        threading.Thread(target=ask, args=(grid, NODES[1])).start()
+        threading.Thread(target=ask, args=(grid, NODES[2], 10), daemon=True).start()
+        threading.Thread(target=queue.Queue().get, daemon=True).start()
+
+    (grid, _), (again, _) = serve(main), serve(main)
+    statuses = [(row["device_id"], row["status"]) for row in grid.events().to_pylist()]
+    assert statuses == [(row["device_id"], row["status"]) for row in again.events().to_pylist()]
+    assert sorted(status for _, status in statuses) == ["in-flight", *["reported"] * 4]
+    assert grid.now() == pytest.approx(2 * AT[0])
+
+
+def test_threads_that_wait_for_each_other_end_the_run(monkeypatch):
+    monkeypatch.setattr(server_threads, "_DEADLOCK_S", 0.2)
+
+    def main(*_):
+        thread = threading.Thread(target=queue.Queue().get)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(RunEnded, match="each thread of the app waits for another") as ended:
+        serve(main)
+    assert ended.value.stuck
+
+
+def polls_without_sleep(grid, done):
+    while not done.is_set():
+        grid.pull_messages([])
+
+
+def polls_by_sleep_of_nothing(grid, done):
+    while not done.is_set():
+        time.sleep(0)
+
+
+def polls_nodes(grid, done):
+    while not done.is_set():
+        grid.get_node_ids()
+
+
+def polls_by_sleeping(grid, done):
+    while not done.is_set():
+        grid.get_node_ids()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "poll", [polls_without_sleep, polls_by_sleep_of_nothing, polls_nodes, polls_by_sleeping]
+)
+def test_a_thread_that_polls_does_not_hold_up_the_others(poll):
+    def main(grid, _):
+        done, found = threading.Event(), []
+
+        def one():
+            found.extend(ask(grid, NODES[2], 2))
+            done.set()
+
+        threading.Thread(target=one).start()
+        poll(grid, done)
+        return found, grid.now()
+
+    _, (found, now) = twice(main)
+    assert found == pytest.approx([AT[2], 2 * AT[2]])
+    assert now == pytest.approx(found[-1], abs=0.2)
+
+
+def test_a_thread_that_was_started_before_the_run_may_not_ask():
+    started = ThreadPoolExecutor(1)
+    started.submit(int).result()
+    with pytest.raises(ConfigError, match="expected one that the ServerApp has started"):
+        serve(lambda grid, _: started.submit(ask, grid, NODES[0]).result())
+    started.shutdown()
+
+
+def start(grid, seed=1):
+    strategy = FedBuff(concurrency=2, buffer_size=2, seed=seed)
+    arrays = ArrayRecord([np.zeros(3, dtype=np.float32)])
+    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
+
+
+def test_a_strategy_runs_in_a_thread_as_it_does_in_the_first():
+    def main(grid, _):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(start, grid).result().arrays.to_numpy_ndarrays()[0]
+
+    grid, model = serve(main)
+    alone, same = serve(lambda grid, _: start(grid).arrays.to_numpy_ndarrays()[0])
+    assert (model == same).all()
+    pd.testing.assert_frame_equal(grid.events().to_pandas(), alone.events().to_pandas())
+
+
+@pytest.mark.parametrize("wait_for", ["join", "result"])
+def test_two_strategies_at_a_time_are_refused_before_a_client_works(wait_for):
+    grids = []
+
+    def main(grid, _):
+        grids.append(grid)
+        if wait_for == "join":
+            threads = [threading.Thread(target=start, args=(grid, seed)) for seed in (1, 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        else:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda seed: start(grid, seed), (1, 2)))
+
+    with pytest.raises(ConfigError, match="expected one strategy at a time"):
+        serve(main)
+    assert {row["status"] for row in grids[0].events().to_pylist()} <= {"in-flight"}
+
+
+def test_rounds_limit_an_app_that_asks_from_a_pool(tmp_path):
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        del context
+        with ThreadPoolExecutor(5) as pool:
+            for value in range(100):
+                list(pool.map(lambda node, v=value: list(asked(grid, node, v)), NODES))
+
+    def asked(grid, node, value):
+        return grid.send_and_receive([message_to(node, value=float(value), group=str(value))])
+
+    run = simulate(
+        (app, counting_app()),
+        traces=fleet([ALWAYS] * len(NODES), length=1e6, compute=SPEEDS),
+        until="3 rounds",
+        out=tmp_path / "run",
+        **SETTINGS,
+    )
+    assert (run.status, run.reason) == ("stopped", "reached 3 rounds")
+    assert run.summary["jobs"] == {"sent": 15, "reported": 15}
+
+
+def test_a_server_of_the_older_api_asks_proxies_from_a_pool(tmp_path):
+    found = []
+
+    class AsyncServer(Server):
+        def fit(self, num_rounds, timeout):
+            del num_rounds
+            clients = self._client_manager.all()
+            ins = FitIns(ndarrays_to_parameters([np.zeros(3, dtype=np.float32)]), {})
+            with ThreadPoolExecutor(len(clients)) as pool:
+                futures = [pool.submit(c.fit, ins, timeout, 1) for c in clients.values()]
+                found.extend(time.monotonic() for _ in as_completed(futures))
+            assert all(future.result().num_examples == 10 for future in futures)
+            return History(), time.monotonic()
+
+    app = ServerApp(
+        server_fn=lambda _: ServerAppComponents(
+            server=AsyncServer(client_manager=SimpleClientManager()),
+            config=ServerConfig(num_rounds=1),
+        )
+    )
+
+    class Adding(NumPyClient):
+        def fit(self, parameters, config):
+            del config
+            return [array + 1 for array in parameters], 10, {}
+
+    run = simulate(
+        (app, ClientApp(client_fn=lambda _: Adding().to_client())),
+        traces=fleet([ALWAYS] * len(NODES), length=1e6, compute=SPEEDS),
+        until="1h",
+        out=tmp_path / "run",
+        **SETTINGS,
+    )
+    assert run.summary["jobs"] == {"sent": 5, "reported": 5}
+    assert found == pytest.approx(sorted(AT), abs=0.01)
