@@ -15,18 +15,21 @@ import selectors
 import sys
 import sysconfig
 import threading
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstale.simulation.clock import replaced
 
 if TYPE_CHECKING:
     from fedstale.simulation.server_threads import ServerThreads
+    from fedstale.simulation.turns import Turns
+
+T = TypeVar("T")
 
 _SITE = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))
 _LIBRARIES = (*_SITE, *(f"{sysconfig.get_path(n)}{os.sep}" for n in ("stdlib", "platstdlib")))
@@ -69,7 +72,7 @@ class AppLock:
             return True
         if _running is None:
             return self._lock.acquire(blocking, timeout)
-        return _running.acquire(self._lock, timeout)
+        return _acquire(_running, self._lock, timeout)
 
     def release(self) -> None:
         """Let the lock go."""
@@ -110,18 +113,21 @@ def waiting_on(threads: "ServerThreads", packages: Sequence[str]) -> Iterator[No
     )
 
     def started(thread: threading.Thread) -> None:
-        if threads.current() is None or not _is_of_app(thread):
+        if threads.current() is None:
             start(thread)
-        else:
+        elif _is_of_app(thread):
             threads.start(thread, start)
+        else:
+            threads.computing += _computing(thread)
+            start(thread)
 
     def joined(thread: threading.Thread, timeout: float | None = None) -> None:
-        threads.join(thread, timeout, join)
+        _join(threads, thread, timeout, join)
 
     def selected(
         selector: selectors.DefaultSelector, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        return threads.select(partial(select, selector), timeout)
+        return _select(threads, partial(select, selector), timeout)
 
     of_app: dict[Any, Callable[[], Any]] = {
         allocate_lock: AppLock,
@@ -156,12 +162,60 @@ def waiting_on(threads: "ServerThreads", packages: Sequence[str]) -> Iterator[No
             _running, _packages = before
 
 
-def is_called_by_app() -> bool:
+def _acquire(threads: "Turns", lock: LockType, timeout: float) -> bool:
+    """Take a lock that another thread has; a timeout is in virtual s, -1 for none."""
+    me = threads.current()
+    if me is None or (timeout < 0 and not threads.several):
+        return lock.acquire(True, timeout)
+    if not _is_called_by_app():
+        with me.waits_for_others():
+            return lock.acquire(True, timeout)
+    return threads.wait_until(
+        me,
+        None if timeout < 0 else timeout,
+        lambda: not lock.locked(),
+        taken=lambda: lock.acquire(blocking=False),
+    )
+
+
+def _join(
+    threads: "Turns",
+    thread: threading.Thread,
+    timeout: float | None,
+    join: Callable[[threading.Thread, float | None], None],
+) -> None:
+    """Wait for the end of a thread, at most for so many virtual s; `join` does in wall time."""
+    me = threads.current()
+    if me is None or me.thread is thread:
+        join(thread, timeout)
+    elif threads.has(thread):
+        threads.wait_until(me, timeout, lambda: not threads.has(thread))
+    else:
+        with me.waits_for_others():
+            join(thread, timeout)
+
+
+def _select(
+    threads: "Turns", look: Callable[[float | None], list[T]], timeout: float | None
+) -> list[T]:
+    """Wait as an event loop does, for files or for so many virtual s; `look` does in wall time."""
+    me = threads.current()
+    found = look(timeout if me is None else 0)
+    if me is None or found or (timeout is not None and timeout <= 0):
+        return found
+    if timeout is None and not threads.several:
+        return look(None)
+    with me.waits_for_others():
+        threads.wait_until(me, timeout, lambda: bool(look(0)))
+    return look(0)
+
+
+def _is_called_by_app() -> bool:
     """Return whether the app itself waits in this thread, and no library on its own account."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and not _is_passed(file) and not file.endswith("server_threads.py"):
+        if file != __file__ and not _is_passed(file):
             return not _is_library(file)
         if frame.f_back is None:
             break
@@ -173,6 +227,17 @@ def pools_of(thread: threading.Thread) -> list[Callable[[], ThreadPoolExecutor |
     """Return the pool, weakly, for which a thread works that has not begun to; if it does."""
     is_worker = getattr(thread, "_target", None) is concurrent.futures.thread._worker
     return [thread._args[0]] if is_worker else []  # type: ignore[attr-defined]
+
+
+def _computing(thread: threading.Thread) -> list[Callable[[], bool]]:
+    """Return what tells whether processes are at work, if a thread waits for their results."""
+    target: Any = getattr(thread, "_target", None)
+    given: Sequence[Any] = getattr(thread, "_args", ())
+    if target is multiprocessing.pool.Pool._handle_results:  # type: ignore[attr-defined]
+        open_: Any = given[2]
+    else:
+        open_ = getattr(thread, "pending_work_items", None)
+    return [] if open_ is None else [lambda: bool(open_) and thread.is_alive()]
 
 
 def _is_of_app(thread: threading.Thread) -> bool:

@@ -1,121 +1,43 @@
-"""The threads of a ServerApp, which take turns on the virtual clock.
+"""The threads of a ServerApp: how they begin, use the grid in turns, and end.
 
-An app may ask clients from threads of its own, a pool or an event loop of asyncio. One thread runs
-at a time. It does so until it waits: for replies or an instant in the grid, or for another thread
-in a lock, a join or an event loop (`app_waits`). Then the next one goes on whose wait is over, in
-the order in which they began to wait and were started; so a run repeats. The clock moves when all
-of them wait, to the first instant that one of them waits for.
-
-A thread that the system holds back in a way that is not seen here (a lock made before the run, a
-socket) is found by its processor clock, which stands still, and the others go on without it.
+An app may ask clients from threads of its own, a pool or an event loop of asyncio. Those that it
+starts while it runs are of the app, and take turns on the virtual clock (`turns`); what they wait
+in is in `app_waits`. Threads that a library starts for itself see wall time.
 """
 
 import logging
-import platform
-import sys
 import threading
-import time
-from _thread import LockType, allocate_lock
+from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from time import perf_counter
+from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
-from fedstale.simulation.app_waits import is_called_by_app, pools_of, waiting_on
-from fedstale.simulation.clock import VirtualTime
+from fedstale.simulation.app_waits import pools_of, waiting_on
+from fedstale.simulation.turns import AppThread, Turns
 from fedstale.strategies.server import Callback, Runtime
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_sleep, _wall = time.sleep, time.perf_counter
-
-_LOOK_S, _POLL_S = 0.02, 0.0005
-"""Wall time from one look at the thread whose turn it is to the next, and between two looks while
-one is waited for."""
-_STUCK_S, _IDLE_S = 0.05, 1.0
-"""Wall time for which a thread stands still that waits for a lock, or for anything else."""
 _GIVEN_UP_S = 10.0
 """Wall time for which a thread stands still that is left behind when the app has ended."""
-_DEADLOCK_S, _LONG_S = 5.0, 60.0
-"""Wall time after which threads that wait for each other end the run, and are told of."""
-_SPINS = 100
-"""Calls at one instant that wait for nothing, after which each takes time."""
-
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
-@dataclass(eq=False, slots=True)
-class AppThread:
-    """A thread of the app, and what it waits for."""
+class ServerThreads(Turns, Callback):
+    """The threads of one app; the first is the one that runs it."""
 
-    order: int
-    """Of being started."""
-    thread: threading.Thread
-    until: float = -np.inf
-    """Instant in s at which its wait is over in any case."""
-    event: bool = False
-    """Whether it is over at the next reply or failure too."""
-    ready: Callable[[], bool] | None = None
-    """Tells whether it is over for another reason; None for a wait in the grid."""
-    asked: int = 0
-    """Turns that had been taken when it began to wait."""
-    waiting: bool = False
-    chosen: bool = False
-    raises: bool = False
-    """Whether its wait ends with the end of the run."""
-    foreign: bool = False
-    """Whether it waits for what no thread of the app does."""
-    depth: int = 0
-    """Operations of the grid that it is in."""
-    spins: int = 0
-    standing: tuple[bool, int] | None = None
-    stands_since: float = 0.0
-    go: LockType = field(default_factory=allocate_lock)
-
-    def __post_init__(self) -> None:
-        self.go.acquire()
-
-
-class ServerThreads(Callback):
-    """Lets the threads of one app take turns; the first is the one that runs the app."""
-
-    def __init__(
-        self,
-        virtual: VirtualTime,
-        next_event: Callable[[], float],
-        advance: Callable[[float], object],
-    ) -> None:
-        """Begin without a thread.
-
-        Args:
-            virtual: tells which threads see virtual time.
-            next_event: returns the instant in s of the next reply or failure; inf for none.
-            advance: moves the clock to an instant.
-        """
-        self.time, self._next_event, self._advance = virtual, next_event, advance
-        self.several = False
-        """Whether the app has more than one thread now."""
-        self._app: list[AppThread] = []
-        self._by_ident: dict[int, AppThread] = {}
-        self._holder: AppThread | None = None
-        # Python may run anything while it holds this, such as the end of a pool.
-        self._mutex = threading.RLock()
-        self._gone: list[threading.Thread] = []
-        self._pools: list[Any] = []
-        self._n_started = self._n_turns = 0
-        self._is_watched = False
-        self._ended: FedstaleError | RunEnded | None = None
-        self._is_closing = False
-        self._n_others = 0
-        """Threads that were there before the run."""
-        self._of_loop: int | None = None
+    _pools: tuple[Callable[[], ThreadPoolExecutor | None], ...] = ()
+    """Those of the app, as long as it holds them."""
+    _n_started = 0
+    _is_closing = False
+    _of_loop: int | None = None
 
     # The run.
 
@@ -127,7 +49,7 @@ class ServerThreads(Callback):
             packages: import names of the app.
         """
         self._ended, self._is_closing, self._n_started = None, False, 1
-        self._n_others = threading.active_count() - 1
+        self._n_others, self._pools, self.computing = threading.active_count() - 1, (), []
         main = self._holder = AppThread(0, threading.current_thread())
         self._app, self._by_ident = [main], {threading.get_ident(): main}
         with waiting_on(self, packages):
@@ -185,7 +107,7 @@ class ServerThreads(Callback):
     def _wait_to_close(self, main: AppThread, awaited: Callable[[AppThread], bool]) -> None:
         def has_gone(one: AppThread) -> bool:
             stands = not one.waiting and one is not main and self._is_stuck(one)
-            return stands and _wall() - one.stands_since > _GIVEN_UP_S
+            return stands and perf_counter() - one.stands_since > _GIVEN_UP_S
 
         def is_over() -> bool:
             return all(has_gone(one) for one in self._app[1:] if awaited(one))
@@ -195,15 +117,10 @@ class ServerThreads(Callback):
 
     # Threads begin and end.
 
-    def current(self) -> AppThread | None:
-        """Return this thread, if it is one of the app and sees virtual time."""
-        ident = threading.get_ident()
-        return self._by_ident.get(ident) if ident in self.time.threads else None
-
     def start(self, thread: threading.Thread, original: Callable[[threading.Thread], None]) -> None:
         """Start a thread of the app; it runs when its turn comes."""
         one, run, arrived = AppThread(self._n_started, thread), thread.run, allocate_lock()
-        self._pools += pools_of(thread)
+        self._pools = (*self._pools, *pools_of(thread))
         arrived.acquire()
 
         def run_in_turn() -> None:
@@ -236,21 +153,6 @@ class ServerThreads(Callback):
             watch = threading.Thread(target=self._watch, name="fedstale-turns", daemon=True)
             self.time.outside(original, watch)
 
-    def join(
-        self, thread: threading.Thread, timeout: float | None, original: Callable[..., None]
-    ) -> None:
-        """Wait for the end of a thread; `original` does so in wall time."""
-        me = self.current()
-        other = next((one for one in self._app if one.thread is thread), None)
-        if me is None or other is None or other is me:
-            if me is not None:
-                me.foreign = True
-            original(thread, timeout)
-            if me is not None:
-                me.foreign = False
-            return
-        self._wait_until(me, timeout, lambda: other not in self._app)
-
     def _leave(self, me: AppThread, ident: int) -> None:
         """End this thread's part, and give the turn to the next."""
         with self._mutex:
@@ -262,14 +164,6 @@ class ServerThreads(Callback):
             if self._holder is me:
                 self._holder = None
         self.look_again()
-
-    def _bury(self) -> None:
-        """Wait until threads have really ended that were the last to run: `is_alive` tells."""
-        while self._gone:
-            thread = self._gone.pop()
-            self.time.outside(thread.join)
-
-    # Turns.
 
     def enter(self) -> AppThread | None:
         """Wait for this thread's turn to use the grid; return the thread, None outside a run.
@@ -296,255 +190,6 @@ class ServerThreads(Callback):
         name = threading.current_thread().name
         self._ended = self._ended or ConfigError(f"the thread {name!r} {what}")
         raise self._ended
-
-    def until(self, until: float, *, event: bool = False) -> float:
-        """Let the others go on until the clock may move to what this thread waits for.
-
-        Args:
-            until: instant in s.
-            event: whether it waits for the next reply or failure, if that comes first.
-
-        Returns:
-            The instant to which the clock is to move, or has moved; inf if no thread waits for one.
-        """
-        me, now = self._by_ident[threading.get_ident()], self.time.now()
-        me.spins = me.spins + 1 if until <= now else 0
-        if me.spins > _SPINS:
-            # It polls: what it polls for takes time, in steps that grow.
-            until, event = now + 0.001 * 2 ** min(me.spins - _SPINS, 20), True
-        self._wait(me, until, event=event)
-        self._check()
-        return me.until
-
-    def others_wait(self) -> bool:
-        """Return whether another thread waits for an instant, or may go on."""
-        me = self.current()
-        return any(
-            one.ready is None or one.until < np.inf or one.ready()
-            for one in self._app
-            if one.waiting and one is not me
-        )
-
-    def end(self, problem: RunEnded) -> None:
-        """Note that the run has ended in this thread, if there are others, which end too."""
-        if self.several:
-            self._ended = self._ended or problem
-
-    def _check(self) -> None:
-        if self._ended is not None:
-            raise self._ended
-
-    def acquire(self, lock: LockType, timeout: float) -> bool:
-        """Take a lock that another thread has; a timeout is in virtual s, -1 for none."""
-        me = self.current()
-        if me is None or (timeout < 0 and not self.several):
-            return lock.acquire(True, timeout)
-        if not is_called_by_app():
-            me.foreign = True
-            try:
-                return lock.acquire(True, timeout)
-            finally:
-                me.foreign = False
-        return self._wait_until(
-            me,
-            None if timeout < 0 else timeout,
-            lambda: not lock.locked(),
-            taken=lambda: lock.acquire(blocking=False),
-        )
-
-    def select(self, look: Callable[[float | None], list[T]], timeout: float | None) -> list[T]:
-        """Wait as an event loop does, for files or an instant.
-
-        Args:
-            look: waits for files, for so many wall s.
-            timeout: in virtual s.
-        """
-        me = self.current()
-        found = look(timeout if me is None else 0)
-        if me is None or found or (timeout is not None and timeout <= 0):
-            return found
-        if timeout is None and not self.several:
-            return look(None)
-        me.foreign = True
-        try:
-            self._wait_until(me, timeout, lambda: bool(look(0)))
-        finally:
-            me.foreign = False
-        return look(0)
-
-    def _wait_until(
-        self,
-        me: AppThread,
-        timeout: float | None,
-        ready: Callable[[], bool],
-        taken: Callable[[], bool] | None = None,
-    ) -> bool:
-        """Wait for another thread, at most for a time in virtual s; return whether it is ready."""
-        end = np.inf if timeout is None else self.time.now() + timeout
-        while True:
-            self._wait(me, end, ready=ready)
-            if (taken or ready)():
-                return True
-            if self.time.now() >= end:
-                return False
-            if me.until < np.inf:
-                try:
-                    self._advance(me.until)
-                except RunEnded as problem:
-                    self.end(problem)
-                    raise
-
-    def _wait(
-        self,
-        me: AppThread,
-        until: float = np.inf,
-        *,
-        event: bool = False,
-        ready: Callable[[], bool] | None = None,
-        arrived: LockType | None = None,
-    ) -> None:
-        """Let others go on until this thread's turn comes, whose wait is over or is the next.
-
-        Raises:
-            RunEnded: the run has ended, and nothing else ends this wait.
-        """
-        with self._mutex:
-            me.until, me.event, me.ready, me.asked = until, event, ready, self._n_turns
-            me.chosen, me.standing, me.waiting = False, None, True
-            me.go.acquire(blocking=False)
-            chooses = self._holder in (me, None)
-            if chooses:
-                self._holder = me
-        if arrived is not None:
-            arrived.release()
-        try:
-            while not me.chosen:
-                if chooses:
-                    self._choose(me)
-                if not me.chosen:
-                    me.go.acquire()
-                    chooses = True
-        finally:
-            me.waiting = False
-        self._bury()
-        if me.raises:
-            me.raises = False
-            assert self._ended is not None
-            raise self._ended
-
-    def _choose(self, me: AppThread) -> None:
-        """Give the turn, which this thread has, to the one that goes on; possibly to this one."""
-        while not self._all_wait():
-            _sleep(_POLL_S)
-        try:
-            one = self._next()
-        except (RunEnded, FedstaleError) as problem:
-            self._ended = self._ended or problem
-            one = self._next()
-        with self._mutex:
-            self._holder = one
-            if one is not None:
-                self._n_turns += 1
-                one.chosen = True
-                if one is not me:
-                    one.go.release()
-
-    def _all_wait(self) -> bool:
-        """Return whether each thread waits for its turn, or for what is not seen here."""
-        with self._mutex:
-            return all(one.waiting or self._is_stuck(one) for one in self._app)
-
-    def _next(self) -> AppThread | None:
-        """Return the thread whose turn it is; None if all wait for others that do not."""
-        waiting = [one for one in self._app if one.waiting]
-        now, ended = self.time.now(), self._ended
-        over = [
-            one
-            for one in waiting
-            if one.until <= now or (ended is not None if one.ready is None else one.ready())
-        ]
-        if over:
-            return min(over, key=lambda one: (one.asked, one.order))
-        if ended is not None:
-            # Nobody is left to end these waits. The first thread goes first, unless it has ended.
-            held = [one for one in waiting if not (self._is_closing and one.order == 0)]
-            for one in held[:1]:
-                one.raises = True
-            return held[0] if held else None
-        if any(one.event for one in waiting):
-            event = self._next_event()
-            for one in waiting:
-                one.until = min(one.until, event) if one.event else one.until
-        first = min(waiting, key=lambda one: (one.until, one.asked, one.order))
-        if first.until < np.inf:
-            return first
-        return next((one for one in waiting if one.ready is None), None)
-
-    def look_again(self) -> None:
-        """Let a thread choose anew whose turn it is, if it is nobody's."""
-        if self._holder is not None:
-            return
-        with self._mutex:
-            one = next((one for one in self._app if one.waiting), None)
-            if self._holder is None and one is not None:
-                self._holder = one
-                one.go.release()
-
-    # Threads that wait for what is not seen here.
-
-    def _watch(self) -> None:
-        """Take the turn from threads that stand still, for as long as there are several."""
-        turn, since, is_told = self._n_turns, _wall(), False
-        while True:
-            _sleep(_LOOK_S)
-            with self._mutex:
-                if not self.several and not any(one.waiting for one in self._app):
-                    self._is_watched = False
-                    return
-                if turn != self._n_turns:
-                    turn, since, is_told = self._n_turns, _wall(), False
-                holder, waited_s = self._holder, _wall() - since
-                if holder is None:
-                    self._end_deadlock(waited_s)
-                elif self._acts_here(holder):
-                    holder.standing = None
-                elif self._is_stuck(holder):
-                    self._holder = None
-            if waited_s > _LONG_S and not is_told:
-                is_told = True
-                logger.warning(
-                    "for %.0f s the other threads of the app have waited for %r, which does not",
-                    *(waited_s, holder.thread.name if holder else "each other"),
-                )
-            self.look_again()
-
-    def _acts_here(self, holder: AppThread) -> bool:
-        """Return whether a thread is in the grid, or runs what sees wall time."""
-        is_outside = holder.thread.ident not in self.time.threads
-        return holder.waiting or holder.depth > 0 or is_outside
-
-    def _end_deadlock(self, waited_s: float) -> None:
-        """End a run in which each thread has waited for another one for some wall time."""
-        n_others = threading.active_count() - len(self._app) - 1
-        may_go_on = n_others > self._n_others or any(
-            one.foreign or not one.waiting for one in self._app
-        )
-        if waited_s > _DEADLOCK_S and not may_go_on and self._ended is None:
-            self._ended = RunEnded(
-                "nothing can ever happen again: each thread of the app waits for another one",
-                stuck=True,
-            )
-
-    def _is_stuck(self, one: AppThread) -> bool:
-        """Return whether a thread has stood still for so long that it waits for another one."""
-        standing, now = _standing(one.thread), _wall()
-        if standing is None or standing != one.standing:
-            one.standing, one.stands_since = standing, now
-            return False
-        is_lock, _ = standing
-        return now - one.stands_since > (_STUCK_S if is_lock and not one.foreign else _IDLE_S)
-
-    # What a run tells.
 
     def started(self, run: Runtime) -> None:
         """Let one strategy go on at a time: the rounds of two would be counted as one's.
@@ -587,25 +232,3 @@ def in_turn(operation: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G
             me.depth -= 1
 
     return taking_turn
-
-
-def _standing(thread: threading.Thread) -> tuple[bool, int] | None:
-    """Return whether a thread waits for a lock, and its processor time in ns; None if it runs.
-
-    A thread that waits for Python's own lock does so with a timeout, of which it wakes up.
-    """
-    if thread.ident is None or thread.native_id is None:
-        return None
-    is_lock = False
-    try:
-        call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text("ascii").split()
-    except OSError:
-        pass  # Not Linux: then the processor time alone tells.
-    else:
-        if call[0] == "running":
-            return None
-        is_lock = call[0] == _FUTEX.get(platform.machine()) and call[4] == "0x0"
-    if hasattr(time, "pthread_getcpuclockid"):
-        return is_lock, time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
-    frame = sys._current_frames().get(thread.ident)
-    return None if frame is None else (is_lock, hash((id(frame), frame.f_lasti)))

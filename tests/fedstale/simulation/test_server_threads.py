@@ -32,7 +32,7 @@ from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale import simulate
 from fedstale.errors import ConfigError, RunEnded
-from fedstale.simulation import TraceGrid, server_threads
+from fedstale.simulation import TraceGrid, turns
 from fedstale.strategies import FedBuff
 
 pytestmark = pytest.mark.timeout(60)
@@ -542,7 +542,7 @@ def test_threads_left_by_the_app_come_to_their_end_unless_they_are_daemons():
 
 
 def test_threads_that_wait_for_each_other_end_the_run(monkeypatch):
-    monkeypatch.setattr(server_threads, "_DEADLOCK_S", 0.2)
+    monkeypatch.setattr(turns, "_DEADLOCK_S", 0.2)
 
     def main(*_):
         thread = threading.Thread(target=queue.Queue().get)
