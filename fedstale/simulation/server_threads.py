@@ -19,7 +19,7 @@ import numpy as np
 
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
 from fedstale.simulation.app_waits import pools_of, waiting_on
-from fedstale.simulation.turns import AppThread, Turns
+from fedstale.simulation.turns import AppThread, Ended, Turns
 from fedstale.strategies.server import Callback, Runtime
 
 logger = logging.getLogger(__name__)
@@ -76,14 +76,14 @@ class ServerThreads(Turns, Callback):
             if ended is not None:
                 raise ended from problem
             raise
-        except BaseException as end:
-            self._ended = self._ended or RunEnded(getattr(end, "reason", "interrupted"))
+        except (RunEnded, KeyboardInterrupt) as end:
+            self._ended = self._ended or end
             raise
         ended = self._close(self._app[0])
         if ended is not None:
             raise ended
 
-    def _close(self, main: AppThread) -> FedstaleError | RunEnded | None:
+    def _close(self, main: AppThread) -> Ended | None:
         """Wait for the other threads, and return what has ended the run in one of them."""
         if not self.several:
             self._bury()
@@ -110,7 +110,8 @@ class ServerThreads(Turns, Callback):
             return stands and perf_counter() - one.stands_since > _GIVEN_UP_S
 
         def is_over() -> bool:
-            return all(has_gone(one) for one in self._app[1:] if awaited(one))
+            with self._mutex:
+                return all(has_gone(one) for one in self._app[1:] if awaited(one))
 
         while not is_over():
             self._wait(main, ready=is_over)
@@ -132,7 +133,7 @@ class ServerThreads(Turns, Callback):
                 self._wait(one, until=-np.inf, arrived=arrived)
                 if self._ended is None:
                     run()
-            except (RunEnded, FedstaleError) as problem:
+            except (RunEnded, FedstaleError, KeyboardInterrupt) as problem:
                 self._ended = self._ended or problem
             finally:
                 self._leave(one, ident)
@@ -156,8 +157,9 @@ class ServerThreads(Turns, Callback):
     def _leave(self, me: AppThread, ident: int) -> None:
         """End this thread's part, and give the turn to the next."""
         with self._mutex:
-            self._app.remove(me)
-            del self._by_ident[ident]
+            if me in self._app:
+                self._app.remove(me)
+            self._by_ident.pop(ident, None)
             self.time.threads.discard(ident)
             self._gone.append(me.thread)
             self.several = len(self._app) > 1

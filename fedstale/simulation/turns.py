@@ -41,6 +41,10 @@ _SPINS = 100
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
+Ended = FedstaleError | RunEnded | KeyboardInterrupt
+"""What ends a run in one thread, and so in all."""
+
+
 @dataclass(eq=False, slots=True)
 class AppThread:
     """A thread of the app, and what it waits for."""
@@ -111,7 +115,7 @@ class Turns:
         """Each tells whether processes work for a thread, which takes no virtual time."""
         self._n_turns = 0
         self._is_watched = False
-        self._ended: FedstaleError | RunEnded | None = None
+        self._ended: Ended | None = None
         self._is_closing = False
         self._n_others = 0
         """Threads that were there before the run."""
@@ -214,6 +218,10 @@ class Turns:
                 if not me.chosen:
                     me.go.acquire()
                     chooses = True
+        except KeyboardInterrupt as problem:
+            # On its way out the app may wait for its threads, which would go on.
+            self._ended = self._ended or problem
+            raise
         finally:
             me.waiting = False
         self._bury()
