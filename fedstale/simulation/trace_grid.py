@@ -141,7 +141,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Messages to which another thread waits for the reply, which no other gets."""
         self._jobs = JobTable()
         self._arrived: dict[str, OpenJob] = {}
-        self._open, self._stalls = 0, StallDetection()
+        self._open, self._n_arrived, self._stalls = 0, 0, StallDetection()
         self.runtime = Runtime(
             own,
             self._jobs,
@@ -251,9 +251,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     def sleep(self, seconds: float) -> None:
         """Move the clock on; what happens on the way can be pulled afterwards."""
         until = self._clock.now + max(seconds, 0.0)
-        if self._threads.several:
-            until = self._threads.until(until)
-        self._advance(until)
+        self._advance(self._threads.until(until) if self._threads.several else until)
 
     # What a checkpoint holds.
 
@@ -404,7 +402,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         try:
             while missing and self._clock.now < deadline:
                 # A message always expires, so there is an event for as long as one is missing.
-                arrived = self._move(deadline)
+                arrived = self._move(deadline, missing)
                 missing.difference_update(
                     [key for key in missing if key in self._arrived]
                     if self._threads.several
@@ -494,6 +492,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             happened.append(message_id)
             self._arrived[message_id] = self._jobs.open[job_id]
         self._open -= len(happened)
+        self._n_arrived += len(happened)
         if happened:
             self._stalls.active(self._clock.now)
         elif not self._open:
@@ -501,14 +500,29 @@ class TraceGrid(Stateful, RuntimeGrid):
         self.runtime.time_moved()
         return happened
 
-    def _move(self, until: float = np.inf) -> list[str]:
+    def _move(self, until: float = np.inf, missing: Set[str] | None = None) -> list[str]:
         """Move to an instant, or to the next reply or failure if that is earlier.
 
-        With nothing in flight and no instant given, to the next change of nodes. Returns what
-        arrived on the way, as far as no other thread of the app has moved the clock.
+        With nothing in flight and no instant given, to the next change of nodes.
+
+        Args:
+            until: instant in s.
+            missing: messages whose replies are waited for, all of them; None for any reply.
+
+        Returns:
+            What arrived on the way, as far as no other thread of the app has moved the clock.
         """
         if self._threads.several:
-            target = self._threads.until(until, event=True)
+            before = self._n_arrived
+
+            def has_arrived() -> bool:
+                if missing is None:
+                    return self._n_arrived > before
+                return missing <= self._arrived.keys()
+
+            target = self._threads.until(until, has_arrived)
+            if target == -np.inf:
+                return []
         else:
             target = min(until, self._next_event)
         return self._advance(target) if target < np.inf else self._idle()

@@ -54,10 +54,12 @@ class AppThread:
     thread: threading.Thread
     until: float = -np.inf
     """Instant in s at which its wait is over in any case."""
-    event: bool = False
-    """Whether it is over at the next reply or failure too."""
+    event: Callable[[], bool] | None = None
+    """Tells whether it is over for what has arrived; then it waits for the next event too."""
     ready: Callable[[], bool] | None = None
-    """Tells whether it is over for another reason; None for a wait in the grid."""
+    """Tells whether it is over for what another thread has done; None for a wait in the grid."""
+    target: float = -np.inf
+    """Instant in s to which it moves the clock, once chosen; -inf if its wait is over."""
     asked: int = 0
     """Turns that had been taken when it began to wait."""
     waiting: bool = False
@@ -129,24 +131,26 @@ class Turns:
         """Return whether a thread takes turns; it does until it ends."""
         return any(one.thread is thread for one in self._app)
 
-    def until(self, until: float, *, event: bool = False) -> float:
+    def until(self, until: float, event: Callable[[], bool] | None = None) -> float:
         """Let the others go on until the clock may move to what this thread waits for.
 
         Args:
             until: instant in s.
-            event: whether it waits for the next reply or failure, if that comes first.
+            event: tells whether the wait is over for a reply or failure, if it may be.
 
         Returns:
-            The instant to which the clock is to move, or has moved; inf if no thread waits for one.
+            The instant to which the clock is to move, for the next event if that is earlier; -inf
+            if the wait is over, and inf if no thread waits for an instant.
         """
         me, now = self._by_ident[threading.get_ident()], self.time.now()
         me.spins = me.spins + 1 if until <= now else 0
         if me.spins > _SPINS:
             # It polls: what it polls for takes time, in steps that grow.
-            until, event = now + 0.001 * 2 ** min(me.spins - _SPINS, 20), True
+            until = now + 0.001 * 2 ** min(me.spins - _SPINS, 20)
+            event = lambda: self.time.now() > now  # noqa: E731
         self._wait(me, until, event=event)
         self._check()
-        return me.until
+        return me.target
 
     def others_wait(self) -> bool:
         """Return whether another thread waits for an instant, or may go on."""
@@ -181,9 +185,9 @@ class Turns:
                 return True
             if self.time.now() >= end:
                 return False
-            if me.until < np.inf:
+            if me.target > -np.inf:
                 try:
-                    self._advance(me.until)
+                    self._advance(me.target)
                 except RunEnded as problem:
                     self.end(problem)
                     raise
@@ -193,7 +197,7 @@ class Turns:
         me: AppThread,
         until: float = np.inf,
         *,
-        event: bool = False,
+        event: Callable[[], bool] | None = None,
         ready: Callable[[], bool] | None = None,
         arrived: LockType | None = None,
     ) -> None:
@@ -255,30 +259,38 @@ class Turns:
     def _next(self) -> AppThread | None:
         """Return the thread whose turn it is; None if all wait for others that do not."""
         waiting = [one for one in self._app if one.waiting]
-        while not (over := [one for one in waiting if self._is_over(one)]) and any(
-            is_busy() for is_busy in self.computing
-        ):
+        while not (over := self._over(waiting)) and any(is_busy() for is_busy in self.computing):
             _sleep(_POLL_S)
         if over:
-            return min(over, key=lambda one: (one.asked, one.order))
+            one = min(over, key=lambda one: (one.asked, one.order))
+            one.target = -np.inf
+            return one
         if self._ended is not None:
             # Nobody is left to end these waits. The first thread goes first, unless it has ended.
             held = [one for one in waiting if not (self._is_closing and one.order == 0)]
             for one in held[:1]:
                 one.raises = True
             return held[0] if held else None
-        if any(one.event for one in waiting):
-            event = self._next_event()
-            for one in waiting:
-                one.until = min(one.until, event) if one.event else one.until
-        first = min(waiting, key=lambda one: (one.until, one.asked, one.order))
-        if first.until < np.inf:
+        event = self._next_event() if any(one.event for one in waiting) else np.inf
+        for one in waiting:
+            one.target = min(one.until, event) if one.event else one.until
+        first = min(waiting, key=lambda one: (one.target, one.asked, one.order))
+        if first.target < np.inf:
             return first
         return next((one for one in waiting if one.ready is None), None)
 
-    def _is_over(self, one: AppThread) -> bool:
-        has_ended = self._ended is not None if one.ready is None else one.ready()
-        return has_ended or one.until <= self.time.now()
+    def _over(self, waiting: list[AppThread]) -> list[AppThread]:
+        """Return the threads whose wait is over."""
+        now, has_ended = self.time.now(), self._ended is not None
+
+        def is_over(one: AppThread) -> bool:
+            if one.until <= now:
+                return True
+            if one.ready is not None:
+                return one.ready()
+            return has_ended or (one.event is not None and one.event())
+
+        return [one for one in waiting if is_over(one)]
 
     def look_again(self) -> None:
         """Let a thread choose anew whose turn it is, if it is nobody's."""
