@@ -36,7 +36,7 @@ _LIBRARIES = (*_SITE, *(f"{sysconfig.get_path(n)}{os.sep}" for n in ("stdlib", "
 # Waiting through these is waiting for what the caller waits for.
 _PASSED = ("threading.", "queue.", "contextlib.", "selectors.", "multiprocessing/pool.")
 _PASSED_PACKAGES = ("concurrent/futures/thread.", "concurrent/futures/_base.", "asyncio/")
-_APP_PACKAGES = ("flwr", "fedstale", "anyio")
+_APP_PACKAGES = ("flwr", "fedstale", "anyio", "joblib")
 
 _running: "ServerThreads | None" = None
 """The threads of the run that goes on in this process."""
@@ -119,7 +119,7 @@ def waiting_on(threads: "ServerThreads", packages: Sequence[str]) -> Iterator[No
             threads.start(thread, start)
         else:
             threads.computing += _computing(thread)
-            start(thread)
+            threads.time.outside(start, thread)
 
     def joined(thread: threading.Thread, timeout: float | None = None) -> None:
         _join(threads, thread, timeout, join)

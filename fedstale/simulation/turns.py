@@ -31,8 +31,9 @@ _sleep, _wall = time.sleep, time.perf_counter
 _LOOK_S, _POLL_S = 0.02, 0.0005
 """Wall time from one look at the thread whose turn it is to the next, and between two looks while
 one is waited for."""
-_STUCK_S, _IDLE_S = 0.05, 1.0
-"""Wall time for which a thread stands still that waits for a lock, or for anything else."""
+_STUCK_S, _IDLE_S, _IDLE_SHARE = 0.05, 5.0, 0.05
+"""Wall time for which a thread stands still that waits for a lock, or for anything else; then it
+may have run for a share of it, since it may look from time to time."""
 _DEADLOCK_S, _LONG_S = 5.0, 60.0
 """Wall time after which threads that wait for each other end the run, and are told of."""
 _SPINS = 100
@@ -147,10 +148,13 @@ class Turns:
         if me.spins > _SPINS:
             # It polls: what it polls for takes time, in steps that grow.
             until = now + 0.001 * 2 ** min(me.spins - _SPINS, 20)
-            event = lambda: self.time.now() > now  # noqa: E731
+            event = self._has_moved(now)
         self._wait(me, until, event=event)
         self._check()
         return me.target
+
+    def _has_moved(self, now: float) -> Callable[[], bool]:
+        return lambda: self.time.now() > now
 
     def others_wait(self) -> bool:
         """Return whether another thread waits for an instant, or may go on."""
@@ -350,11 +354,14 @@ class Turns:
     def _is_stuck(self, one: AppThread) -> bool:
         """Return whether a thread has stood still for so long that it waits for another one."""
         standing, now = _standing(one.thread), _wall()
-        if standing is None or standing != one.standing:
-            one.standing, one.stands_since = standing, now
-            return False
-        is_lock, _ = standing
-        return now - one.stands_since > (_STUCK_S if is_lock and not one.foreign else _IDLE_S)
+        if standing is not None and one.standing is not None:
+            (is_lock, processor_ns), (was_lock, before_ns) = standing, one.standing
+            stood_s = now - one.stands_since
+            may_ns = 0 if is_lock else 1e9 * _IDLE_SHARE * stood_s
+            if is_lock == was_lock and abs(processor_ns - before_ns) <= may_ns:
+                return stood_s > (_STUCK_S if is_lock and not one.foreign else _IDLE_S)
+        one.standing, one.stands_since = standing, now
+        return False
 
     def _bury(self) -> None:
         """Wait until threads have really ended that were the last to run: `is_alive` tells."""

@@ -1,8 +1,12 @@
 """Apps whose own threads ask clients take the virtual time of one that asks all at once."""
 
 import asyncio
+import logging.handlers
 import multiprocessing.pool
+import os
 import queue
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -639,6 +643,57 @@ def test_two_strategies_at_a_time_are_refused_before_a_client_works(wait_for):
     with pytest.raises(ConfigError, match="expected one strategy at a time"):
         serve(main)
     assert {row["status"] for row in grids[0].events().to_pylist()} <= {"in-flight"}
+
+
+def test_threads_that_a_library_starts_see_wall_time():
+    class Noting(logging.Handler):
+        def emit(self, record):
+            del record
+            seen.append(time.time())
+
+    def main(grid, _):
+        records = queue.SimpleQueue()
+        listener = logging.handlers.QueueListener(records, Noting())
+        listener.start()
+        records.put(logging.makeLogRecord({}))
+        found = ask(grid, NODES[0])
+        listener.stop()
+        return found
+
+    seen = []
+    assert twice(main)[1] == [AT[0]]
+    assert seen == pytest.approx([time.time()] * 2, abs=3600)
+
+
+def test_a_thread_that_waits_for_a_socket_does_not_hold_up_the_others(monkeypatch):
+    monkeypatch.setattr(turns, "_IDLE_S", 0.1)
+
+    def main(grid, _):
+        here, there = socket.socketpair()
+        thread = threading.Thread(target=here.recv, args=(1,))
+        thread.start()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(ask, grid, NODES[0]).result()
+        there.send(b"x")
+        thread.join()
+        here.close()
+        there.close()
+        return found
+
+    assert twice(main)[1] == [AT[0]]
+
+
+def test_an_interrupted_app_leaves_no_thread_behind():
+    def main(grid, _):
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda node: ask(grid, node, 10**9), NODES[:2]))
+
+    before = threading.active_count()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        serve(main)
+    time.sleep(0.1)
+    assert threading.active_count() <= before
 
 
 def test_rounds_limit_an_app_that_asks_from_a_pool(tmp_path):
