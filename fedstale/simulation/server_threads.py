@@ -35,6 +35,8 @@ class ServerThreads(Turns, Callback):
 
     _pools: tuple[Callable[[], ThreadPoolExecutor | None], ...] = ()
     """Those of the app, as long as it holds them."""
+    first: int | None = None
+    """Identity of the thread that runs the app, while it runs."""
     _n_started = 0
     _is_closing = False
     _of_loop: int | None = None
@@ -51,13 +53,15 @@ class ServerThreads(Turns, Callback):
         self._ended, self._is_closing, self._n_started = None, False, 1
         self._n_others, self._pools, self.computing = threading.active_count() - 1, (), []
         main = self._holder = AppThread(0, threading.current_thread())
-        self._app, self._by_ident = [main], {threading.get_ident(): main}
+        self.first = threading.get_ident()
+        self._app, self._by_ident = [main], {self.first: main}
         with waiting_on(self, packages):
             try:
                 yield
             finally:
                 self._close(main)
                 self._app, self._by_ident, self._holder, self.several = [], {}, None, False
+                self.first = None
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -221,7 +225,11 @@ def in_turn(operation: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G
 
     @wraps(operation)
     def taking_turn(grid: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        me = grid._threads.enter()
+        threads = grid._threads
+        if not threads.several and threads.first == threading.get_ident() and not threads._ended:
+            # It is the only one, as in most apps.
+            return operation(grid, *args, **kwargs)
+        me = threads.enter()
         if me is None:
             return operation(grid, *args, **kwargs)
         me.depth += 1

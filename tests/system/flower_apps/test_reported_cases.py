@@ -139,7 +139,6 @@ def test_an_unseeded_generator_ends_no_run_and_repeats(simulated, executor):
     assert len(models) == 1
 
 
-@pytest.mark.xfail(reason="threads of a ServerApp", strict=True)
 def test_threads_of_a_server_take_as_long_as_messages_pushed_together(case):
     done = case("server_threads", "threads.py")
     assert re.findall(r": ([0-9.]+) s", done.stdout)[:2] == ["11.5", "11.5"], done.stdout
