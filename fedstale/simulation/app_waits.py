@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstale.simulation.clock import replaced
@@ -167,7 +167,7 @@ def _acquire(threads: "Turns", lock: LockType, timeout: float) -> bool:
     me = threads.current()
     if me is None or (timeout < 0 and not threads.several):
         return lock.acquire(True, timeout)
-    if not _is_called_by_app():
+    if not is_called_by_app():
         with me.waits_for_others():
             return lock.acquire(True, timeout)
     return threads.wait_until(
@@ -210,9 +210,13 @@ def _select(
     return look(0)
 
 
-def _is_called_by_app() -> bool:
-    """Return whether the app itself waits in this thread, and no library on its own account."""
-    frame = sys._getframe(1)
+def is_called_by_app(depth: int = 1) -> bool:
+    """Return whether the app itself waits in this thread, and no library on its own account.
+
+    Args:
+        depth: frames above this one at which to begin to look.
+    """
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         file = frame.f_code.co_filename
         if file != __file__ and not _is_passed(file):

@@ -112,6 +112,9 @@ class VirtualTime:
     """Moves the virtual clock on by a duration in s."""
     base: float
     """Unix time of the virtual instant 0."""
+    is_asked_by_app: Callable[[int], bool] = lambda depth: True
+    """Tells whether it is the app that asks, so many frames above, or Flower for it. A library that
+    polls what it has started waits on the wall."""
     threads: set[int] = field(default_factory=set)
     """Those that see virtual time now, by `threading.get_ident`."""
 
@@ -176,7 +179,8 @@ class VirtualTime:
         """Return a function that is virtual in threads of the ServerApp, and else real."""
 
         def here(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
-            return (virtual if threading.get_ident() in self.threads else real)(*given, **named)
+            is_virtual = threading.get_ident() in self.threads and self.is_asked_by_app(2)
+            return (virtual if is_virtual else real)(*given, **named)
 
         return here
 

@@ -551,6 +551,12 @@ def _mean_loss(strategy: _OlderStrategy, loss: float, results: object) -> float:
 def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
     """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
     trained: list[int] = []
+    if isinstance(strategy, StaleStrategy):
+        name = type(strategy).__name__
+        raise ConfigError(
+            f"{name} in a workflow of flwr.server: its rounds are those of the older API; expected "
+            f"a strategy of flwr.server.strategy, or {name}.start without the workflow"
+        )
     if hasattr(strategy.aggregate_fit, "reports"):
         # The strategy of an earlier workflow, started again.
         with runtime.loop():

@@ -34,6 +34,7 @@ from fedstale.flower import (
     stamp,
     stamp_reply,
 )
+from fedstale.simulation.app_waits import is_called_by_app
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.costs import CostModel, WorkHook
@@ -125,7 +126,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         # No cycle: a grid of a million devices must go with its last user, not with the collector.
         own = weakref.proxy(self)
         now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
-        self._time = VirtualTime(now, sleep, self._unix_base)
+        self._time = VirtualTime(now, sleep, self._unix_base, is_called_by_app)
         self._threads = ServerThreads(
             self._time,
             lambda: own._next_event,

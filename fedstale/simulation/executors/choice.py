@@ -8,6 +8,7 @@ by name.
 
 import logging
 import random
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 _MEASURED_S = 10.0
 # Below this a message costs more to send to a worker than the client costs.
 _SHORT_CALL_S = 0.002
+_RUNS, _CLEARLY = 2, 1.2
+"""Runs in processes that are measured, and how much slower they must be to be left: where other
+programs run as well, one run of some seconds tells little."""
 _MOST = 10_000
 """Entries of a container that are looked at."""
 _FRAMEWORKS = ("torch", "tensorflow.random", "keras.random")
@@ -75,12 +79,12 @@ class AutoExecutor(Executor):
         if self._is_chosen:
             return self._now.run(calls)
         # Processor time: what other programs take from this one is no reason for more processes.
-        started, busy = time.perf_counter(), time.thread_time()
+        started, busy = time.perf_counter(), _processor_s()
         replies = self._now.run(calls)
         took_s = time.perf_counter() - started
         if self._now is self._inline:
             self._here.add(took_s, len(calls))
-            self._busy_s += time.thread_time() - busy
+            self._busy_s += _processor_s() - busy
             shared = self._shared()
             if shared:
                 self._stay(f"clients share {shared}")
@@ -91,7 +95,7 @@ class AutoExecutor(Executor):
             if self._n_tried >= self._workers:
                 self._there.add(took_s, len(calls))
             self._n_tried += len(calls)
-            if self._there.n_calls >= self._workers:
+            if self._there.n_runs >= _RUNS and self._there.n_calls >= self._workers:
                 self._choose()
         return replies
 
@@ -120,7 +124,7 @@ class AutoExecutor(Executor):
     def _choose(self) -> None:
         """Keep the processes, or leave them if they are slower."""
         here_s, there_s = self._here.each_s, self._there.each_s
-        if there_s <= here_s:
+        if there_s <= _CLEARLY * here_s:
             self._is_chosen = True
             return
         assert self._pool is not None
@@ -139,6 +143,15 @@ class AutoExecutor(Executor):
 
     def _take(self, executor: Executor) -> None:
         self.batch, self.is_remote = executor.batch, executor.is_remote
+
+
+def _processor_s() -> float:
+    """Return the processor time in s of this process, and of its children that have ended.
+
+    A client may compute in a framework's threads, and read by the workers of a DataLoader.
+    """
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 @dataclass(slots=True)

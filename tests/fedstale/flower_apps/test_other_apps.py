@@ -12,13 +12,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.server import ServerAppComponents, ServerConfig
+from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
 from small_app import CLIENT, SERVER, write_small_app
 
 import fedstale
-from fedstale.simulation import Costs, TraceGrid
+from fedstale.simulation import Costs, TraceGrid, app_waits
 from fedstale.strategies import FedAvg as OurFedAvg
 from fedstale.strategies import FedBuff, OlderClients
 from fedstale.traces import TraceSet
@@ -510,3 +510,44 @@ def test_the_stage_in_a_strategy_and_that_of_a_simulation_are_one():
     strategy = FedBuff(3, 3, stages=[OlderClients()], seed=1)
     run = simulated(lambda grid, _: strategy.start(grid, model(0.0), 3), app=older_client())
     assert (run.status, run.model["w"][0]) == ("finished", 3.0)
+
+
+POLLING = """
+import time
+
+
+def until_something_has_happened():
+    end = time.monotonic() + 20
+    for _ in range(5):
+        time.sleep(0.05)
+        if time.monotonic() > end:
+            raise TimeoutError("nothing has happened")
+"""
+
+
+def test_a_library_that_polls_what_it_has_started_waits_on_the_wall(tmp_path, monkeypatch):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "polling_library.py").write_text(POLLING)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(app_waits, "_LIBRARIES", (*app_waits._LIBRARIES, f"{site}/"))
+    started = time.perf_counter()
+
+    def main(grid, context):
+        import polling_library
+
+        polling_library.until_something_has_happened()
+        FedBuff(2, 1).start(grid, model(0.0), 2)
+
+    run = simulated(main)
+    assert (run.status, run.summary["virtual_s"]) == ("finished", 0.0), run.reason
+    assert time.perf_counter() - started >= 0.25
+
+
+def test_a_strategy_of_fedstale_in_a_workflow_is_one_sentence():
+    def main(grid, context):
+        LegacyContext(context=context, config=ServerConfig(1), strategy=FedBuff(2, 1))
+
+    run = simulated(main)
+    assert run.status == "failed"
+    assert "FedBuff in a workflow of flwr.server" in run.reason
