@@ -5,6 +5,7 @@ combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what
 how clients can be trained together.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -314,13 +315,14 @@ class FlowerApp:
             found.add(home)
             if file is None:
                 return tuple(found)
-            directory = Path(file).resolve().parent
+            directory = Path(file).absolute().parent
+        own = f"{directory}{os.sep}"
         for name, module in list(sys.modules.items()):
+            # Thousands, once torch is loaded.
             file = getattr(module, "__file__", None)
-            if file is None or name.split(".")[0] == "fedstale":
+            if file is None or not file.startswith(own) or name.split(".")[0] == "fedstale":
                 continue
-            path = Path(file)
-            if path.is_relative_to(directory) and not LIBRARIES & {*path.parts}:
+            if not LIBRARIES & {*Path(file).parts}:
                 found.add(name)
         return tuple(found)
 

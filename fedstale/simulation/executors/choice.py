@@ -85,10 +85,13 @@ class AutoExecutor(Executor):
         if self._now is self._inline:
             self._here.add(took_s, len(calls))
             self._busy_s += _processor_s() - busy
-            shared = self._shared()
+            is_time = self._busy_s >= _MEASURED_S
+            # More and more seldom: whatever changes has changed by the next look, too.
+            n = self._here.n_runs
+            shared = self._shared() if is_time or n & (n - 1) == 0 else ""
             if shared:
                 self._stay(f"clients share {shared}")
-            elif self._busy_s >= _MEASURED_S:
+            elif is_time:
                 self._try()
         else:
             # The first calls of a process import what the app does.
