@@ -7,8 +7,8 @@ by name.
 """
 
 import logging
+import os
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -153,8 +153,8 @@ def _processor_s() -> float:
 
     A client may compute in a framework's threads, and read by the workers of a DataLoader.
     """
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 @dataclass(slots=True)
