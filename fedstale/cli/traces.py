@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,7 +164,7 @@ def convert(
         "time_format": time_format,
         "max_gap_s": _gap_s(max_gap),
         "device": device,
-        "online_values": tuple((online_values or "").split(",")) if online_values else (),
+        "online_values": tuple(online_values.split(",")) if online_values else (),
         "min_level": min_level,
         "compute_unit": compute_unit,
         "decimal": decimal,
@@ -222,9 +223,9 @@ def _roles(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _gap_s(text: str | None) -> float | None:
-    if text is None or text == "none":
-        return None if text is None else float("inf")
-    return amount("max-gap", text, UNITS_S)
+    if text is None:
+        return None
+    return inf if text == "none" else amount("max-gap", text, UNITS_S)
 
 
 @app.command(

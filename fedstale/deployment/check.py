@@ -325,8 +325,9 @@ def _first_message(app: FlowerApp, overrides: str) -> Message:
             run_config=run_config,
             work=lambda message: 0.0,
         )
+        modules = app.modules()
         try:
-            with grid.running(*app.modules()), server_fn_on(grid, *app.modules()):
+            with grid.running(*modules), server_fn_on(grid, *modules):
                 server(grid, Context(1, 1, {}, RecordDict(), run_config))
         except _FirstMessage as found:
             return found.message

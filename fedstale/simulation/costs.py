@@ -43,7 +43,6 @@ _PASTED = {
     "evaluate-work-per-example": "0.03  # work units to evaluate one example",
 }
 _PASTED_WORK = "2.0  # work units of one message"
-_WITH_ARRAYS = "with arrays"
 
 
 class Size(NamedTuple):
@@ -96,7 +95,7 @@ class CostModel(Stateful):
         self._steps: dict[tuple[str, int], int] = {}
         """Local steps of a whole job, as replies have stated them; 0 where they state none."""
         self._model_values = 0
-        self._rules: dict[str, tuple[float | None, float]] = {}
+        self._rules: dict[tuple[str, bool], tuple[float | None, float]] = {}
 
     def scale(self, sent: Size) -> float:
         """Return for how many bytes a byte of values stands, once a message of this size is sent.
@@ -142,11 +141,9 @@ class CostModel(Stateful):
         declared = self._hooked(message) if self._work is not None else None
         if declared is not None:
             return Charge(declared, declared)
-        rule = kind
-        if kind.startswith("query.") and is_own_query(kind) and message.content.array_records:
-            rule = f"{kind} {_WITH_ARRAYS}"
+        rule = kind, kind.startswith("query.") and bool(message.content.array_records)
         if rule not in self._rules:
-            self._rules[rule] = self._rule(rule)
+            self._rules[rule] = self._rule(*rule)
         whole, each = self._rules[rule]
         is_training = kind.startswith("train")
         content = message.content
@@ -173,24 +170,26 @@ class CostModel(Stateful):
             return 1.0, False
         return share, of_others is None
 
-    def _rule(self, rule: str) -> tuple[float | None, float]:
+    def _rule(self, kind: str, is_sent_arrays: bool) -> tuple[float | None, float]:
         """Return the work of a message of a kind, None if it goes by example; and of an example.
 
         Args:
-            rule: the kind, and "with arrays" behind that of a query that is sent a model.
+            kind: of the message.
+            is_sent_arrays: whether it is a query with arrays.
         """
-        kind, _, content = rule.partition(" ")
         main, whole = kind.split(".", maxsplit=1)[0], declared_work(kind, self.costs)
         if whole is None and main not in _BY_EXAMPLES:
             whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
-        missing = [f"work.{kind}"] if content else missing_costs([kind], self.costs)
+        is_own = is_own_query(kind)
+        is_training = is_own and is_sent_arrays
+        missing = [f"work.{kind}"] if is_training else missing_costs([kind], self.costs)
         if missing:
             raise _undeclared(missing)
         if main in _BY_EXAMPLES:
             return None, self._work_each(main)
-        if is_own_query(kind):
+        if is_own:
             logger.warning(
                 "%s costs devices no work: if it does more than read what they have, declare it "
                 "(--costs 'work.%s=2.0', or work under [tool.fedstale])",
@@ -350,13 +349,12 @@ def reply_kind(kind: str, format_up: str) -> str:
     return f"{kind} {format_up}" if format_up else kind
 
 
-def is_work(message: Message) -> bool:
-    """Return whether a message asks for work: it trains or evaluates, or is an app's own query."""
-    kind = kind_of(message)
-    if kind.split(".")[0] == "train":
-        # Other stages of SecAgg+ do not.
-        return not trains_nothing(message.content)
-    return kind.startswith("evaluate") or is_own_query(kind)
+def is_work(kind: str) -> bool:
+    """Return whether messages of a kind ask for work: they train or evaluate, or are own queries.
+
+    Those stages of SecAgg+ that train nothing are of a kind that trains.
+    """
+    return kind.split(".", maxsplit=1)[0] in _BY_EXAMPLES or is_own_query(kind)
 
 
 def is_own_query(kind: str) -> bool:

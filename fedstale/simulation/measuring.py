@@ -18,11 +18,10 @@ from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded
-from fedstale.flower import own_copy, own_message, reply_with
+from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
-    is_own_query,
     is_work,
     kind_of,
 )
@@ -47,12 +46,7 @@ class MeasuringExecutor(Executor):
     def __init__(self, client: ClientApp) -> None:
         """Measure nothing yet."""
         self._inner = InlineExecutor(client)
-        kinds = handled_kinds(client)
-        self._missing = {
-            kind
-            for kind in kinds
-            if kind.split(".")[0] in ("train", "evaluate") or is_own_query(kind)
-        }
+        self._missing = set(filter(is_work, handled_kinds(client)))
         self._asked: set[tuple[str, int]] = set()
         self.replies: dict[str, Message] = {}
         """The reply to each kind of message."""
@@ -69,9 +63,10 @@ class MeasuringExecutor(Executor):
         return [self._run(call) for call in calls]
 
     def _run(self, call: ClientCall) -> ClientReply:
-        if not is_work(call.message):
-            return self._inner.run([call])[0]
         kind = kind_of(call.message)
+        of_secagg = kind.startswith("train") and trains_nothing(call.message.content)
+        if of_secagg or not is_work(kind):
+            return self._inner.run([call])[0]
         asked = kind, call.message.metadata.dst_node_id
         if not self._missing - set(self.replies) or asked in self._asked:
             raise RunEnded("everything is measured")

@@ -201,10 +201,11 @@ def _until_change(
             started = time.perf_counter()
             # Of what was measured before a checkpoint nobody knows the wall time.
             metrics.began = None if resume else started
+            modules = app.modules()
             with (
-                grid.running(*app.modules()),
+                grid.running(*modules),
                 stock_strategies_reporting(grid.runtime),
-                server_fn_on(grid, *app.modules()),
+                server_fn_on(grid, *modules),
             ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
                 status, reason = _outcome(lambda: grid.serve(server, context), app.directory)

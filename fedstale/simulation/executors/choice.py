@@ -119,7 +119,6 @@ class AutoExecutor(Executor):
         except ConfigError as problem:
             self._stay(str(problem))
             return
-        self._now = self._pool
         self._take(self._pool)
         self.description = f"{self._pool.description}: {measured}"
         logger.info("clients run in %s", self.description)
@@ -139,12 +138,13 @@ class AutoExecutor(Executor):
         )
 
     def _stay(self, why: str) -> None:
-        self._now, self._is_chosen = self._inline, True
+        self._is_chosen = True
         self._take(self._inline)
         self.description = f"{self._inline.description}: {why}"
         logger.info("clients run %s", self.description)
 
     def _take(self, executor: Executor) -> None:
+        self._now = executor
         self.batch, self.is_remote = executor.batch, executor.is_remote
 
 
