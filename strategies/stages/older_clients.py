@@ -98,8 +98,10 @@ class OlderClients(Stage):
 
     def ended(self, job: Job, end: End) -> None:
         """Begin when a client has looked for these records in vain."""
-        request, _ = _KINDS.get(job.purpose, ("", ""))
-        if not self.is_on and end.how == "failed" and f"{request}.parameters" in end.reason:
+        if self.is_on or job.purpose not in _KINDS or end.how != "failed":
+            return
+        request, _ = _KINDS[job.purpose]
+        if f"{request}.parameters" in end.reason:
             self.is_on = True
             logger.warning(
                 "clients are of Flower's older API (client_fn): from here on messages carry its "
