@@ -41,7 +41,10 @@ _BASES = (
     *(Strategy, selection.Selector, weighting.Weighting, robust.Rule, stages.Stage),
     server_optimizer.ServerOptimizer,
 )
-_SETTINGS = (schedule.Schedule, schedule.AdaSync, schedule.LearntDeadline, selection.OortSettings)
+_SETTINGS = (
+    *(schedule.Schedule, schedule.AdaSync, schedule.LearntDeadline),
+    *(selection.OortSettings, selection.Exponents),
+)
 _EXAMPLE = "expected a strategy such as 'FedBuff(20, 5)'"
 
 

@@ -42,7 +42,7 @@ from fedstale.strategies.robust import (
     Rule,
     TrimmedMean,
 )
-from fedstale.strategies.selection.base import ExpectedUtility
+from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions

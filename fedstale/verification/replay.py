@@ -22,7 +22,7 @@ from fedstale.agents import AgentSelector
 from fedstale.agents.policy import digest, embedded, load
 from fedstale.errors import FedstaleError
 from fedstale.strategies import selection
-from fedstale.strategies.selection import OortSettings, Selector, name_of_class
+from fedstale.strategies.selection import Selector, name_of_class
 from fedstale.strategies.stages import FORMAT, plain_state
 from fedstale.strategies.types import Forecast, History, NodeIds, SelectionContext
 from fedstale.verification.chain import Line, WrongError
@@ -213,6 +213,7 @@ class ReplayedRun:
         self._change_candidates(facts.nodes("joined"), facts.nodes("left"))
         n, n_out = facts.count("candidates", 1), facts.count("in_flight")
         deadline = facts.take("deadline_s", lambda v: v == "inf" or _is_length(v), "seconds >= 0")
+        size, missing = facts.count("buffer_size"), facts.count("missing")
         version, state = facts.count("version"), facts.take("rng", _is_state, "a generator's state")
         picks = facts.nodes("picks")
         if n != self._candidates.size:
@@ -229,7 +230,13 @@ class ReplayedRun:
             self.faults.append(f"picks {_shown(sorted(busy))}, which have a job in flight")
         self.n_picks += 1
         self._picked = picks
-        context = SelectionContext(n_in_flight=n_out, version=version, deadline_s=_number(deadline))
+        context = SelectionContext(
+            n_in_flight=n_out,
+            buffer_size=size,
+            n_missing=missing,
+            version=version,
+            deadline_s=_number(deadline),
+        )
         self._make(k, now, context, state, picks)
 
     def _make(
@@ -251,7 +258,7 @@ class ReplayedRun:
                 "has_uint32": state[2],
                 "uinteger": state[3],
             }
-        candidates = self._history.candidates(self._candidates, context)
+        candidates = self._history.candidates(self._candidates, context, self._nodes_out)
         try:
             made = [int(i) for i in self._selector.select(candidates, k, now, self._rng)]
         except Exception as problem:  # whatever hostile numbers lead to
@@ -261,6 +268,9 @@ class ReplayedRun:
         self.n_made += 1
         if made != picks:
             self.faults.append(f"picks {_shown(picks)}, and {_shown(made)} when made again")
+
+    def _nodes_out(self) -> NodeIds:
+        return np.unique(np.array([*self._jobs.values()], dtype=np.uint64))
 
     def _change_candidates(self, joined: list[int], left: list[int]) -> None:
         before = self._candidates
@@ -415,8 +425,13 @@ KNOWN: Mapping[str, Callable[..., Any]] = {
         selection.Filtered,
         selection.Probing,
         selection.Credits,
+        selection.LeastRecent,
+        selection.Likely,
+        selection.Enough,
+        selection.TiFL,
         selection.Oort,
-        OortSettings,
+        selection.OortSettings,
+        selection.Exponents,
         AgentSelector,
     )
 }

@@ -1,31 +1,43 @@
 """Which nodes get the next jobs, from what the server knows of them."""
 
 from fedstale.strategies.selection.base import (
-    ExpectedUtility,
     Fastest,
-    Filtered,
     LeastAvailable,
+    LeastRecent,
     MostReliable,
     PowerOfChoice,
-    Probing,
     Random,
     Selector,
     name_of_class,
 )
+from fedstale.strategies.selection.combined import Enough, Filtered, Likely, Probing
 from fedstale.strategies.selection.credits import Credits
+from fedstale.strategies.selection.expected_utility import (
+    BALANCED,
+    PISCES,
+    ExpectedUtility,
+    Exponents,
+)
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
+from fedstale.strategies.selection.tifl import TiFL
 from fedstale.strategies.types import Candidate, Candidates, SelectionContext
 
 __all__ = [
+    "BALANCED",
     "PAPER",
+    "PISCES",
     "RELEASED",
     "Candidate",
     "Candidates",
     "Credits",
+    "Enough",
     "ExpectedUtility",
+    "Exponents",
     "Fastest",
     "Filtered",
     "LeastAvailable",
+    "LeastRecent",
+    "Likely",
     "MostReliable",
     "Oort",
     "OortSettings",
@@ -34,5 +46,6 @@ __all__ = [
     "Random",
     "SelectionContext",
     "Selector",
+    "TiFL",
     "name_of_class",
 ]

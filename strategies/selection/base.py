@@ -4,7 +4,6 @@ A selector sees candidates, that is, what the server honestly knows, and returns
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from inspect import signature
 from math import inf, isfinite
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.types import Candidate, Candidates, Floats, Part, require, require_count
+from fedstale.strategies.types import Candidates, Floats, Part, require, require_count
 
 
 class Selector(Part, ABC):
@@ -84,7 +83,7 @@ class Fastest(Selector):
     ) -> list[int]:
         """Pick in the order of duration; ties are broken by chance."""
         durations = _known_or(candidates.duration_s, self.deadline_s)
-        return _largest(candidates, -durations, k, rng, allowed=durations <= self.deadline_s)
+        return largest(candidates, -durations, k, rng, allowed=durations <= self.deadline_s)
 
 
 class PowerOfChoice(Selector):
@@ -114,7 +113,7 @@ class PowerOfChoice(Selector):
         n = min(max(self.d, k), len(candidates))
         drawn = rng.choice(len(candidates), size=n, replace=False, p=examples / examples.sum())
         pool = candidates.take(np.sort(drawn))
-        return _largest(pool, _known_or(pool.loss, inf), k, rng)
+        return largest(pool, _known_or(pool.loss, inf), k, rng)
 
 
 class MostReliable(Selector):
@@ -128,25 +127,7 @@ class MostReliable(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Pick the highest probabilities; ties are broken by chance."""
-        return _largest(candidates, candidates.p_finish, k, rng)
-
-
-class ExpectedUtility(Selector):
-    """Picks by p_finish x utility: what a job sent now is expected to bring.
-
-    The utility is Oort's statistical utility. A node without one gets the largest known, so that
-    every node is tried. The probability is the device's own forecast where it sends one, corrected
-    by what came of its earlier ones.
-    """
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Pick the highest products; ties are broken by chance."""
-        utilities = candidates.utility
-        known = utilities[~np.isnan(utilities)]
-        utilities = _known_or(utilities, known.max() if known.size else 1.0)
-        return _largest(candidates, utilities * candidates.p_finish, k, rng)
+        return largest(candidates, candidates.p_finish, k, rng)
 
 
 class LeastAvailable(Selector):
@@ -163,73 +144,17 @@ class LeastAvailable(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Pick the lowest probabilities; ties are broken by chance."""
-        return _largest(candidates, -_known_or(candidates.forecast_p_available, 1.0), k, rng)
+        return largest(candidates, -_known_or(candidates.forecast_p_available, 1.0), k, rng)
 
 
-class Filtered(Selector):
-    """Lets another selector choose among the candidates that meet a condition.
-
-    Example:
-        >>> Filtered(lambda c: c.times_failed == 0, Random()).then
-        Random()
-    """
-
-    saved = ("then",)
-
-    def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
-        """Set the condition, and the selector that chooses among those that meet it."""
-        self.where, self.then = where, then
+class LeastRecent(Selector):
+    """Picks those whose last job was sent longest ago; first, by chance, those without any."""
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Filter, then pick."""
-        kept = np.array([self.where(candidate) for candidate in candidates], dtype=np.bool_)
-        return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
-
-
-class Probing(Selector):
-    """Gives a share of the picks to nodes whose record is better than what they state.
-
-    Who states a low chance is picked by no rule that goes by chances, so nobody would ever find out
-    that it keeps more. A probe is drawn with a probability in proportion to the share of its jobs
-    that a node has finished, less its `p_finish`, where that is positive; a node without a record
-    has the share 1/2. All other picks, and those that no such node is there for, are the other
-    selector's. What rounding takes from probes is carried over.
-
-    Example:
-        >>> modest = Candidates.of([7, 8], forecast_p_finish=[0.9, 0.0])
-        >>> Probing(MostReliable(), 1.0).select(modest, 1, 0.0, np.random.default_rng(0))
-        [8]
-    """
-
-    saved = ("selector", "_owed")
-
-    def __init__(self, selector: Selector, share: float = 0.05) -> None:
-        """Set the selector of the other picks, and the share of probes in [0, 1]."""
-        require(0 <= share <= 1, "selector.share", share, "a share of the picks in [0, 1]")
-        self.selector, self.share = selector, share
-        self._owed = 0.0
-        """Probes that rounding has taken so far, in [-0.5, 0.5]."""
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Probe, then pick."""
-        k = min(k, len(candidates))
-        better_by = np.maximum(candidates.share_finished - candidates.p_finish, 0.0)
-        owed = self._owed + k * self.share
-        n = min(round(owed), k, int((better_by > 0).sum()))
-        self._owed = min(max(owed - n, -0.5), 0.5)
-        if not n:
-            return self.selector.select(candidates, k, now, rng)
-        probed = rng.choice(len(candidates), size=n, replace=False, p=better_by / better_by.sum())
-        is_left = np.ones(len(candidates), dtype=np.bool_)
-        is_left[probed] = False
-        probes: list[int] = candidates.take(probed).node_ids.tolist()
-        if n == k:
-            return probes
-        return [*probes, *self.selector.select(candidates.take(is_left), k - n, now, rng)]
+        """Pick in the order of the last pick; ties are broken by chance."""
+        return largest(candidates, -_known_or(candidates.picked_at, -inf), k, rng)
 
 
 def name_of_class(kind: type) -> str:
@@ -260,7 +185,7 @@ def _known_or(values: Floats, otherwise: float) -> Floats:
     return np.where(np.isnan(values), otherwise, values)
 
 
-def _largest(
+def largest(
     candidates: Candidates,
     scores: Floats,
     k: int,

@@ -110,8 +110,8 @@ class Buffer(Stateful):
         if not waits or len(self._early) >= MOST_EARLY:
             self._take_early()
 
-    def is_full(self, concurrency: int) -> bool:
-        """Return whether there are as many updates as the schedule waits for.
+    def n_missing(self, concurrency: int) -> int | None:
+        """Return how many more updates the schedule waits for; None if not for a number.
 
         Args:
             concurrency: jobs in flight at a time.
@@ -121,7 +121,7 @@ class Buffer(Stateful):
             size = size.size(
                 first_loss=self._loss.first, loss=self._loss.now, concurrency=concurrency
             )
-        return size is not None and len(self.updates) >= size
+        return None if size is None else max(size - len(self.updates), 0)
 
     def is_enough(self) -> bool:
         """Return whether a deadline may close the buffer: a robust rule needs some nodes."""

@@ -99,28 +99,23 @@ class Dispatcher:
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
 
-    def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
+    def choose(self, free: NodeSet, k: int, now: float, context: SelectionContext) -> list[int]:
         """Let the selector pick at most k of the free nodes.
 
         Args:
             free: nodes that may be picked, at least one.
             k: how many, >= 1.
             now: the instant in s.
-            deadline_s: time in s in which a reply to a job sent now counts.
+            context: where the run stands.
 
         Raises:
             FedstaleError: it breaks its contract.
         """
-        context = SelectionContext(
-            n_in_flight=self.jobs.n_out["train"],
-            version=self.versions.version,
-            deadline_s=min(deadline_s, self.timeout_s),
-        )
         if not free.everyone.is_ascending:
             # A grid may answer in any order; what is picked depends on the set alone.
             free = NodeSet.of(np.sort(free.ids))
         drawn_from = self.rng.bit_generator.state if self.stages else {}
-        candidates = self.history.candidates(free, context)
+        candidates = self.history.candidates(free, context, self.jobs.nodes_out)
         # A selector of a user's may return what `node_ids` holds.
         chosen = list(map(int, self.selector.select(candidates, k, now, self.rng)))
         n = len(chosen)
@@ -129,7 +124,8 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
-        self._tell(Pick("train", free, k, chosen, context, drawn_from))
+        for stage in self.stages:
+            stage.picked(Pick("train", free, k, chosen, context, drawn_from))
         return chosen
 
     def draw(self, online: NodeSet, k: int) -> list[int]:
@@ -138,12 +134,9 @@ class Dispatcher:
         which = self.rng.choice(len(online), k, replace=False)
         chosen: list[int] = online.at(which).tolist()
         context = SelectionContext(version=self.versions.version)
-        self._tell(Pick("evaluate", online, k, chosen, context, drawn_from))
-        return chosen
-
-    def _tell(self, pick: Pick) -> None:
         for stage in self.stages:
-            stage.picked(pick)
+            stage.picked(Pick("evaluate", online, k, chosen, context, drawn_from))
+        return chosen
 
     def send(self, nodes: list[int], purpose: Purpose, now: float) -> list[Job]:
         """Send the current version, or a query, to at least one node, and open the jobs.

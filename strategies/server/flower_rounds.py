@@ -60,7 +60,7 @@ class FlowerRounds(EventLoop):
             self.clock.wait(self.clock.now() + self.schedule.recheck_s)
         n_sent = int(self.schedule.n_sent(len(free)))
         now = self.clock.now()
-        return self._messages(self.dispatcher.choose(free, n_sent, now, DEFAULT_TTL), "train")
+        return self._messages(self._choose(free, n_sent, now, DEFAULT_TTL), "train")
 
     def aggregate_train(
         self, replies: Iterable[Message]

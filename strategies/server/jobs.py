@@ -14,7 +14,9 @@ from itertools import starmap
 from math import inf
 from typing import Any
 
-from fedstale.strategies.types import Ending, Job, Purpose, State, Stateful
+import numpy as np
+
+from fedstale.strategies.types import Ending, Job, NodeIds, Purpose, State, Stateful
 
 
 @dataclass
@@ -103,6 +105,11 @@ class OpenJobs(Stateful):
     def n_open(self) -> int:
         """Jobs of any kind that are out."""
         return len(self._open)
+
+    def nodes_out(self) -> NodeIds:
+        """Return the nodes with a training job that is out, ascending; shape (n,)."""
+        nodes = {job.node_id for job in self._open.values() if job.purpose == "train"}
+        return np.array(sorted(nodes), dtype=np.uint64)
 
     @property
     def busy_nodes(self) -> KeysView[int]:

@@ -38,6 +38,7 @@ from fedstale.strategies.types import (
     Job,
     NodeSet,
     Purpose,
+    SelectionContext,
     State,
     Stateful,
     forecast_in,
@@ -186,10 +187,23 @@ class EventLoop(Stateful):
         k = self.slots.n_of(len(free), slots)
         if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
             return
-        chosen = self.dispatcher.choose(free, k, now, self.timing.left_s(now))
+        chosen = self._choose(free, k, now, self.timing.left_s(now))
         self.slots.picked(len(chosen))
         self._push(chosen, "train", now)
         self.slots.sent(len(chosen), slots)
+
+    def _choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
+        """Let the selector pick at most k of the free nodes, whose replies count until then."""
+        n_missing = self._n_missing()
+        size = 0 if n_missing is None else n_missing + len(self.buffer.updates)
+        context = SelectionContext(
+            n_in_flight=self.jobs.n_out["train"],
+            buffer_size=size,
+            n_missing=n_missing or 0,
+            version=self.versions.version,
+            deadline_s=min(deadline_s, self.dispatcher.timeout_s),
+        )
+        return self.dispatcher.choose(free, k, now, context)
 
     def _awaits_answers(self, asking: Stage, free: NodeSet, now: float) -> bool:
         """Ask the free nodes that a stage wants to ask; return whether answers are waited for."""
@@ -260,7 +274,7 @@ class EventLoop(Stateful):
                 known.append((job.job_id, reply))
         for _, reply in sorted(known, key=itemgetter(0)):
             self._receive_one(reply)
-            if self._is_full():
+            if self._n_missing() == 0 and not self.done:
                 self._step()
 
     def _reject_stray(self, reply: Message) -> None:
@@ -384,9 +398,8 @@ class EventLoop(Stateful):
 
     # Stepping.
 
-    def _is_full(self) -> bool:
-        concurrency = self.schedule.concurrency or max(self.slots.most_out, 1)
-        return self.buffer.is_full(concurrency) and not self.done
+    def _n_missing(self) -> int | None:
+        return self.buffer.n_missing(self.schedule.concurrency or max(self.slots.most_out, 1))
 
     def _is_due(self) -> bool:
         """Return whether to step with what there is, because nothing is worth waiting for."""

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 RECORD = "record.jsonl"
 """Its name in the folder of a run."""
-FORMAT = 1
+FORMAT = 2
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
 
@@ -194,6 +194,8 @@ class AuditRecord(Stage):
                 **({"left": left} if left else {}),
                 "candidates": len(pick.free),
                 "in_flight": pick.context.n_in_flight,
+                "buffer_size": pick.context.buffer_size,
+                "missing": pick.context.n_missing,
                 "version": pick.context.version,
                 "deadline_s": plain(pick.context.deadline_s),
                 "rng": plain_state(pick.drawn_from),

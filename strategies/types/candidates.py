@@ -68,6 +68,10 @@ class SelectionContext:
 
     n_in_flight: int = 0
     """Training jobs that are out already."""
+    buffer_size: int = 0
+    """Updates that the next server step is made of; 0 where it is made of what a deadline finds."""
+    n_missing: int = 0
+    """Those of them that have not arrived yet."""
     version: int = 0
     """Version of the model that is sent now."""
     deadline_s: float = inf
@@ -75,6 +79,7 @@ class SelectionContext:
 
 
 _UNKNOWN = SelectionContext()
+_NOBODY = np.zeros(0, dtype=np.uint64)
 _SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
 
 
@@ -174,6 +179,7 @@ class Candidates(Sequence[Candidate]):
         table: Table,
         rows: Index | Callable[[NodeIds], Index],
         context: SelectionContext = _UNKNOWN,
+        in_flight: "Callable[[], Candidates] | None" = None,
     ) -> None:
         """Show some rows of a table.
 
@@ -182,8 +188,9 @@ class Candidates(Sequence[Candidate]):
             table: what is known.
             rows: of these nodes, shape (n,), or what finds them once more than ids is asked for.
             context: where the run stands.
+            in_flight: returns the nodes that train now; nobody does if None.
         """
-        self.context = context
+        self.context, self._find_in_flight = context, in_flight
         self._nodes: NodeIds | NodeSet = (
             nodes if isinstance(nodes, NodeSet) else np.asarray(nodes, dtype=np.uint64)
         )
@@ -193,6 +200,13 @@ class Candidates(Sequence[Candidate]):
     def node_ids(self) -> NodeIds:
         """Flower's ids of the nodes."""
         return self._nodes.ids if isinstance(self._nodes, NodeSet) else self._nodes
+
+    @cached_property
+    def in_flight(self) -> "Candidates":
+        """The nodes that have a training job now, in ascending order: who may still reply."""
+        if self._find_in_flight is None:
+            return Candidates(_NOBODY, self._table, np.zeros(0, dtype=np.int64), self.context)
+        return self._find_in_flight()
 
     @cached_property
     def _rows(self) -> Index:
@@ -228,7 +242,7 @@ class Candidates(Sequence[Candidate]):
         # Of a few of many nodes, no more than their own rows are looked for.
         is_found = not callable(self._where) or "_rows" in vars(self)
         rows = self._rows[which] if is_found else self._where
-        return Candidates(ids, self._table, rows, self.context)
+        return Candidates(ids, self._table, rows, self.context, self._find_in_flight)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -325,10 +339,21 @@ class History(Stateful):
         self._row_of = np.zeros(0, dtype=np.int64)
 
     def candidates(
-        self, nodes: npt.ArrayLike | NodeSet, context: SelectionContext | None = None
+        self,
+        nodes: npt.ArrayLike | NodeSet,
+        context: SelectionContext = _UNKNOWN,
+        out: Callable[[], NodeIds] | None = None,
     ) -> Candidates:
-        """Return what is known of some nodes, in their order, and where the run stands."""
-        return Candidates(nodes, self._table, self._rows_of, context or SelectionContext())
+        """Return what is known of some nodes, in their order.
+
+        Args:
+            nodes: Flower's ids, shape (n,), or a set of n nodes.
+            context: where the run stands.
+            out: returns the ids of the nodes that train now, ascending; nobody does if None.
+        """
+        table, rows = self._table, self._rows_of
+        found = None if out is None else lambda: Candidates(out(), table, rows, context)
+        return Candidates(nodes, table, rows, context, found)
 
     def _rows_of(self, ids: NodeIds) -> Index:
         self._index_new()

@@ -338,6 +338,30 @@ def test_a_forecast_and_what_was_seen_reach_the_candidates():
     assert second.forecast_at == 3.0
 
 
+def test_a_selector_sees_the_buffer_and_who_is_in_flight():
+    seen = []
+
+    class Watching(Random):
+        def __deepcopy__(self, memo):
+            return self
+
+        def select(self, candidates, k, now, rng):
+            at = candidates.context
+            out = candidates.in_flight
+            part = candidates.take(slice(0, 1)).in_flight
+            assert part.node_ids.tolist() == out.node_ids.tolist()
+            assert len(out) == at.n_in_flight
+            assert (out.times_picked > out.times_finished).all()
+            assert not {*out.node_ids.tolist()} & {*candidates.node_ids.tolist()}
+            seen.append((at.buffer_size, at.n_missing, at.n_in_flight))
+            return super().select(candidates, k, now, rng)
+
+    nodes = {10 + i: adder(1.0, delay=1.0 + i) for i in range(4)}
+    start(FedBuff(3, 3, selector=Watching()), nodes, 2)
+    # Three at once; another at the first reply; two at the step; one at the next two replies.
+    assert seen == [(3, 3, 0), (3, 2, 2), (3, 3, 1), (3, 1, 1)]
+
+
 class _Watching(Random):
     def __init__(self, seen):
         self.seen = seen

@@ -14,19 +14,25 @@ from fedstale.agents.policy.selector import Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies import AuditRecord, FedAvg, FedBuff
 from fedstale.strategies.selection import (
+    BALANCED,
     Credits,
+    Enough,
     ExpectedUtility,
+    Exponents,
     Fastest,
     Filtered,
     LeastAvailable,
+    LeastRecent,
+    Likely,
     MostReliable,
     Oort,
     PowerOfChoice,
     Probing,
     Random,
     Selector,
+    TiFL,
 )
-from fedstale.strategies.stages import RECORD
+from fedstale.strategies.stages import FORMAT, RECORD
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
@@ -41,6 +47,12 @@ SHIPPED = [
     Probing(ExpectedUtility(), 0.3),
     Probing(Probing(Oort(), 0.1), 0.2),
     Credits(5.0, 1.0),
+    ExpectedUtility(BALANCED),
+    ExpectedUtility(Exponents(picked=0.5, staleness=1.0)),
+    TiFL(3, interval=2),
+    Likely(0.6, LeastRecent()),
+    LeastRecent(),
+    Enough(Random(), 0.8),
     Oort(),
     AgentSelector(),
     AgentSelector(exploration=0.2, fairness=0.1),
@@ -307,9 +319,11 @@ def test_a_run_without_a_record_is_refused_in_a_sentence(tmp_path):
 
 def test_a_newer_format_is_named(recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
-    lines[0] = changed(lines[0], format=2, more="than this release knows")
+    lines[0] = changed(lines[0], format=FORMAT + 1, more="than this release knows")
     (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
-    assert fault == "line 1: format = 2: this release reads 1; verify with a later fedstale"
+    assert fault == (
+        f"line 1: format = {FORMAT + 1}: this release reads {FORMAT}; verify with a later fedstale"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,30 @@ from known_nodes import listed
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
+    BALANCED,
+    PISCES,
     RELEASED,
     Candidate,
+    Candidates,
     Credits,
+    Enough,
     ExpectedUtility,
+    Exponents,
     Fastest,
     Filtered,
     LeastAvailable,
+    LeastRecent,
+    Likely,
     MostReliable,
     Oort,
     OortSettings,
     PowerOfChoice,
     Probing,
     Random,
+    SelectionContext,
+    TiFL,
 )
+from fedstale.strategies.selection.expected_utility import scores_of
 from fedstale.strategies.types import History, Table
 
 SELECTORS = {
@@ -39,6 +49,12 @@ SELECTORS = {
     "filtered": lambda: Filtered(lambda c: True, Random()),
     "probing": lambda: Probing(ExpectedUtility(), 0.3),
     "probing oort": lambda: Probing(Oort(), 0.3),
+    "tifl": lambda: TiFL(3, interval=1),
+    "least recent": LeastRecent,
+    "balanced": lambda: ExpectedUtility(BALANCED),
+    "pisces": lambda: ExpectedUtility(PISCES),
+    "likely": lambda: Likely(0.4, Random()),
+    "enough": lambda: Enough(Random()),
     "credits": lambda: Credits(utility=2.0, cost=lambda nodes: np.arange(len(nodes))),
 }
 
@@ -143,6 +159,104 @@ def test_expected_utility_takes_the_largest_product():
     assert ExpectedUtility().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
 
 
+def test_a_balanced_score_is_its_formula():
+    known = Candidates.of(
+        [1, 2, 3],
+        forecast_p_finish=[0.5, 0.9, 1.0],
+        examples=[4.0, 9.0, nan],
+        loss=[1.0, 1.0, nan],
+        forecast_duration_s=[100.0, nan, -5.0],
+        duration_s=[7.0, 50.0, nan],
+        times_picked=[0, 1, 3],
+    )
+    found = scores_of(known, BALANCED)
+    # Node 3 has the largest utility known, and the median of the durations known.
+    expected = [0.5**3 * 2 / 100, 0.9**3 * 3 / 50 / 2, 3 / 75 / 4]
+    np.testing.assert_allclose(found, expected)
+
+
+def test_a_draw_has_the_chances_of_its_scores():
+    known = Candidates.of([1, 2], times_picked=[0, 1])
+    rule = ExpectedUtility(Exponents(picked=1.0, temperature=0.5))
+    drawn = [rule.select(known, 1, 0.0, RNG(seed))[0] for seed in range(2000)]
+    assert drawn.count(1) / 2000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_pisces_prefers_fresh_updates_of_equal_utility():
+    known = pool(examples=[8.0, 8.0, 10.0], loss=[1.0] * 3, staleness=[3.0, 0.0, 8.0])
+    assert ExpectedUtility(PISCES).select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
+
+
+def test_tifl_picks_of_one_speed_at_a_time_and_keeps_to_it_within_a_round():
+    slow_and_fast = pool(durations_s=[(float(i // 10),) for i in range(10, 40)])
+    tifl, seen = TiFL(3), set()
+    for version in range(30):
+        slow_and_fast.context = SelectionContext(version=version, n_in_flight=1)
+        picked = [tifl.select(slow_and_fast, 4, 0.0, RNG(3 * version + i)) for i in range(3)]
+        (tier,) = {(node - 10) // 10 for some in picked for node in some}
+        seen.add(tier)
+    assert seen == {0, 1, 2}
+
+
+def test_tifl_draws_the_tier_of_the_largest_loss_more_often():
+    known = pool(durations_s=[(1.0,), (2.0,)], loss=[0.1, 5.0])
+    tifl, rng = TiFL(2, interval=1), RNG(0)
+    picked = [tifl.select(known, 1, 0.0, rng)[0] for _ in range(600)]
+    assert picked.count(11) / 600 == pytest.approx(2 / 3, abs=0.06)
+
+
+def test_a_tier_of_tifl_without_credits_rests():
+    known = pool(durations_s=[(1.0,), (2.0,)])
+    tifl = TiFL(2, credits=5)
+    picked = [tifl.select(known, 1, 0.0, RNG(seed))[0] for seed in range(10)]
+    assert picked.count(10) == picked.count(11) == 5
+
+
+def test_the_least_recent_come_first_and_before_them_who_was_never_picked():
+    known = pool(picked_at=[30.0, nan, 10.0])
+    assert LeastRecent().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
+
+
+def test_the_likely_are_chosen_among_and_the_next_likely_fill_up():
+    known = pool(
+        forecast=[{"p_finish": p} for p in (0.95, 0.2, 0.9, 0.7)], picked_at=[5.0, 1.0, 2.0, 0.0]
+    )
+    rule = Likely(0.9, LeastRecent())
+    assert rule.select(known, 1, 0.0, RNG(0)) == [12]
+    assert rule.select(known, 3, 0.0, RNG(0)) == [12, 10, 13]
+    assert Likely(1.0, LeastRecent()).select(known, 1, 0.0, RNG(0)) == [10]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "n_missing", "sure", "n"),
+    [
+        # 1 - .5^3 = .875, 1 - .5^4 = .9375
+        ([], 1, 0.9, 4),
+        ([], 1, 0.8, 3),
+        ([0.5, 0.5, 0.5], 1, 0.9, 1),
+        ([1.0], 1, 0.9, 0),
+        # Of six jobs at least two come with 1 - 7 / 64 = .89, of seven with .94.
+        ([], 2, 0.89, 6),
+        ([], 2, 0.9, 7),
+        ([0.0], 2, 0.9, 7),
+    ],
+)
+def test_no_more_are_sent_than_a_step_is_likely_to_need(in_flight, n_missing, sure, n):
+    history = History()
+    for node, p in enumerate(in_flight, start=100):
+        history.forecast(node, {"p_finish": p}, 0.0)
+    for node in range(20):
+        history.forecast(node, {"p_finish": 0.5}, 0.0)
+    out = np.arange(100, 100 + len(in_flight), dtype=np.uint64)
+    context = SelectionContext(buffer_size=3, n_missing=n_missing, n_in_flight=len(in_flight))
+    candidates = history.candidates(np.arange(20), context, lambda: out)
+    assert len(Enough(Random(), sure).select(candidates, 20, 0.0, RNG(0))) == n
+
+
+def test_where_a_deadline_makes_the_step_all_are_sent():
+    assert len(Enough(Random()).select(pool(loss=[1.0] * 9), 9, 0.0, RNG(0))) == 9
+
+
 def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
     known = pool(times_finished=[0, 8, 0], times_failed=[0, 0, 8])
     assert [c.p_finish for c in known] == [0.5, 0.9, 0.1]
@@ -208,6 +322,11 @@ def test_oort_lets_slower_nodes_in_when_the_utility_falls():
     "make",
     [
         lambda: Fastest(0.0),
+        lambda: Exponents(chance=-1.0),
+        lambda: Exponents(temperature=nan),
+        lambda: TiFL(0),
+        lambda: Likely(1.5, Random()),
+        lambda: Enough(Random(), 1.0),
         lambda: PowerOfChoice(0),
         lambda: OortSettings(exploration=1.5),
         lambda: OortSettings(penalty=-1.0),

@@ -1,0 +1,160 @@
+"""Selectors around another selector: who may be picked, how many, and who is tried in between."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedstale.strategies.selection.base import Selector, largest
+from fedstale.strategies.types import Candidate, Candidates, Floats, require
+
+
+class Filtered(Selector):
+    """Lets another selector choose among the candidates that meet a condition.
+
+    Example:
+        >>> from fedstale.strategies.selection import Random
+        >>> Filtered(lambda c: c.times_failed == 0, Random()).then
+        Random()
+    """
+
+    saved = ("then",)
+
+    def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
+        """Set the condition, and the selector that chooses among those that meet it."""
+        self.where, self.then = where, then
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Filter, then pick."""
+        kept = np.array([self.where(candidate) for candidate in candidates], dtype=np.bool_)
+        return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
+
+
+class Probing(Selector):
+    """Gives a share of the picks to nodes whose record is better than what they state.
+
+    Who states a low chance is picked by no rule that goes by chances, so nobody would ever find out
+    that it keeps more. A probe is drawn with a probability in proportion to the share of its jobs
+    that a node has finished, less its `p_finish`, where that is positive; a node without a record
+    has the share 1/2. All other picks, and those that no such node is there for, are the other
+    selector's. What rounding takes from probes is carried over.
+
+    Example:
+        >>> from fedstale.strategies.selection import MostReliable
+        >>> modest = Candidates.of([7, 8], forecast_p_finish=[0.9, 0.0])
+        >>> Probing(MostReliable(), 1.0).select(modest, 1, 0.0, np.random.default_rng(0))
+        [8]
+    """
+
+    saved = ("selector", "_owed")
+
+    def __init__(self, selector: Selector, share: float = 0.05) -> None:
+        """Set the selector of the other picks, and the share of probes in [0, 1]."""
+        require(0 <= share <= 1, "selector.share", share, "a share of the picks in [0, 1]")
+        self.selector, self.share = selector, share
+        self._owed = 0.0
+        """Probes that rounding has taken so far, in [-0.5, 0.5]."""
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Probe, then pick."""
+        k = min(k, len(candidates))
+        better_by = np.maximum(candidates.share_finished - candidates.p_finish, 0.0)
+        owed = self._owed + k * self.share
+        n = min(round(owed), k, int((better_by > 0).sum()))
+        self._owed = min(max(owed - n, -0.5), 0.5)
+        if not n:
+            return self.selector.select(candidates, k, now, rng)
+        probed = rng.choice(len(candidates), size=n, replace=False, p=better_by / better_by.sum())
+        is_left = np.ones(len(candidates), dtype=np.bool_)
+        is_left[probed] = False
+        probes: list[int] = candidates.take(probed).node_ids.tolist()
+        if n == k:
+            return probes
+        return [*probes, *self.selector.select(candidates.take(is_left), k - n, now, rng)]
+
+
+class Likely(Selector):
+    """Lets another selector choose among the candidates that are likely to finish.
+
+    Where too few are, the most likely of the others fill up.
+
+    Example:
+        >>> from fedstale.strategies.selection import Random
+        >>> nodes = Candidates.of([7, 8, 9], forecast_p_finish=[0.95, 0.6, 0.5])
+        >>> Likely(0.9, Random()).select(nodes, 2, 0.0, np.random.default_rng(0))
+        [7, 8]
+    """
+
+    saved = ("then",)
+
+    def __init__(self, least: float, then: Selector) -> None:
+        """Set the least chance to finish, in [0, 1], and the selector that chooses."""
+        require(0 <= least <= 1, "selector.least", least, "a chance in [0, 1]")
+        self.least, self.then = least, then
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Let the other pick, and fill up."""
+        is_likely = candidates.p_finish >= self.least
+        likely, others = candidates.take(is_likely), candidates.take(~is_likely)
+        picked = self.then.select(likely, k, now, rng) if len(likely) else []
+        if (n_left := k - len(likely)) <= 0:
+            return picked
+        return [*picked, *largest(others, others.p_finish, n_left, rng)]
+
+
+class Enough(Selector):
+    """Sends no more jobs than the next server step is likely to need.
+
+    Of what another selector picks, the first are kept until, with those in flight, the updates
+    that the step still misses arrive with a given chance. Jobs end independently of one another.
+    It helps where jobs that are late for a step are cancelled: over-selection then adapts to how
+    reliable the picked nodes are. Where a deadline alone makes a step, all picks are kept.
+
+    Example:
+        >>> from fedstale.strategies.selection import MostReliable, SelectionContext
+        >>> step = SelectionContext(buffer_size=2, n_missing=2)
+        >>> nodes = Candidates.of([7, 8, 9, 10], step, forecast_p_finish=[1.0, 0.9, 0.8, 0.5])
+        >>> Enough(MostReliable(), 0.95).select(nodes, 4, 0.0, np.random.default_rng(0))
+        [7, 8, 9]
+    """
+
+    saved = ("then",)
+
+    def __init__(self, then: Selector, sure: float = 0.9) -> None:
+        """Set the selector that picks, and the chance in (0, 1) that the updates arrive."""
+        require(0 < sure < 1, "selector.sure", sure, "a chance in (0, 1)")
+        self.then, self.sure = then, sure
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Let the other pick, and keep what is needed; none if those in flight are enough."""
+        n_missing = candidates.context.n_missing
+        if not candidates.context.buffer_size:
+            return self.then.select(candidates, k, now, rng)
+        arrived = np.zeros(n_missing + 1)
+        arrived[0] = 1.0
+        for p in candidates.in_flight.p_finish.tolist():
+            arrived = _with_another(arrived, p)
+        if arrived[-1] >= self.sure:
+            return []
+        picked = self.then.select(candidates, k, now, rng)
+        chance = dict(zip(candidates.node_ids.tolist(), candidates.p_finish.tolist(), strict=True))
+        for n, node in enumerate(picked, start=1):
+            arrived = _with_another(arrived, chance[node])
+            if arrived[-1] >= self.sure:
+                return picked[:n]
+        return picked
+
+
+def _with_another(arrived: Floats, p: float) -> Floats:
+    """Return chances that 0, 1, ... updates arrive, the last of enough, with one more job."""
+    more = (1.0 - p) * arrived
+    more[1:] += p * arrived[:-1]
+    more[-1] += p * arrived[-1]
+    return more

@@ -1,0 +1,117 @@
+"""What a job sent now is expected to bring, for what it takes: one formula, some named settings.
+
+    score = p^a U^b / (d^c (1 + n)^e (1 + s)^f)
+
+with p the chance to finish, U Oort's statistical utility, d the expected duration of a job, n how
+often a node was picked, and s how many versions its last update was behind. The highest scores are
+picked, or nodes are drawn by them.
+
+Reference:
+    Lai et al. Oort: Efficient Federated Learning via Guided Participant Selection. OSDI 2021 (U).
+    Jiang, Wang, Li, Li. Pisces: Efficient Federated Learning via Guided Asynchronous Training.
+    SoCC 2022 (U over staleness).
+    Gumbel. Statistical Theory of Extreme Values and Some Practical Applications. 1954 (the draw).
+"""
+
+from dataclasses import dataclass, fields
+from math import isfinite
+
+import numpy as np
+
+from fedstale.strategies.selection.base import Selector, largest
+from fedstale.strategies.types import Candidates, Floats, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exponents:
+    """What counts how much in a score; each finite and >= 0, 0 leaves it out."""
+
+    chance: float = 1.0
+    """a, of the chance to finish."""
+    utility: float = 1.0
+    """b, of the utility."""
+    duration: float = 0.0
+    """c, of the duration of a job."""
+    picked: float = 0.0
+    """e, of the number of jobs sent before, plus 1."""
+    staleness: float = 0.0
+    """f, of the staleness of the last update, plus 1."""
+    temperature: float = 0.0
+    """Nodes are drawn without replacement by score^(1 / temperature); 0 takes the highest."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            good = isfinite(value) and value >= 0
+            require(good, f"selector.exponents.{field.name}", value, "a finite number >= 0")
+
+
+BALANCED = Exponents(chance=3.0, utility=0.5, duration=1.0, picked=1.0, temperature=0.25)
+"""Likely to finish, soon, useful, and not always the same ones; drawn."""
+PISCES = Exponents(chance=0.0, staleness=0.5)
+"""Pisces: utility over the root of staleness, with the paper's exponent.
+
+Differences from the paper:
+    Staleness is that of the node's last merged update, not the mean over several. A node that has
+    not answered yet has the largest utility known. Nobody is left out for its losses.
+"""
+
+
+class ExpectedUtility(Selector):
+    """Picks by what a job sent now is expected to bring; p_finish x utility by default.
+
+    A node without a utility yet gets the largest known, so that every node is tried. The chance is
+    the device's own forecast where it sends one, corrected by what came of its earlier ones. The
+    duration is the device's forecast, or the median of those observed; that of a node of which
+    neither is known is the median over the candidates.
+
+    Example:
+        >>> nodes = Candidates.of([7, 8], forecast_p_finish=[0.9, 0.8], times_picked=[4, 0])
+        >>> rng = np.random.default_rng(0)
+        >>> ExpectedUtility().select(nodes, 1, 0.0, rng)
+        [7]
+        >>> ExpectedUtility(Exponents(picked=1.0)).select(nodes, 1, 0.0, rng)
+        [8]
+    """
+
+    def __init__(self, exponents: Exponents = Exponents()) -> None:
+        """Set what counts how much."""
+        self.exponents = exponents
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the highest scores, or draw by them; ties are broken by chance."""
+        scores = scores_of(candidates, self.exponents)
+        if temperature := self.exponents.temperature:
+            with np.errstate(divide="ignore"):
+                scores = np.log(scores) / temperature + rng.gumbel(size=scores.size)
+        return largest(candidates, scores, k, rng)
+
+
+def scores_of(candidates: Candidates, exponents: Exponents) -> Floats:
+    """Return the score of each candidate, >= 0; shape (n,)."""
+    utility = candidates.utility
+    known = utility[~np.isnan(utility)]
+    scores = np.where(np.isnan(utility), known.max() if known.size else 1.0, utility)
+    scores = scores**exponents.utility * candidates.p_finish**exponents.chance
+    if exponents.duration:
+        scores = scores / expected_duration_s(candidates) ** exponents.duration
+    if exponents.picked:
+        scores = scores / (1.0 + candidates.times_picked) ** exponents.picked
+    if exponents.staleness:
+        staleness = np.nan_to_num(candidates.staleness, nan=0.0)
+        scores = scores / (1.0 + staleness) ** exponents.staleness
+    return scores
+
+
+def expected_duration_s(candidates: Candidates) -> Floats:
+    """Return how long a job is expected to take of each candidate, in s; 1 where nothing is known.
+
+    What a device states is not trusted to be a duration: only positive numbers are.
+    """
+    stated, observed = candidates.forecast_duration_s, candidates.duration_s
+    found = np.where(np.isfinite(stated) & (stated > 0.0), stated, observed)
+    found = np.where(found > 0.0, found, np.nan)
+    known = found[~np.isnan(found)]
+    return np.where(np.isnan(found), np.median(known) if known.size else 1.0, found)
