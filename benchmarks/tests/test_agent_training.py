@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from places import RECORDINGS
 
 from fedstale.agents.env.forecast_table import ForecastTable, NoForecasts
+from fedstale.apps import client
 from fedstale.strategies.selection import MostReliable, Random, Selector
 from fedstale.strategies.types import History
 from fedstale.traces import TraceSet
@@ -365,6 +367,32 @@ def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
 
 
 # Apps.
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "epochs"), [(30, 8, 5), (9, 8, 2), (1, 8, 3), (7, 7, 0)]
+)
+def test_digits_train_without_autograd_to_the_same_bytes(apps, n, batch_size, epochs):
+    from lab import two_layers
+
+    app = apps.opened("digits")
+    data = tuple(x[:n] for x in app.test(301))
+    order = client.order(n, epochs, (1, 2))
+    own, its = app.task.Network(5), app.task.Network(5)
+    options = {"batch_size": batch_size, "learning_rate": 0.1}
+    mean = client.train(own, app.mean_loss, data, order, **options)
+    assert two_layers.train(its, data, order, **options) == mean
+    for one, other in zip(own.parameters(), its.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_run_is_that_of_the_apps_own_training(bench, training, apps, windows, monkeypatch):
+    first = train(bench, training, apps, windows[0], Random())
+    # A job that has something else is left to the app's own training, and so is every one here.
+    monkeypatch.setattr(apps, "PLAIN", set())
+    again = train(bench, training, apps, windows[0], Random())
+    assert first.accuracy == again.accuracy
+    assert first.reported == again.reported
 
 
 def test_fashion_deals_some_images_and_learns(bench, training, apps, windows):
