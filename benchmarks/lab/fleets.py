@@ -9,6 +9,9 @@ to forecast a day: they are divided by device alone.
 
 What no record says is said by the caller (`Assumed`); `ASSUMED` is what the benchmarks say, and
 why.
+
+A part has few devices: 128 phones are tested, of which some thirty appear in an afternoon. Where
+more are needed, a device is in the fleet several times, each time on other days of its log.
 """
 
 import tempfile
@@ -23,7 +26,7 @@ from numpy.typing import NDArray
 
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Index, Mask, stream
+from fedstale.traces.arrays import DAY_S, Index, Mask, stream
 from fedstale.traces.forecast import record_s
 from fedstale.traces.merge import merged
 
@@ -37,6 +40,7 @@ DAYS = 3
 """For how many days no load and no link repeats."""
 UPLINK_SHARE = 0.2
 """Uplink divided by downlink of the recorded 5G links, whose uplinks carry acknowledgements."""
+WEEK_S = 7 * DAY_S
 _DEVICES, _HOSTS, _SESSIONS = range(3)
 
 
@@ -62,7 +66,12 @@ tenth of the other: what lies behind the port is shared, nobody recorded how.
 
 
 def fleets(
-    recordings: Path, seed: int, kind: str = "phones", *, assumed: Assumed | None = None
+    recordings: Path,
+    seed: int,
+    kind: str = "phones",
+    *,
+    assumed: Assumed | None = None,
+    times: int = 1,
 ) -> dict[str, TraceSet]:
     """Return complete devices to learn from, to stop early on and to test on.
 
@@ -84,6 +93,9 @@ def fleets(
         seed: of the division and of the draw, >= 0.
         kind: one of `KINDS`.
         assumed: what no record says; needed for desktops and for mixed.
+        times: how often a device is in its part, >= 1: the second time some whole days later in
+            its log, or whole weeks where that holds whole weeks, and with a processor, a load and a
+            link of its own. A device with fewer days than that is there once for each of them.
 
     Returns:
         Sets "learn", "stop" and "test" that know all channels, with devices named as in their
@@ -101,9 +113,11 @@ def fleets(
         raise ValueError(f"kind = {kind!r}: expected one of {', '.join(KINDS)}")
     if kind in ("desktops", "mixed") and assumed is None:
         raise ValueError(f"assumed is missing: expected what no record says of {kind}")
+    if times < 1:
+        raise ValueError(f"times = {times}: expected a number >= 1")
     kinds = KINDS[:3] if kind == "mixed" else (kind,)
     made = {
-        name: {each: _fleet(recordings, seed, each, name, assumed) for each in kinds}
+        name: {each: _fleet(recordings, seed, each, name, assumed, times) for each in kinds}
         for name in PARTS
     }
     return {
@@ -140,7 +154,9 @@ def _part(x: NDArray[Any], name: str) -> NDArray[Any]:
     return np.sort(x[round(start * len(x)) : round(SHARES[name] * len(x))])
 
 
-def _fleet(recordings: Path, seed: int, kind: str, name: str, assumed: Assumed | None) -> TraceSet:
+def _fleet(  # noqa: PLR0917 - one fleet
+    recordings: Path, seed: int, kind: str, name: str, assumed: Assumed | None, times: int
+) -> TraceSet:
     """Return a part of the fleet of one kind."""
     loads, links = _read(recordings / "planetlab-cpu.tar.gz"), _read(recordings / "uccmisl-5g.zip")
     compute = _read(recordings / "ai-benchmark-devices.json")
@@ -151,7 +167,7 @@ def _fleet(recordings: Path, seed: int, kind: str, name: str, assumed: Assumed |
             1, compute=assumed.desktop_speed, downlink_bit_per_s=down, uplink_bit_per_s=up
         )
         compute, uplink_share = replace(network, compute_unit=compute.compute_unit), None
-    online = _READERS[kind](recordings, seed, name)
+    online = _on_other_days(_READERS[kind](recordings, seed, name), times)
     return TraceSet.compose(
         availability=online,
         compute=compute,
@@ -162,6 +178,33 @@ def _fleet(recordings: Path, seed: int, kind: str, name: str, assumed: Assumed |
         seed=(seed * len(PARTS) + PARTS.index(name)) * len(KINDS) + KINDS.index(kind),
         uplink_share=uplink_share,
         days=DAYS,
+    )
+
+
+def _on_other_days(online: TraceSet, times: int) -> TraceSet:
+    """Return devices several times, each time as far from the others in its log as can be.
+
+    Args:
+        online: when devices are online, in records that repeat.
+        times: how often, at most: no device is there twice on the same days.
+    """
+    record_s = online.channel("availability").record_s()
+    weekly = (np.mod(record_s, WEEK_S) == 0) & (record_s >= 2 * WEEK_S)
+    unit_s = np.where(weekly, WEEK_S, DAY_S)
+    units = np.maximum(np.floor(record_s / unit_s), 1)
+    again = [np.flatnonzero(k < np.minimum(units, times)) for k in range(times)]
+    later = [
+        np.floor(k * units[who] / np.minimum(units[who], times)) * unit_s[who]
+        for k, who in enumerate(again)
+    ]
+    names = [
+        online.device_ids[who] + ("" if k == 0 else f"#{k + 1}") for k, who in enumerate(again)
+    ]
+    taken = online.channel("availability").take(np.concatenate(again))
+    return replace(
+        online,
+        device_ids=pd.Index(np.concatenate(names), dtype="str"),
+        availability=taken.shifted(np.concatenate(later)),
     )
 
 

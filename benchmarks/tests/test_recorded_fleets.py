@@ -112,6 +112,25 @@ def test_no_load_of_one_part_is_in_another(made):
         assert not a & b
 
 
+@pytest.mark.parametrize("kind", ["phones", "desktops", "cars"])
+def test_a_device_that_is_there_again_has_other_days_and_the_same_hours(kind, sample, fleets):
+    parts = fleets.fleets(sample, 0, kind, assumed=fleets.ASSUMED)
+    again = fleets.fleets(sample, 0, kind, assumed=fleets.ASSUMED, times=3)
+    for name, part in parts.items():
+        more = again[name]
+        online, ids = more.channel("availability"), more.device_ids.str.partition("#")
+        own = ids.get_level_values(0)
+        assert more.device_ids.is_unique
+        assert set(own) == set(part.device_ids)
+        assert own.value_counts().max() == 3
+        # Nobody is there twice on the same days, nor at other hours of a day.
+        assert len(set(zip(own, online.shifts, strict=True))) == more.n_devices
+        assert not np.mod(online.shifts, DAY_S).any()
+        assert (online.shifts < online.record_s()).all()
+    with pytest.raises(ValueError, match="times = 0: expected"):
+        fleets.fleets(sample, 0, kind, assumed=fleets.ASSUMED, times=0)
+
+
 def _days_of(traces: TraceSet) -> set[bytes]:
     """Return each day of load that a set's devices have, those that hardly vary left out."""
     found = set()
