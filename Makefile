@@ -105,7 +105,7 @@ table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rew
 
 table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py $(RECORDINGS) --out build/agents --ship
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/training.py $(RECORDINGS) --keep build/agents/runs.jsonl --cache build/agents/forecasts --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/training.py $(RECORDINGS) --keep build/agents/runs.jsonl --jobs 2
 	$(BIN)/python benchmarks/agent/worlds.py $(RECORDINGS) --out build/agents/worlds
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py --sizes
 	$(BIN)/python benchmarks/pages.py
@@ -120,7 +120,7 @@ table-strategies: setup ## measure strategies on the records in RECORDINGS and r
 
 table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes hours
 	mkdir -p build/liars
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars/run.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars/run.py $(RECORDINGS) --keep build/liars/runs.jsonl --jobs 2
 	$(BIN)/python benchmarks/pages.py
 
 picture: setup ## draw the picture of the README from three runs

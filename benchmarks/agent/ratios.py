@@ -1,53 +1,109 @@
-"""What selectors need in proportion to the agent, from the runs of `agent.training`.
+"""What selectors need in proportion to another, from the runs of `agent.training`.
 
-A pair is a run of the agent and one of another selector in the same window, on the same data and
-schedule. Ratios are taken within pairs and averaged over the pairs of a window; the interval is
-Student's over the windows, of the mean logarithm.
+A run is judged at two accuracies, which follow from what random selection reached in the end on
+other devices: at 0.9 times their mean, and at all of it.
+
+A pair is a run of a reference, such as the agent, and one of another selector in the same window,
+on the same data and schedule. Ratios are taken within pairs and averaged over the pairs of a
+window; the interval is Student's over the windows, of the mean logarithm.
 
 A run that never reaches its target is censored: it counts with all of its hours, and pairs of which
 neither arrives are left out. If only the other selector's runs are censored in what is left, the
-ratio is a lower bound ("at least"); if only the agent's are, an upper one ("at most"); if both are,
-in different pairs, it is none ("unknown").
+ratio is a lower bound ("at least"); if only the reference's are, an upper one ("at most"); if both
+are, in different pairs, it is none ("unknown").
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fedstale.comparison.statistics import estimate
+from lab.training import judged
 
-AGENT = "agent"
+AGENT, RULE, RANDOM = "agent", "p_finish x utility", "random"
+REFERENCES = (AGENT, RULE)
+"""What others are measured by: the agent, and a rule that needs no training."""
+SHARES = (0.9, 1.0)
+"""Accuracies to reach, of what random selection reaches on other devices."""
+ALL = "all"
 Row = dict[str, Any]
 MEANS = (
     *("hours", "device_hours", "wasted_hours", "waste_share", "valid_ratio", "accuracy"),
-    *("gini", "ever_merged"),
+    *("worst_third", "gini", "ever_merged"),
 )
-RATIOS = ("hours", "device_hours", "wasted_hours")
-AHEAD = ("accuracy", "waste_share", "valid_ratio")
-_FREE_H = 0.01
-"""Added to wasted hours, of which there may be none."""
+RATIOS = ("hours", "device_hours")
+AHEAD = ("accuracy", "worst_third", "gini", "waste_share", "valid_ratio")
+SETTING = ("regime", "app", "fleet", "schedule", "alpha")
 
 Pair = tuple[Row, Row]
 
 
-def tables(runs: Sequence[Row]) -> list[Row]:
-    """Return a row for each setting and selector; "all" where a row pools over something.
+def judge(runs: Sequence[Row]) -> list[Row]:
+    """Return what each run needed, at each of its targets.
 
-    Settings are an app, a fleet, a schedule and what devices lie about, over all skews; then apps
-    over all fleets and schedules.
+    Args:
+        runs: as `agent.training` keeps them, with their curves; those of the part "learn" say what
+            to reach, and runs of a setting without any are left out.
+
+    Returns:
+        Runs of the part "test" without their curves, once for each of `SHARES`, with `of_random`,
+        `target`, and what `lab.training.judged` says.
+    """
+    reached: dict[tuple[Any, ...], list[float]] = {}
+    for run in runs:
+        if run["part"] == "learn":
+            reached.setdefault(_place(run, SETTING), []).append(run["accuracy"])
+    found = []
+    for share, run in product(SHARES, runs):
+        if run["part"] == "test" and _place(run, SETTING) in reached:
+            target = round(share * float(np.mean(reached[_place(run, SETTING)])), 4)
+            about = {name: value for name, value in run.items() if name != "curves"}
+            found.append(
+                {"of_random": share, "target": target, **about, **judged(run["curves"], target)}
+            )
+    return found
+
+
+def tables(runs: Sequence[Row], references: Sequence[str] = REFERENCES) -> list[Row]:
+    """Return rows of three kinds, told by `about`, for each target.
+
+    "selectors": what each selector needs, by itself and in proportion to each reference. Settings
+    are pooled over skews; then over schedules; then over fleets, too; "all" stands for what is
+    pooled. "forecasts": what a selector needs without forecasts, in proportion to itself with them.
+    "lies": what it needs among liars, in proportion to itself without them.
+
+    Args:
+        runs: by `judge`.
+        references: names of selectors.
     """
     rows = []
-    honest = [run for run in runs if not run["lies"]]
-    for app in _values(runs, "app"):
-        of_app = [run for run in runs if run["app"] == app]
-        for fleet in _values(of_app, "fleet"):
-            for schedule in _values(of_app, "schedule"):
-                for lies in _values(of_app, "lies"):
-                    where = {"app": app, "fleet": fleet, "schedule": schedule, "lies": lies}
-                    rows += _rows(where, _matching(of_app, where))
-        where = {"app": app, "fleet": "all", "schedule": "all", "lies": ""}
-        rows += _rows(where, _matching(honest, {"app": app}))
+    for share in _values(runs, "of_random"):
+        at_target = _matching(runs, {"of_random": share})
+        for where, of_setting in _settings(_matching(at_target, {"lies": ""})):
+            about = {"of_random": share, **where}
+            told = _matching(of_setting, {"forecasts": True})
+            rows += [{"about": "selectors", **about, **row} for row in _compared(told, references)]
+            rows += [{"about": "forecasts", **about, **row} for row in forecasts_worth(of_setting)]
+        for regime in _values(at_target, "regime"):
+            where = {"of_random": share, "regime": regime}
+            told = _matching(at_target, {"regime": regime, "forecasts": True})
+            rows += [{"about": "lies", **where, **row} for row in lies_cost(told)]
+    return rows
+
+
+def forecasts_worth(runs: Sequence[Row]) -> list[Row]:
+    """Return what selectors need without forecasts in proportion to themselves with them."""
+    rows = []
+    for selector in _values(_matching(runs, {"forecasts": False}), "selector"):
+        without, own = (
+            _matching(runs, {"selector": selector, "forecasts": said}) for said in (False, True)
+        )
+        found = pairs(own, without)
+        if found:
+            row = {"selector": selector, **means(without)}
+            rows.append(row | {f"{name}_ratio": ratio(found, name) for name in RATIOS})
     return rows
 
 
@@ -62,7 +118,7 @@ def lies_cost(runs: Sequence[Row]) -> list[Row]:
             found = pairs(own, other)
             if found:
                 row = {"selector": selector, "lied_about": lies, **means([o for _, o in found])}
-                rows.append(row | {f"{name}_ratio": ratio(found, name) for name in RATIOS[:2]})
+                rows.append(row | {f"{name}_ratio": ratio(found, name) for name in RATIOS})
     return rows
 
 
@@ -76,10 +132,10 @@ def means(runs: Sequence[Row]) -> Row:
 
 
 def pairs(own: Iterable[Row], other: Iterable[Row]) -> list[Pair]:
-    """Return the runs of two selectors that have all else in common, lies aside."""
-    names = ("app", "fleet", "schedule", "alpha", "seed")
-    by_place = {tuple(run[name] for name in names): run for run in own}
-    places = ((tuple(run[name] for name in names), run) for run in other)
+    """Return the runs of two selectors that have all else in common, lies and forecasts aside."""
+    names = (*SETTING, "seed")
+    by_place = {_place(run, names): run for run in own}
+    places = ((_place(run, names), run) for run in other)
     return [(by_place[place], run) for place, run in places if place in by_place]
 
 
@@ -91,11 +147,12 @@ def ratio(found: Sequence[Pair], what: str) -> Row | None:
         "exact", "at least", "at most" or "unknown". None of fewer than two windows.
     """
     counted = [(one, two) for one, two in found if one["reached"] or two["reached"]]
-    free = _FREE_H if what == "wasted_hours" else 0.0
     logs: dict[tuple[str, int], list[float]] = {}
     for one, two in counted:
-        more = np.log((two[what] + free) / (one[what] + free))
-        logs.setdefault((one["fleet"], one["seed"]), []).append(float(more))
+        # Whoever has more than is asked for from the first minute on has spent nothing.
+        spent = [max(run[what], _LEAST_H) for run in (one, two)]
+        more = float(np.log(spent[1] / spent[0]))
+        logs.setdefault((one["fleet"], one["seed"]), []).append(more)
     known = estimate([float(np.mean(each)) for each in logs.values()])
     if known.n < 2:
         return None
@@ -117,6 +174,10 @@ def ratio(found: Sequence[Pair], what: str) -> Row | None:
     }
 
 
+_LEAST_H = 1.0 / 60.0
+"""A minute, the step in which accuracy is read."""
+
+
 def ahead(found: Sequence[Pair], what: str) -> list[float] | None:
     """Return by how much the first of each pair is ahead, with its 95 % interval over windows."""
     each: dict[tuple[str, int], list[float]] = {}
@@ -128,18 +189,37 @@ def ahead(found: Sequence[Pair], what: str) -> list[float] | None:
     return [round(float(x), 4) for x in (known.mean, known.low, known.high)]
 
 
-def _rows(where: Row, runs: Sequence[Row]) -> list[Row]:
-    agent = [run for run in runs if run["selector"] == AGENT]
+def _settings(runs: Sequence[Row]) -> Iterable[tuple[Row, list[Row]]]:
+    """Yield what runs have in common, and these: of one schedule, of all, and of all fleets."""
+    for regime, app in dict.fromkeys((run["regime"], run["app"]) for run in runs):
+        of_app = _matching(runs, {"regime": regime, "app": app})
+        places = [
+            (fleet, schedule)
+            for fleet in _values(of_app, "fleet")
+            for schedule in (*_values(of_app, "schedule"), ALL)
+        ]
+        for fleet, schedule in (*places, (ALL, ALL)):
+            where = {"regime": regime, "app": app, "fleet": fleet, "schedule": schedule}
+            known = {name: value for name, value in where.items() if value != ALL}
+            yield where, _matching(of_app, known)
+
+
+def _compared(runs: Sequence[Row], references: Sequence[str]) -> list[Row]:
     rows = []
     for selector in _values(runs, "selector"):
-        own = [run for run in runs if run["selector"] == selector]
-        row = {**where, "selector": selector, **means(own)}
-        found = pairs(agent, own)
-        if selector != AGENT and found:
-            row |= {f"{name}_ratio": ratio(found, name) for name in RATIOS}
-            row |= {f"{name}_ahead": ahead(found, name) for name in AHEAD}
+        own = _matching(runs, {"selector": selector})
+        row = {"selector": selector, "agent": own[0]["agent"], **means(own)}
+        for reference in references:
+            found = pairs(_matching(runs, {"selector": reference}), own)
+            if selector != reference and found:
+                of = {f"{name}_ratio": ratio(found, name) for name in RATIOS}
+                row[f"to {reference}"] = of | {f"{x}_ahead": ahead(found, x) for x in AHEAD}
         rows.append(row)
     return rows
+
+
+def _place(run: Row, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in names)
 
 
 def _matching(runs: Sequence[Row], where: Row) -> list[Row]:

@@ -1,30 +1,38 @@
 """Does the agent that learnt on a proxy also make real training faster, and with less waste.
 
-Recorded devices train the built-in apps for four hours under `TraceGrid` (`lab.training`,
-`lab.apps`). A setting is an app, a fleet, a schedule and a skew of the data; it is played in five
-windows, each of another day of the log. No model has seen a device, a host, a link or an hour of
-them, and the learning proxy was fitted to other phones and other deals. Every selector trains the
-same windows: the same devices, hours, data, first model and schedule.
+Recorded devices train the built-in apps for some hours under `TraceGrid` (`lab.training`,
+`lab.apps`). A setting is a regime, an app, a fleet, a schedule and a skew of the data; it is played
+in some windows, each of another day of the log. No model has seen a device, a host, a link or an
+hour of them, and the learning proxy was fitted to other phones and other deals. Every selector
+trains the same windows: the same devices, hours, data, first model and schedule; with forecasts,
+and without them where a selector uses any.
 
-Parts are run one by one into the same file, and the result is written from all runs in it:
+What to reach follows from runs of random selection on other devices, which are part of the
+comparison. A run is kept with its accuracy and what devices had spent at every minute, so that it
+is judged at each target without training again.
 
-    python benchmarks/agent/training.py RECORDINGS --keep RUNS --cache FOLDER --jobs 2 --only digits
+Runs that are kept are not played again, and the result is written from all that are there, so that
+parts can be played one by one into the same file, and more windows added:
+
+    python benchmarks/agent/training.py RECORDINGS --keep RUNS --jobs 2 --only choice phones
 """
 
 import argparse
+import csv
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fedstale.agents import AgentSelector, load
-from fedstale.agents.env.forecast_table import Forecasts
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded as embedded_agent
 from fedstale.strategies.selection import (
@@ -39,23 +47,28 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.traces import TraceSet
+from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.lin_ucb import LinUCB
-from agent.ratios import AGENT, Row, tables
+from agent.ratios import AGENT, RANDOM, RULE, Row, judge, tables
 from lab.apps import APPS, opened
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept, played
-from lab.results import write_result
+from lab.results import RESULTS, write_result
 from lab.training import (
     FLEETS,
     NO_LIE,
+    REGIMES,
     SCHEDULES,
     Liars,
     Lie,
+    OwnForecasts,
     Window,
+    WindowForecasts,
+    curves,
     outcome,
-    stated,
+    own_jobs,
     train,
     windows,
 )
@@ -66,220 +79,332 @@ SKEWS: dict[str, tuple[float | None, ...]] = {
     "shakespeare": (None,),
 }
 """Concentrations of the Dirichlet distribution; roles of a play are dealt as they are."""
-SEEDS = range(301, 306)
+SEEDS, LEARN_SEEDS = range(301, 306), range(401, 406)
+"""Of the windows, if no more are asked for; and of those that say what to reach."""
+SMALL_APP = "digits"
+"""Trains in all regimes, with all selectors, and without forecasts; others in the published one."""
 LYING = 0.3
-"""Share of the devices that lie, in the setting `LIED_TO`."""
-LIED_TO = ("digits", "phones", "fedavg", 0.3)
-LIES = {"": NO_LIE, "loss": Lie(loss=10.0), "chance": Lie(chance=1.0)}
+"""Share of the devices that lie, in the settings `LIED_TO`."""
+LIED_TO = [(regime, "digits", "phones", "fedavg", 0.3) for regime in ("published", "choice")]
+LIES = {
+    "": NO_LIE,
+    "loss": Lie(loss=10.0),
+    "chance": Lie(chance=1.0),
+    "duration": Lie(duration=1.0 / 3.0),
+}
 """What devices lie about; nothing at first."""
-TARGETS: dict[tuple[str, str, str], tuple[float, ...]] = {
-    ("digits", "phones", "fedavg"): (0.73, 0.79, 0.83),
-    ("digits", "phones", "fedbuff"): (0.78, 0.81, 0.83),
-    ("digits", "desktops", "fedavg"): (0.81, 0.84, 0.86),
-    ("digits", "desktops", "fedbuff"): (0.84, 0.85, 0.86),
-    ("digits", "cars", "fedavg"): (0.77, 0.84, 0.86),
-    ("digits", "cars", "fedbuff"): (0.81, 0.85, 0.86),
-    ("fashion", "phones", "fedavg"): (0.49, 0.63, 0.66),
-    ("fashion", "phones", "fedbuff"): (0.56, 0.63, 0.67),
-    ("fashion", "desktops", "fedavg"): (0.64, 0.67, 0.69),
-    ("fashion", "desktops", "fedbuff"): (0.67, 0.69, 0.7),
-    ("fashion", "cars", "fedavg"): (0.55, 0.65, 0.69),
-    ("fashion", "cars", "fedbuff"): (0.61, 0.68, 0.69),
-    ("shakespeare", "phones", "fedavg"): (0.24,),
-    ("shakespeare", "phones", "fedbuff"): (0.26,),
-    ("shakespeare", "desktops", "fedavg"): (0.28,),
-    ("shakespeare", "desktops", "fedbuff"): (0.3,),
-    ("shakespeare", "cars", "fedavg"): (0.26,),
-    ("shakespeare", "cars", "fedbuff"): (0.26,),
-}
-"""Accuracy to reach, by the skews of a setting.
+FORECASTS = {"with-forecasts": True, "without-forecasts": False}
 
-The rule was set before any comparison: 0.9 times what `Random` reaches at the end of the hours, in
-the mean over three windows of other devices (the part "learn" of the fleet), rounded to 0.01.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A selector of the comparison, and where it plays."""
+
+    make: Callable[[], Selector]
+    """Returns a new one."""
+    without: bool = False
+    """Whether it plays without forecasts, too; a rule that uses none would play the same again."""
+    everywhere: bool = False
+    """Whether it also trains the larger apps, and among liars."""
+    longest: bool = False
+    """Whether it plays the regime that is there for forecasts alone."""
+
+
 FAIR = f"{AGENT}, fairness 0.25"
-SELECTORS: dict[str, Callable[[], Selector]] = {
-    AGENT: AgentSelector,
-    FAIR: lambda: AgentSelector(fairness=0.25),
-    "p_finish": MostReliable,
-    "p_finish x utility": ExpectedUtility,
-    "random": Random,
-    "FedCS": Fastest,
-    "Oort, paper's constants": Oort,
-    "Oort, released constants": lambda: Oort(RELEASED),
-    "REFL IPS": LeastAvailable,
-    "power of choice": lambda: PowerOfChoice(8),
-    "LinUCB": LinUCB,
+SELECTORS: dict[str, Arm] = {
+    AGENT: Arm(make=AgentSelector, without=True, everywhere=True, longest=True),
+    FAIR: Arm(make=lambda: AgentSelector(fairness=0.25)),
+    "p_finish": Arm(make=MostReliable, without=True, everywhere=True, longest=True),
+    RULE: Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
+    RANDOM: Arm(make=Random, everywhere=True, longest=True),
+    "FedCS": Arm(make=Fastest),
+    "Oort, paper's constants": Arm(make=Oort, everywhere=True, longest=True),
+    "Oort, released constants": Arm(make=lambda: Oort(RELEASED)),
+    "REFL IPS": Arm(make=LeastAvailable, everywhere=True),
+    "power of choice": Arm(make=lambda: PowerOfChoice(8)),
+    "LinUCB": Arm(make=LinUCB, without=True, everywhere=True),
 }
-FEWER = (
-    *(AGENT, "p_finish", "p_finish x utility", "random"),
-    *("Oort, paper's constants", "REFL IPS", "LinUCB"),
-)
-"""Who trains the larger apps, and among liars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of the comparison; two runs with equal fields are the same."""
 
+    part: str
+    """Of the fleet: "test", or "learn" for those that say what to reach."""
+    regime: str
     app: str
     fleet: str
     schedule: str
     alpha: float | None
     lies: str
+    forecasts: bool
     seed: int
     selector: str
     agent: str
     """Which agent picks: a hash of its weights; empty where none does."""
 
 
-def wanted(only: Iterable[str] = (), *, quick: bool = False) -> list[Run]:
-    """Return the runs of the comparison, or those that `only` names.
+def wanted(
+    only: Iterable[str] = (), *, n_windows: int = len(SEEDS), quick: bool = False
+) -> list[Run]:
+    """Return the runs of the comparison, or those that `only` names; then those that say targets.
 
     Args:
-        only: names of apps, fleets, schedules, selectors and lies ("honest", "loss", "chance"); a
-            run is one of them if, of each sort that is named at all, its own is.
-        quick: two windows of one setting.
+        only: names of regimes, apps, fleets, schedules, selectors, lies ("honest", "loss",
+            "chance", "duration") and `FORECASTS`; a run is one of them if, of each sort that is
+            named at all, its own is.
+        n_windows: of each setting, >= 1.
+        quick: two windows of two settings, and three selectors.
 
     Raises:
         ValueError: a name is unknown.
     """
     sorts = {
+        "regime": list(REGIMES),
         "app": list(APPS),
         "fleet": list(FLEETS),
         "schedule": list(SCHEDULES),
         "selector": list(SELECTORS),
         "lies": ["honest", *list(LIES)[1:]],
+        "forecasts": list(FORECASTS),
     }
     known = {name for names in sorts.values() for name in names}
     if unknown := set(only) - known:
         raise ValueError(f"only = {sorted(unknown)}: expected some of {sorted(known)}")
     allowed = {sort: set(only) & set(names) or set(names) for sort, names in sorts.items()}
-    digest = _agent_digest()
-    return [
-        Run(
-            app=app,
-            fleet=fleet,
-            schedule=schedule,
-            alpha=alpha,
-            lies=lies,
-            seed=seed,
-            selector=selector,
-            agent=digest if selector in {AGENT, FAIR} else "",
-        )
-        for app in APPS
-        for fleet in FLEETS
-        for schedule in SCHEDULES
-        for alpha in SKEWS[app]
-        for lies in LIES
-        for seed in (SEEDS[:2] if quick else SEEDS)
-        for selector in SELECTORS
-        if not lies or (app, fleet, schedule, alpha) == LIED_TO
-        if selector in FEWER or (app == "digits" and not lies)
-        if {app, fleet, schedule, selector, lies or "honest"} <= set().union(*allowed.values())
-        if not quick or ((app, fleet, schedule, alpha) == LIED_TO and not lies)
+    seeds = [SEEDS[0] + i for i in range(2 if quick else n_windows)]
+    found = [
+        run
+        for run in _all(seeds)
+        if {run.regime, run.app, run.fleet, run.schedule, run.selector}
+        <= set().union(*allowed.values())
+        if (run.lies or "honest") in allowed["lies"]
+        if run.forecasts in {FORECASTS[name] for name in allowed["forecasts"]}
+        if not quick or (setting(run) in LIED_TO and not run.lies and run.selector in QUICK)
     ]
+    learn = list(LEARN_SEEDS)[: 2 if quick else None]
+    targets = [
+        replace(run, part="learn", lies="", forecasts=True, seed=seed, selector=RANDOM, agent="")
+        for run in dict.fromkeys(
+            replace(r, seed=0, lies="", selector="", agent="", forecasts=True) for r in found
+        )
+        for seed in learn
+    ]
+    return [*found, *targets]
 
 
-def _agent_digest() -> str:
+QUICK = (AGENT, RULE, RANDOM)
+
+
+def _all(seeds: Sequence[int]) -> Iterable[Run]:
+    """Yield every run of the comparison, but those that say what to reach."""
+    own = agent_digest()
+    everything = product(
+        REGIMES, APPS, FLEETS, SCHEDULES, LIES, FORECASTS.values(), SELECTORS, seeds
+    )
+    for regime, app, fleet, schedule, lies, forecasts, selector, seed in everything:
+        arm = SELECTORS[selector]
+        for alpha in SKEWS[app]:
+            run = Run(
+                part="test",
+                regime=regime,
+                app=app,
+                fleet=fleet,
+                schedule=schedule,
+                alpha=alpha,
+                lies=lies,
+                forecasts=forecasts,
+                seed=seed,
+                selector=selector,
+                agent=own if selector in {AGENT, FAIR} else "",
+            )
+            if (
+                (arm.everywhere or (app == SMALL_APP and not lies))
+                and (app == SMALL_APP or regime == "published")
+                and (arm.longest or regime != "longest")
+                and (not lies or setting(run) in LIED_TO)
+                and (forecasts or (arm.without and app == SMALL_APP and not lies))
+            ):
+                yield run
+
+
+def setting(run: Run) -> tuple[str, str, str, str, float | None]:
+    """Return what has a target of its own."""
+    return run.regime, run.app, run.fleet, run.schedule, run.alpha
+
+
+@cache
+def agent_digest() -> str:
+    """Return which agent comes with fedstale: a hash of its weights."""
     return digest(load(embedded_agent()).weights)[:12]
 
 
-def play(run: Run, window: Window, forecasts: Forecasts, target: float) -> Row:
-    """Return what a run reached, as it is kept, and print the CPU seconds that it took."""
-    began, concurrency = time.process_time(), FLEETS[run.fleet].concurrency
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    with threadpool_limits(1):
-        trained = train(
-            window,
-            opened(run.app),
-            run.alpha,
-            SELECTORS[run.selector](),
-            forecasts=forecasts,
-            strategy=partial(SCHEDULES[run.schedule], concurrency=concurrency),
-            kind=list(APPS).index(run.app),
-            liars=Liars.of(LIES[run.lies], window.n_devices, LYING, window.seed),
-        )
-    found = {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in outcome(trained, target, window.n_devices).items()
-    }
-    row = {**asdict(run), "start_h": round(window.start / 3600.0, 2), "target": target} | found
-    print(f"{time.process_time() - began:5.1f} s  {json.dumps(row)}", flush=True)
-    return row
+@lru_cache(maxsize=2)
+def recorded(recordings: Path, fleet: str, times: int) -> Mapping[str, TraceSet]:
+    """Return a fleet by its parts; no part to learn from has more devices than that to test on."""
+    parts = fleets(recordings, seed=0, kind=fleet, assumed=ASSUMED, times=times)
+    test, learn = parts["test"], parts["learn"]
+    if learn.n_devices > test.n_devices:
+        rng = np.random.default_rng(79)
+        learn = learn.take(np.sort(rng.permutation(learn.n_devices)[: test.n_devices]))
+    return {"test": test, "learn": learn}
 
 
-Task = tuple[Run, Callable[[], Row]]
+def _traces(recordings: Path, run: Run) -> TraceSet:
+    times = REGIMES[run.regime].fleets[run.fleet].times
+    return recorded(recordings, run.fleet, times)[run.part]
 
 
-def tasks(
-    runs: Sequence[Run], fleet_of: Callable[[str], TraceSet], cache: Path | None
-) -> Iterator[Task]:
-    """Yield what makes each run, fleet by fleet: in the same windows, with the same forecasts."""
-    for fleet in dict.fromkeys(run.fleet for run in runs):
-        traces = fleet_of(fleet)
-        drawn = {window.seed: window for window in windows(traces, fleet, SEEDS)}
-        tables = {seed: stated(traces, fleet, window, cache) for seed, window in drawn.items()}
-        for run in runs:
-            if run.fleet == fleet:
-                skew = SKEWS[run.app].index(run.alpha)
-                target = TARGETS[run.app, fleet, run.schedule][skew]
-                yield run, partial(play, run, drawn[run.seed], tables[run.seed], target)
+@lru_cache(maxsize=2)
+def _windows(recordings: Path, of: Run, n: int) -> list[Window]:
+    """Return the first n windows of the regime, fleet and part of a run."""
+    first = _first_seed(of)
+    return windows(_traces(recordings, of), of.fleet, range(first, first + n), REGIMES[of.regime])
 
 
-def compare(
-    runs: Sequence[Run],
-    fleet_of: Callable[[str], TraceSet],
-    *,
-    kept: Kept,
-    cache: Path | None,
-    jobs: int,
-) -> list[Row]:
-    """Play the runs that are not kept yet, and return those and all that were kept.
+@lru_cache(maxsize=2)
+def _forecasts(recordings: Path, of: Run) -> WindowForecasts:
+    """Return what the devices of a run's window will do, as they forecast it."""
+    return WindowForecasts(_traces(recordings, of), embedded(of.fleet), _window(recordings, of))
+
+
+def _window(recordings: Path, run: Run) -> Window:
+    # Those of fewer windows are among those of more.
+    place = run.seed - _first_seed(run)
+    n = len(SEEDS) * (place // len(SEEDS) + 1)
+    return _windows(recordings, replace(_anybody(run), seed=0), n)[place]
+
+
+def _first_seed(run: Run) -> int:
+    return (SEEDS if run.part == "test" else LEARN_SEEDS)[0]
+
+
+def _anybody(run: Run) -> Run:
+    """Return what is the same for all runs in a window."""
+    nothing = {"app": "", "schedule": "", "lies": "", "selector": "", "agent": ""}
+    return replace(run, alpha=None, forecasts=True, **nothing)
+
+
+def place(recordings: Path, run: Run) -> tuple[Window, OwnForecasts | None]:
+    """Return where a run plays: its window, and what devices say of their own jobs there.
 
     Args:
+        recordings: folder of the published files.
+        run: to play.
+    """
+    window = _window(recordings, run)
+    if not run.forecasts:
+        return window, None
+    jobs = own_jobs(window, opened(run.app), run.alpha, ttl_s=REGIMES[run.regime].ttl_s)
+    return window, _forecasts(recordings, _anybody(run)).of(jobs)
+
+
+def play(recordings: Path, run: Run) -> Row:
+    """Return what a run reached at every minute and in the end, as it is kept, and print its cost.
+
+    Args:
+        recordings: folder of the published files.
+        run: to play.
+    """
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    regime = REGIMES[run.regime]
+    with threadpool_limits(1):
+        window, forecasts = place(recordings, run)
+        app, began = opened(run.app), time.process_time()
+        trained = train(
+            window,
+            app,
+            run.alpha,
+            SELECTORS[run.selector].make(),
+            forecasts=forecasts,
+            strategy=partial(
+                SCHEDULES[run.schedule], concurrency=regime.fleets[run.fleet].concurrency
+            ),
+            ttl_s=regime.ttl_s,
+            liars=Liars.of(LIES[run.lies], window.n_devices, LYING, window.seed),
+        )
+        took = time.process_time() - began
+    found = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in outcome(trained, window.n_devices).items()
+    }
+    row = {**asdict(run), "start_h": round(window.start / 3600.0, 2), **found}
+    print(f"{took:5.1f} s  {json.dumps(row)}", flush=True)
+    return {**row, "cpu_s": round(took, 2), "curves": curves(trained)}
+
+
+def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> list[Row]:
+    """Play the runs that are not kept yet, and return what came of all, in their order.
+
+    Args:
+        recordings: folder of the published files.
         runs: that are wanted.
-        fleet_of: returns a fleet by its name.
         kept: runs that were played.
-        cache: folder to keep forecasts in.
         jobs: processes.
     """
     missing = [run for run in runs if asdict(run) not in kept]
-    for run, row in played(tasks(missing, fleet_of, cache), jobs):
+    # A process makes a fleet, its windows and their forecasts once, if their runs come together.
+    missing.sort(key=lambda run: (run.fleet, run.regime, run.part, run.seed))
+    tasks = ((run, partial(play, recordings, run)) for run in missing)
+    for run, row in played(tasks, jobs):
         kept.add(asdict(run), row)
-    return list(kept)
+    return [kept[asdict(run)] for run in runs]
+
+
+def times(runs: Sequence[Run], kept: Kept) -> list[str]:
+    """Return for each regime and app how long a run takes, and all that are missing.
+
+    Where no run of a regime is kept yet nobody knows.
+    """
+    lines, left_s = [], 0.0
+    for regime, app in dict.fromkeys((run.regime, run.app) for run in runs):
+        own = [asdict(run) for run in runs if (run.regime, run.app) == (regime, app)]
+        took = [kept[run]["cpu_s"] for run in own if run in kept]
+        missing = len(own) - len(took)
+        each = float(np.mean(took)) if took else float("nan")
+        left_s += missing * each if missing else 0.0
+        lines.append(f"{regime}, {app}: {each:.2f} s a run, {missing} of {len(own)} runs to go")
+    return [*lines, f"{left_s / 3600.0:.2f} processor hours to go"]
 
 
 def main() -> None:
     """Train, compare, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--quick", action="store_true", help="two windows of one setting")
+    parser.add_argument("--quick", action="store_true", help="two windows, three selectors")
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--cache", type=Path, help="folder to keep forecasts in")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", nargs="+", default=(), help="apps, fleets, schedules, selectors")
+    parser.add_argument("--windows", type=int, default=len(SEEDS), help="of each setting")
+    parser.add_argument("--only", nargs="+", default=(), help="names of what to play; see `wanted`")
+    parser.add_argument("--plan", action="store_true", help="say how long it takes; play nothing")
     options = parser.parse_args()
 
-    def fleet_of(kind: str) -> TraceSet:
-        return fleets(options.recordings, seed=0, kind=kind, assumed=ASSUMED)["test"]
-
-    runs = wanted(options.only, quick=options.quick)
+    everything = wanted(n_windows=options.windows, quick=options.quick)
+    runs = wanted(options.only, n_windows=options.windows, quick=options.quick)
     kept = Kept(options.keep)
-    found = compare(runs, fleet_of, kept=kept, cache=options.cache, jobs=options.jobs)
-    current = [row for row in found if row["agent"] in {"", _agent_digest()}]
-    rows = tables(current)
-    for row in rows:
-        print(row, flush=True)
+    if options.plan:
+        print(*times(runs, kept), sep="\n")
+        return
+    compare(options.recordings, runs, kept=kept, jobs=options.jobs)
+    found = [kept[asdict(run)] for run in everything if asdict(run) in kept]
+    judged = judge(found)
+    rows = tables(judged)
+    print(*times(everything, kept), sep="\n", flush=True)
     name = "agent_training-quick" if options.quick else "agent_training"
-    command = "python benchmarks/agent/training.py RECORDINGS --keep RUNS"
-    order = {run: place for place, run in enumerate(wanted())}
-    current.sort(key=lambda row: order.get(_run_of(row), len(order)))
-    print(write_result(name, [*rows, *current], command=command + " --quick" * options.quick))
+    command = (
+        f"python benchmarks/agent/training.py RECORDINGS --keep RUNS --windows {options.windows}"
+    )
+    print(write_result(name, rows, command=command + " --quick" * options.quick))
+    write_runs(RESULTS / f"{name}_runs.csv", judged)
 
 
-def _run_of(row: Row) -> Run:
-    return Run(**{name: row[name] for name in Run.__slots__})
+def write_runs(path: Path, judged: Sequence[Row]) -> None:
+    """Write every run at each of its targets, one a line."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(judged[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(judged)
 
 
 if __name__ == "__main__":

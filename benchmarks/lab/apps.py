@@ -90,6 +90,12 @@ class TrainingApp(ABC):
         """Return the accuracy on a test set of all devices, and the mean loss on each group."""
 
     @abstractmethod
+    def of_devices(
+        self, arrays: ArrayRecord, n_devices: int, alpha: float | None, seed: int
+    ) -> Array:
+        """Return the accuracy on what each device holds; shape (devices,)."""
+
+    @abstractmethod
     def examples(self, n_devices: int, alpha: float | None, seed: int) -> Array:
         """Return how many examples each device trains on; shape (devices,)."""
 
@@ -166,6 +172,20 @@ class _Labelled(TrainingApp):
         logits = self.network(arrays)(inputs)
         losses = cross_entropy(logits, labels, reduction="none").double()
         return (logits.argmax(1) == labels).numpy(), losses.numpy(), labels.numpy()
+
+    def of_devices(
+        self, arrays: ArrayRecord, n_devices: int, alpha: float | None, seed: int
+    ) -> Array:
+        """Weigh the accuracy on each label of the test set by a device's share of that label.
+
+        A device's own held-out examples are too few: of forty devices it would be seven each.
+        """
+        assert alpha is not None
+        right, _, labels = self.answers(arrays, seed)
+        of_label = np.bincount(labels, weights=right, minlength=10)
+        accuracy = of_label / np.bincount(labels, minlength=10)
+        held = np.array([np.bincount(y, minlength=10) for y in self.labels(n_devices, alpha, seed)])
+        return np.asarray(held @ accuracy / held.sum(axis=1))
 
     def evaluate(self, arrays: ArrayRecord, seed: int) -> tuple[float, Array]:
         """Evaluate on the test set; groups are labels."""
@@ -296,6 +316,21 @@ class Shakespeare(TrainingApp):
         """Return the share of the next characters that are guessed; all lines are one group."""
         loss, right = self.task.evaluate(self.network(arrays), self.held_out[:: self.test_every])
         return right, np.array([loss])
+
+    @torch.no_grad()
+    def of_devices(
+        self, arrays: ArrayRecord, n_devices: int, alpha: float | None, seed: int
+    ) -> Array:
+        """Evaluate on the first of the lines that each device holds back."""
+        network = self.network(arrays)
+        lines = [self._lines(i, n_devices)[1][:LINES] for i in range(n_devices)]
+        right = torch.cat(
+            [
+                (network(some[:, :-1]).argmax(2) == some[:, 1:]).double().mean(1)
+                for some in torch.cat(lines).split(256)
+            ]
+        )
+        return np.array([each.mean().item() for each in right.split([len(x) for x in lines])])
 
     def examples(self, n_devices: int, alpha: float | None, seed: int) -> Array:
         """Return as many for each: the longest lines of all roles are cut."""

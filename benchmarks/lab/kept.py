@@ -26,8 +26,9 @@ class Kept:
         self._path, self._commit = path, commit()
         self._used: set[str | None] = set()
         self._rows: dict[str, tuple[Any, str | None]] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
-        for line in lines:
+        text = path.read_text(encoding="utf-8") if path and path.exists() else ""
+        self._is_cut = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
             try:
                 run = json.loads(line)
             except json.JSONDecodeError:
@@ -57,9 +58,9 @@ class Kept:
         self._rows[_key(of)] = json.loads(line)["found"], self._commit
         if self._path is not None:
             # A line that was cut off stays alone.
-            is_cut = self._path.exists() and self._path.read_bytes()[-1:] not in (b"\n", b"")
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" * is_cut + line + "\n")
+                file.write("\n" * self._is_cut + line + "\n")
+            self._is_cut = False
 
     def get(self, of: object, run: Callable[[], object]) -> Any:  # noqa: ANN401 - as JSON has it
         """Return what came of a run, made only if it is not kept."""

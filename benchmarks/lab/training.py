@@ -1,21 +1,21 @@
 """One real training run of a built-in app under some selector, on recorded devices and hours.
 
-A window is some devices that appear within four hours, and those hours. The server asks each
-device for a forecast before it picks. Every merge is written down: what the model's loss was on
+A window is some devices that appear within some hours, and those hours. A regime says how many
+devices there are for each job in flight, and how long a job is. The server asks each device for a
+forecast of its own job before it picks. Every merge is written down: what the model's loss was on
 each group of data before and after, and whose updates went in.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.agents.env.episodes import JobKinds
-from fedstale.agents.env.forecast_table import Forecasts, ForecastTable
 from fedstale.agents.evaluation import gini as gini_of_rows
 from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.executors import ClientCall, ClientReply
@@ -23,19 +23,23 @@ from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.types import FORECAST_RECORD, UNKNOWN, Candidates
-from fedstale.traces import TraceSet
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.arrays import DAY_S, Array, Index, Mask
-from fedstale.traces.forecast import embedded
-from lab.apps import APPS, TrainingApp
+from fedstale.traces.forecast import AVAILABLE_S, HORIZONS_S, Forecaster, TraceObserver
+from lab.apps import TrainingApp
 from lab.curves import MINUTE_S, by_minute, final
 from lab.fleets import span
 
-HOURS_S = 4 * 3600.0
+HOUR_S = 3600.0
+HOURS_S = 4 * HOUR_S
 TTL_S = 1800.0
-JOB_S = 120.0
-"""Of the training of the device with the mean number of examples, at the fleet's median speed."""
+PATIENCE = 10.0
+"""Time to live of a message in the mean device's training time: without an interruption 95 % of the
+jobs on recorded phones and cars take less, whatever the skew, and all on desktops."""
 SPENT = ("download_s", "compute_s", "upload_s")
 FIRST_NODE = 1000
+ROUNDS = 8
+"""How often the days of a log are gone through for windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,9 @@ class FleetPart:
     history_s: float
     """For how long each of them was logged before."""
     concurrency: int
-    """Jobs in flight, a third of the devices that are online in the mean: with as many jobs as
-    devices there is no choice."""
+    """Jobs in flight."""
+    times: int = 1
+    """How often a recorded device is in the fleet, on other days; see `lab.fleets`."""
 
 
 FLEETS = {
@@ -56,7 +61,48 @@ FLEETS = {
     "desktops": FleetPart(least=30, history_s=DAY_S, concurrency=8),
     "cars": FleetPart(least=20, history_s=DAY_S, concurrency=4),
 }
-"""Half of the phones were logged for five days, and 30 cars never appear in the same hours."""
+"""A third of the devices that are online in the mean is in flight: with as many jobs as devices
+there is no choice. Half of the phones were logged for five days, and 30 cars never appear in the
+same hours."""
+MANY = {
+    "phones": FleetPart(least=120, history_s=DAY_S / 2, concurrency=4, times=5),
+    "desktops": FleetPart(least=60, history_s=DAY_S, concurrency=4, times=2),
+    "cars": FleetPart(least=60, history_s=DAY_S, concurrency=4, times=4),
+}
+"""About one in twelve of the devices that are online in the mean is in flight: of 40 phones, and of
+50 desktops and cars. No part of the recordings has as many, so that devices recur on other days."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """How much choice a server has, and how long jobs are."""
+
+    fleets: Mapping[str, FleetPart]
+    """How windows of each fleet are drawn."""
+    minutes: float
+    """Of the training of the device with the mean number of examples, at the fleet's median speed,
+    > 0."""
+    hours: float
+    """That a window lasts: 36 such jobs, one after another, or more."""
+
+    @property
+    def hours_s(self) -> float:
+        """Length of a window in s."""
+        return self.hours * HOUR_S
+
+    @property
+    def ttl_s(self) -> float:
+        """Time to live of a message in s: `PATIENCE` jobs, at least half an hour."""
+        return max(TTL_S, PATIENCE * MINUTE_S * self.minutes)
+
+
+REGIMES = {
+    "published": Regime(fleets=FLEETS, minutes=2.0, hours=4.0),
+    "choice": Regime(fleets=MANY, minutes=2.0, hours=4.0),
+    "long": Regime(fleets=MANY, minutes=8.0, hours=8.0),
+    "longest": Regime(fleets=MANY, minutes=20.0, hours=12.0),
+}
+PUBLISHED = REGIMES["published"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,6 +119,8 @@ class Window:
     """Of the data, the first model and all choices."""
     work: float
     """Of a job of the device with the mean number of examples, in work units."""
+    hours_s: float = HOURS_S
+    """Length in s."""
 
     @property
     def n_devices(self) -> int:
@@ -81,14 +129,25 @@ class Window:
 
     @classmethod
     def of(
-        cls, traces: TraceSet, devices: Index, start: float, seed: int, *, work: float
+        cls,
+        traces: TraceSet,
+        devices: Index,
+        *,
+        start: float,
+        seed: int,
+        work: float,
+        hours_s: float = HOURS_S,
     ) -> "Window":
         """Return the window that begins at an instant."""
-        hours = traces.between(start, start + HOURS_S).take(devices)
-        return cls(traces=hours, devices=devices, start=start, seed=seed, work=work)
+        hours = traces.between(start, start + hours_s).take(devices)
+        return cls(
+            traces=hours, devices=devices, start=start, seed=seed, work=work, hours_s=hours_s
+        )
 
 
-def appearing(traces: TraceSet, devices: Index, start: float, history_s: float = 0.0) -> Index:
+def appearing(
+    traces: TraceSet, devices: Index, start: float, *, history_s: float, hours_s: float
+) -> Index:
     """Return the devices that appear in the hours from an instant on.
 
     Args:
@@ -97,68 +156,155 @@ def appearing(traces: TraceSet, devices: Index, start: float, history_s: float =
         start: instant in s.
         history_s: for how long a device must have been logged by then, and on to the end of the
             hours; a record that begins again is another log.
+        hours_s: length of the hours in s.
     """
     availability, when = traces.channel("availability"), np.full(devices.size, start)
     first, _ = availability.window_at_or_after(devices, when)
-    is_there = first < start + HOURS_S
-    if history_s:
-        begin, end = traces.log_at(devices, when)
-        is_there &= (begin + history_s <= start) & (end >= start + HOURS_S)
+    begin, end = traces.log_at(devices, when)
+    is_there = (first < start + hours_s) & (begin + history_s <= start) & (end >= start + hours_s)
     return devices[is_there]
 
 
-def training_kinds(traces: TraceSet, n_bytes: Sequence[int]) -> JobKinds:
-    """Return the jobs that training is, for the device with the mean number of examples.
-
-    Args:
-        traces: the fleet, whose median rates say how much work `JOB_S` are.
-        n_bytes: of the model; one a kind.
-    """
-    megabytes = tuple(each / 1e6 for each in n_bytes)
-    minutes, any_patience = (JOB_S / 60.0,) * len(megabytes), (1.0,) * len(megabytes)
-    made = JobKinds.of_fleet(traces, minutes=minutes, megabytes=megabytes, patience=any_patience)
-    return replace(made, ttl_s=np.full(len(megabytes), TTL_S))
+def work_of(traces: TraceSet, minutes: float) -> float:
+    """Return the work units of some minutes at the median speed of a fleet."""
+    kinds = JobKinds.of_fleet(traces, minutes=(minutes,), megabytes=(1.0,), patience=(1.0,))
+    return float(kinds.work[0])
 
 
-def windows(traces: TraceSet, fleet: str, seeds: Sequence[int]) -> list[Window]:
-    """Return a window for each seed, each of another day of the log.
+def windows(
+    traces: TraceSet, fleet: str, seeds: Sequence[int], regime: Regime = PUBLISHED
+) -> list[Window]:
+    """Return a window for each seed: of another day of the log, or else of other hours.
+
+    Days are used once before one is used again. More seeds add windows to those of fewer.
 
     Raises:
-        ValueError: there are too few days on which enough devices appear.
+        ValueError: there are too few hours in which enough devices appear.
     """
-    part = FLEETS[fleet]
+    part, hours_s = regime.fleets[fleet], regime.hours_s
     rng = np.random.default_rng((seeds[0], list(FLEETS).index(fleet), 61))
     end, everyone = span(traces), np.arange(traces.n_devices)
-    work = float(training_kinds(traces, (1,)).work[0])
+    work = work_of(traces, regime.minutes)
     found: list[Window] = []
-    for day in rng.permutation(int(end / DAY_S)):
+    days = rng.permutation(int(end / DAY_S))
+    for day in chain.from_iterable(repeat(days, ROUNDS)):
         for start in DAY_S * (day + rng.random(50)):
-            there = appearing(traces, everyone, start, part.history_s)
-            if start + HOURS_S <= end and there.size >= part.least:
-                devices = rng.permutation(there)
-                seed = seeds[len(found)]
-                found.append(Window.of(traces, devices, float(start), seed, work=work))
+            if start + hours_s > end or any(abs(start - w.start) < hours_s for w in found):
+                continue
+            there = appearing(traces, everyone, start, history_s=part.history_s, hours_s=hours_s)
+            if there.size >= part.least:
+                found.append(
+                    Window.of(
+                        traces,
+                        rng.permutation(there),
+                        start=float(start),
+                        seed=seeds[len(found)],
+                        work=work,
+                        hours_s=hours_s,
+                    )
+                )
                 break
         if len(found) == len(seeds):
             return found
     raise ValueError(
-        f"{len(found)} days of {fleet} on which {part.least} devices appear within {HOURS_S:g} s: "
-        f"expected {len(seeds)}"
+        f"{len(found)} times {hours_s:g} s in which {part.least} {fleet} appear: expected "
+        f"{len(seeds)}"
     )
 
 
-def stated(traces: TraceSet, fleet: str, window: Window, cache: Path | None) -> ForecastTable:
-    """Return what the devices of a window forecast of the jobs of all apps, in their order."""
-    kinds = training_kinds(traces, [app.model_bytes for app in APPS.values()])
-    file = None if cache is None else cache / f"{fleet}-{window.seed}.npz"
-    return ForecastTable.of(
-        traces,
-        kinds,
-        [(np.sort(window.devices), embedded(fleet))],
-        start=window.start,
-        end=window.start + HOURS_S,
-        cache=file,
+def own_jobs(window: Window, app: TrainingApp, alpha: float | None, *, ttl_s: float = TTL_S) -> Job:
+    """Return the job of each device of a window, by the examples that it is dealt.
+
+    Args:
+        window: devices and hours.
+        app: what they train.
+        alpha: concentration of the deal; None for an app that deals in one way.
+        ttl_s: time to live of a message in s.
+
+    Returns:
+        Jobs of shape (n,), in the order of the window's devices.
+    """
+    n = window.n_devices
+    examples = app.examples(n, alpha, window.seed)
+    n_bytes = np.full(n, float(app.model_bytes))
+    return Job(
+        work=window.work * examples / examples.mean(),
+        download_bytes=n_bytes,
+        upload_bytes=n_bytes,
+        ttl_s=np.full(n, ttl_s),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OwnForecasts:
+    """What each device of a window forecasts of the job that it would do itself."""
+
+    values: Array
+    """Chance to finish, chance to stay online and duration in s; NaN where the device was not
+    online; shape (3, devices, steps)."""
+    step_s: float
+    """From one step to the next in s."""
+
+    def at(self, devices: Index, now: Array) -> tuple[Array, Array, Array]:
+        """Return the last forecasts at or before some instants.
+
+        Args:
+            devices: positions in the window; shape (n,).
+            now: instants in s, from the start of the window; shape (n,).
+
+        Returns:
+            Chance to finish, chance to stay online and duration in s; shape (n,) each.
+        """
+        step = np.floor(now / self.step_s).astype(np.int64)
+        p, available, duration = self.values[:, devices, step.clip(0, self.values.shape[2] - 1)]
+        return p, available, duration
+
+
+class WindowForecasts:
+    """Lets the devices of a window forecast their own jobs, once in each step.
+
+    What they will do does not depend on the job, so that it is forecast once for all deals.
+    """
+
+    def __init__(
+        self, traces: TraceSet, forecaster: Forecaster, window: Window, step_s: float = 300.0
+    ) -> None:
+        """Forecast what the devices will do.
+
+        Args:
+            traces: the fleet.
+            forecaster: of all devices.
+            window: devices and hours.
+            step_s: from one forecast of a device to its next in s.
+        """
+        self._n, self._step_s = window.n_devices, step_s
+        steps = window.start + step_s * np.arange(int(np.ceil(window.hours_s / step_s)))
+        row, step = (x.ravel() for x in np.indices((window.n_devices, steps.size)))
+        # A device that comes online within a step forecasts when it comes.
+        first, _ = traces.channel("availability").window_at_or_after(
+            window.devices[row], steps[step]
+        )
+        online = np.flatnonzero(first < steps[step] + step_s)
+        self._row, self._step, self._n_steps = row[online], step[online], steps.size
+        observed = TraceObserver(traces).at(window.devices[self._row], first[online])
+        self._forecast = forecaster.forecast(observed)
+
+    def of(self, jobs: Job) -> OwnForecasts:
+        """Return what the devices forecast of jobs, one each, in the order of the window."""
+        row = self._row
+        own = {
+            name: np.asarray(getattr(jobs, name))[row]
+            for name in ("work", "download_bytes", "upload_bytes", "ttl_s")
+        }
+        forecast = self._forecast.of_job(Job(**own))
+        horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
+        values = np.full((3, self._n, self._n_steps), np.nan)
+        values[:, row, self._step] = (
+            forecast.p_finish,
+            self._forecast.survival[:, horizon],
+            forecast.total_s[:, 1],
+        )
+        return OwnForecasts(values, self._step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,30 +380,26 @@ class Stating(Selector):
     def __init__(
         self,
         then: Selector,
-        forecasts: Forecasts,
-        window: Window,
+        forecasts: OwnForecasts | None,
+        n_devices: int,
         *,
-        kind: int = 0,
         liars: Liars,
     ) -> None:
         """Set who chooses and what is said.
 
         Args:
             then: chooses.
-            forecasts: of the fleet.
-            window: devices and hours.
-            kind: of the job, in the forecasts.
+            forecasts: of the window; None if devices say nothing.
+            n_devices: of the window.
             liars: devices of the window that forecast something else than they know.
         """
-        self.then, self._forecasts, self._window, self._kind = then, forecasts, window, kind
-        self._liars = liars
-        n = window.n_devices
+        self.then, self._forecasts, self._liars, n = then, forecasts, liars, n_devices
         self._stated, self._expected = np.full(n, np.nan), np.zeros(n)
         self._ended, self._finished = np.zeros(n), np.zeros(n)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Stating":
         # A run of a strategy copies its selector; the forecasts are large, and never change.
-        return Stating(self.then, self._forecasts, self._window, kind=self._kind, liars=self._liars)
+        return Stating(self.then, self._forecasts, self._stated.size, liars=self._liars)
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
@@ -270,10 +412,10 @@ class Stating(Selector):
             for name in UNKNOWN
             if name not in {"durations_s", "expected_finishes"} and not name.startswith("forecast_")
         }
-        who = self._window.devices[places]
-        when = np.full(who.size, self._window.start + now)
-        kinds = np.full(who.size, self._kind, dtype=np.int64)
-        p, available, duration = self._forecasts.at(who, kinds, when)
+        if self._forecasts is None:
+            p = available = duration = np.full(places.size, np.nan)
+        else:
+            p, available, duration = self._forecasts.at(places, np.full(places.size, now))
         lies, lie = self._liars.who[places], self._liars.lie
         p = p if lie.chance is None else np.where(lies, lie.chance, p)
         duration = np.where(lies, lie.duration * duration, duration)
@@ -308,6 +450,8 @@ class Stating(Selector):
 class Trained:
     """What a run did; lists have one entry for each version that was evaluated."""
 
+    hours_s: float = HOURS_S
+    """Length of the window in s."""
     at: list[float] = field(default_factory=list)
     """Instants in s, from the start of the window."""
     losses: list[Array] = field(default_factory=list)
@@ -327,6 +471,8 @@ class Trained:
     """Whether its update was merged."""
     devices: Index = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The device that it was sent to."""
+    device_accuracy: Array = field(default_factory=lambda: np.zeros(0))
+    """Accuracy on what each device holds, in the last tenth of the hours; shape (devices,)."""
 
     def spent_by(self, instant: float) -> float:
         """Return the device-seconds that all jobs have taken by an instant.
@@ -352,9 +498,9 @@ def train(
     alpha: float | None,
     selector: Selector,
     *,
-    forecasts: Forecasts,
+    forecasts: OwnForecasts | None,
     strategy: Callable[[Selector, int], StaleStrategy],
-    kind: int = 0,
+    ttl_s: float = TTL_S,
     liars: Liars | None = None,
 ) -> Trained:
     """Train for the hours of a window.
@@ -364,37 +510,46 @@ def train(
         app: what they train.
         alpha: concentration of the deal; None for an app that deals in one way.
         selector: chooses.
-        forecasts: what devices say when asked.
+        forecasts: what devices say when asked; None if they say nothing.
         strategy: made of a selector and a seed.
-        kind: of the job, in the forecasts.
+        ttl_s: time to live of a message in s.
         liars: devices that lie; none if None.
     """
     n, seed = window.n_devices, window.seed
     lying = liars or Liars.of(NO_LIE, n, 0.0, seed)
-    trained = Trained()
+    trained = Trained(hours_s=window.hours_s)
+    own_work = np.asarray(own_jobs(window, app, alpha).work)
     grid = LyingGrid(
         window.traces,
         _Noting(app.executor(), trained),
         liars=lying,
         costs=app.costs(window.work, n, alpha, seed),
+        # A device knows its examples before its first reply has told the server.
+        work=lambda message: float(own_work[message.metadata.dst_node_id - FIRST_NODE]),
         seed=seed,
         run_config=app.config(alpha, seed),
-        until_s=HOURS_S,
+        until_s=window.hours_s,
     )
+    last_tenth = MINUTE_S * np.arange(*(int(x * window.hours_s / MINUTE_S) for x in (0.9, 1.0)))
+    late: list[tuple[float, ArrayRecord]] = []
 
     def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord | None:
         if version % app.every:
             return None
+        now = grid.now()
+        if now <= last_tenth[0]:
+            late.clear()
+        late.append((now, arrays))
         accuracy, losses = app.evaluate(arrays, seed)
-        trained.at.append(grid.now())
+        trained.at.append(now)
         trained.losses.append(losses)
         trained.accuracy.append(accuracy)
         return MetricRecord({"loss": float(losses.mean())})
 
-    stating = Stating(selector, forecasts, window, kind=kind, liars=lying)
+    stating = Stating(selector, forecasts, n, liars=lying)
     made = strategy(stating, seed)
     with grid.running(), suppress(RunEnded):
-        made.start(grid, app.initial(seed), 10**6, TTL_S, evaluate_fn=evaluate)
+        made.start(grid, app.initial(seed), 10**6, ttl_s, evaluate_fn=evaluate)
     events = grid.events().to_pandas()
     devices = events["node_id"].to_numpy(dtype=np.int64) - FIRST_NODE
     version = events["aggregated_version"].to_numpy(dtype=np.int64)
@@ -404,6 +559,13 @@ def train(
     is_over = (events["status"] != "in-flight").to_numpy()
     trained.ended = np.where(is_over, events["ended_at"].to_numpy(), np.inf)
     trained.used, trained.devices = version > 0, devices
+    holds = np.searchsorted([at for at, _ in late], last_tenth, side="right") - 1
+    minutes = np.bincount(holds, minlength=len(late))
+    trained.device_accuracy = sum(
+        (share * app.of_devices(arrays, n, alpha, seed))
+        for share, (_, arrays) in zip(minutes / minutes.sum(), late, strict=True)
+        if share
+    )
     return trained
 
 
@@ -439,21 +601,57 @@ def fedbuff(selector: Selector, seed: int, *, concurrency: int) -> StaleStrategy
 SCHEDULES = {"fedavg": fedavg, "fedbuff": fedbuff}
 
 
-def outcome(trained: Trained, target: float, n_devices: int) -> dict[str, Any]:
-    """Return what a run reached, when, and what devices spent on it."""
-    smooth = by_minute(trained.at, trained.accuracy, HOURS_S)
-    reached = np.flatnonzero(smooth >= target)
-    when = MINUTE_S * float(reached[0]) if reached.size else HOURS_S
-    total = trained.spent_by(HOURS_S)
-    jobs = np.bincount(trained.devices, minlength=n_devices)
+Curves = Mapping[str, Sequence[float]]
+"""Accuracy, and what devices had spent, at every minute of a run."""
+
+
+def curves(trained: Trained) -> dict[str, list[float]]:
+    """Return accuracy, device-hours and wasted hours at every minute, rounded to 0.0001.
+
+    Whoever has them can judge a run at any target.
+    """
+    accuracy = by_minute(trained.at, trained.accuracy, trained.hours_s)
+    instants = MINUTE_S * np.arange(accuracy.size)
+    found = {
+        "accuracy": accuracy,
+        "device_hours": [trained.spent_by(t) / HOUR_S for t in instants],
+        "wasted_hours": [trained.wasted_by(t) / HOUR_S for t in instants],
+    }
+    return {name: [round(float(x), 4) for x in values] for name, values in found.items()}
+
+
+def judged(curves: Curves, target: float) -> dict[str, Any]:
+    """Return when a run reached an accuracy, and what devices had spent by then.
+
+    Args:
+        curves: of the run, by `curves`.
+        target: accuracy.
+
+    Returns:
+        `reached`, `hours`, `device_hours` and `wasted_hours`: at the first minute with this
+        accuracy, or at the end of the run.
+    """
+    reached = np.flatnonzero(np.asarray(curves["accuracy"]) >= target)
+    minute = int(reached[0]) if reached.size else len(curves["accuracy"]) - 1
     return {
         "reached": bool(reached.size),
-        "hours": when / 3600.0,
-        "device_hours": trained.spent_by(when) / 3600.0,
-        "wasted_hours": trained.wasted_by(when) / 3600.0,
-        "waste_share": trained.wasted_by(HOURS_S) / total if total else 0.0,
+        "hours": round(minute * MINUTE_S / HOUR_S, 4),
+        "device_hours": curves["device_hours"][minute],
+        "wasted_hours": curves["wasted_hours"][minute],
+    }
+
+
+def outcome(trained: Trained, n_devices: int) -> dict[str, Any]:
+    """Return what came of all hours of a run, whatever its target."""
+    end = trained.hours_s
+    total = trained.spent_by(end)
+    jobs = np.bincount(trained.devices, minlength=n_devices)
+    lowest = np.sort(trained.device_accuracy)[: max(1, round(n_devices / 3))]
+    return {
+        "waste_share": trained.wasted_by(end) / total if total else 0.0,
         "valid_ratio": trained.valid_ratio,
-        "accuracy": final(smooth),
+        "accuracy": final(by_minute(trained.at, trained.accuracy, end)),
+        "worst_third": float(lowest.mean()),
         "gini": gini(jobs),
         "ever_merged": float(np.unique(trained.devices[trained.used]).size / n_devices),
         "devices": n_devices,

@@ -14,7 +14,7 @@ stay in the result.
 
 Runs are kept in a file and not repeated:
 
-    OMP_NUM_THREADS=1 python benchmarks/liars/run.py RECORDINGS --keep FILE --cache FOLDER --jobs 2
+    OMP_NUM_THREADS=1 python benchmarks/liars/run.py RECORDINGS --keep FILE --jobs 2
 """
 
 import argparse
@@ -54,6 +54,7 @@ from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.types import FORECAST_RECORD
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.lin_ucb import LinUCB
@@ -62,7 +63,19 @@ from lab.apps import opened
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept, played
 from lab.results import read_result, write_result
-from lab.training import FIRST_NODE, NO_LIE, Liars, Lie, LyingGrid, outcome, stated, train
+from lab.training import (
+    FIRST_NODE,
+    NO_LIE,
+    Liars,
+    Lie,
+    LyingGrid,
+    WindowForecasts,
+    curves,
+    judged,
+    outcome,
+    own_jobs,
+    train,
+)
 from lab.training import windows as training_windows
 
 Row = dict[str, Any]
@@ -194,10 +207,10 @@ def _arrays(message: Message) -> list[Array]:
 SKEW, TARGET, CONCURRENCY = 0.3, 0.79, 4
 
 
-def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
+def training(run: Row, recordings: Path, validation: Row) -> Row:
     """Return what one run of digits needed to its target."""
     name, seed, app = run["selector"], run["seed"], opened("digits")
-    window, told = _training_window(recordings, folder, seed)
+    window, told = _training_window(recordings, seed)
     make = (lambda: PowerOfChoice(8)) if name == "PowerOfChoice" else SELECTORS[name]
 
     def strategy(selector: Selector, seed: int) -> StaleStrategy:
@@ -209,7 +222,7 @@ def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
     liars = Liars.of(SAID[run["lie"]], window.n_devices, run["share"], seed)
     with threadpool_limits(1):
         trained = train(window, app, SKEW, make(), forecasts=told, strategy=strategy, liars=liars)
-    found = outcome(trained, TARGET, window.n_devices)
+    found = outcome(trained, window.n_devices) | judged(curves(trained), TARGET)
     return {
         "got": float(liars.who[trained.devices].mean()),
         "fair": float(liars.who.mean()),
@@ -221,11 +234,12 @@ def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
 
 
 @cache
-def _training_window(recordings: Path, folder: Path, seed: int) -> tuple[Any, Any]:
+def _training_window(recordings: Path, seed: int) -> tuple[Any, Any]:
     traces = fleets(recordings, seed=0, kind="phones", assumed=ASSUMED)["test"]
     for window in training_windows(traces, "phones", SEEDS):
         if window.seed == seed:
-            return window, stated(traces, "phones", window, folder)
+            told = WindowForecasts(traces, embedded("phones"), window)
+            return window, told.of(own_jobs(window, opened("digits"), SKEW))
     raise ValueError(f"{seed}: no such window")
 
 
@@ -292,7 +306,7 @@ def _wanted_on_phones() -> Iterator[Row]:
         yield {**about, "selector": "", "lie": HONEST, "share": 0.0, "when": ""}
 
 
-def measured(run: Row, recordings: Path | None, folder: Path) -> Row:
+def measured(run: Row, recordings: Path | None) -> Row:
     """Return what came of a run."""
     validation = SETTINGS.get(run["when"], BEFORE)
     if run["part"] == "alike":
@@ -302,7 +316,7 @@ def measured(run: Row, recordings: Path | None, folder: Path) -> Row:
     elif run["part"] == "audit":
         found = audited(recordings, run["seed"], "12h")
     else:
-        found = training(run, recordings, folder, validation)
+        found = training(run, recordings, validation)
     return {k: round(float(v), 4) if isinstance(v, float) else v for k, v in found.items()}
 
 
@@ -312,13 +326,10 @@ def main() -> None:
     parser.add_argument("recordings", type=Path, nargs="?", help="folder; without it no phones")
     parser.add_argument("--quick", action="store_true", help="a lie, two selectors, no phones")
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--cache", type=Path, help="folder to keep forecasts in")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     runs = wanted(options.recordings, quick=options.quick)
-    folder = options.cache or Path("build/liars")
-    folder.mkdir(parents=True, exist_ok=True)
-    measure = partial(measured, recordings=options.recordings, folder=folder)
+    measure = partial(measured, recordings=options.recordings)
     kept = Kept(options.keep)
     missing = ((run, partial(measure, run)) for run in runs if run not in kept)
     # Each lost job, and each number that is capped, would be a line.

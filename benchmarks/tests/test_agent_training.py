@@ -11,12 +11,11 @@ import pytest
 import torch
 from places import RECORDINGS
 
-from fedstale.agents.env.forecast_table import ForecastTable, NoForecasts
 from fedstale.apps import client
 from fedstale.strategies.selection import MostReliable, Random, Selector
 from fedstale.strategies.types import History
-from fedstale.traces import TraceSet
-from fedstale.traces.forecast import embedded
+from fedstale.traces import Status, TraceSet
+from fedstale.traces.forecast import TraceObserver, embedded
 
 DAY_S = 86_400.0
 
@@ -57,8 +56,20 @@ def apps():
     return apps
 
 
+@pytest.fixture(scope="module")
+def forecast(training, fleet):
+    """Return what returns the forecasts of a window: of the digits that each device is dealt."""
+    from lab.apps import opened
+
+    def of(window, alpha=0.3):
+        told = training.WindowForecasts(fleet, embedded("phones"), window)
+        return told.of(training.own_jobs(window, opened("digits"), alpha))
+
+    return of
+
+
 def train(bench, training, apps, window, selector, **options):
-    forecasts = options.pop("forecasts", NoForecasts())
+    forecasts = options.pop("forecasts", None)
     strategy = partial(bench.SCHEDULES[options.pop("schedule", "fedavg")], concurrency=8)
     app = apps.opened(options.pop("app", "digits"))
     alpha = options.pop("alpha", 0.3)
@@ -95,8 +106,31 @@ def test_windows_hold_the_hours_of_the_fleet(fleet, windows):
 
 
 def test_too_few_days_are_an_error(bench, training):
-    with pytest.raises(ValueError, match="0 days of phones on which 30 devices appear"):
+    with pytest.raises(ValueError, match="0 times 14400 s in which 30 phones appear"):
         training.windows(TraceSet.synthetic(20, days=3, seed=0), "phones", bench.SEEDS)
+
+
+def test_more_windows_add_other_hours_to_those_of_fewer(bench, training, fleet, windows):
+    more = training.windows(fleet, "phones", range(301, 313))
+    assert [window.start for window in more[:5]] == [window.start for window in windows]
+    starts = np.sort([window.start for window in more])
+    assert len({int(start // DAY_S) for start in starts}) < len(more)
+    assert (np.diff(starts) >= 4 * 3600.0).all()
+    assert [window.seed for window in more] == list(range(301, 313))
+
+
+def test_a_regime_has_its_hours_its_jobs_and_a_time_to_live(bench, training, fleet):
+    fleets = {"phones": training.FleetPart(least=30, history_s=0.0, concurrency=4)}
+    long = training.Regime(fleets=fleets, minutes=8.0, hours=8.0)
+    window, short = (
+        training.windows(fleet, "phones", (1,), each)[0]
+        for each in (long, training.Regime(fleets=fleets, minutes=2.0, hours=4.0))
+    )
+    assert window.work == pytest.approx(4 * short.work)
+    assert (window.hours_s, short.hours_s) == (8 * 3600.0, 4 * 3600.0)
+    assert [bench.REGIMES[name].ttl_s for name in ("published", "long")] == [1800.0, 4800.0]
+    for regime in bench.REGIMES.values():
+        assert regime.hours_s >= 2 * regime.ttl_s
 
 
 @pytest.mark.parametrize("kind", ["cars"])
@@ -116,35 +150,24 @@ def test_recorded_devices_of_a_window_were_logged_before_and_throughout(bench, k
     assert max(days) - min(days) > 14
 
 
-def test_every_selector_gets_the_same_windows_forecasts_and_targets(bench, fleet, monkeypatch):
-    seen = {}
-
-    def noted(run, window, forecasts, target):
-        seen[run] = (window, forecasts, target)
-        return bench.asdict(run)
-
-    monkeypatch.setattr(bench, "play", noted)
-    monkeypatch.setattr(bench, "stated", lambda *_: object())
-    runs = bench.wanted(["phones", "digits", "honest"])
-    kept = bench.Kept()
-    assert len(bench.compare(runs, lambda _: fleet, kept=kept, cache=None, jobs=1)) == len(runs)
-    bench.compare(runs, None, kept=kept, cache=None, jobs=1)
-    assert set(seen) == set(runs)
-    for schedule in bench.SCHEDULES:
-        for alpha in bench.SKEWS["digits"]:
-            for seed in bench.SEEDS:
-                mine = [
-                    (run.selector, *given)
-                    for run, given in seen.items()
-                    if (run.schedule, run.alpha, run.seed) == (schedule, alpha, seed)
-                ]
-                names, drawn, forecasts, targets = zip(*mine, strict=True)
-                assert sorted(names) == sorted(bench.SELECTORS)
-                assert len({id(window) for window in drawn}) == 1
-                assert len({id(each) for each in forecasts}) == 1
-                assert len(set(targets)) == 1
-    starts = {given[0].seed: given[0].start for given in seen.values()}
-    assert len(set(starts.values())) == 5
+def test_every_selector_gets_the_same_windows_and_forecasts(bench, fleet, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "recorded", lambda *_: {"test": fleet, "learn": fleet})
+    runs = [
+        run
+        for run in bench.wanted(["published", "phones", "digits", "honest", "fedbuff"])
+        if run.alpha == 0.3 and run.seed in {301, 401}
+    ]
+    places = {run: bench.place(tmp_path, run) for run in runs}
+    told = [place for run, place in places.items() if run.part == "test" and run.forecasts]
+    assert len(told) == len(bench.SELECTORS)
+    assert len({id(window) for window, _ in told}) == 1
+    for _, forecasts in told:
+        np.testing.assert_array_equal(forecasts.values, told[0][1].values)
+    silent = [place for run, place in places.items() if not run.forecasts]
+    assert {id(window) for window, _ in silent} == {id(told[0][0])}
+    assert {forecasts for _, forecasts in silent} == {None}
+    (learn,) = [place for run, place in places.items() if run.part == "learn"]
+    assert learn[0].start != told[0][0].start
 
 
 def test_a_window_fixes_data_model_and_costs(apps):
@@ -162,36 +185,101 @@ def test_a_window_fixes_data_model_and_costs(apps):
 # Runs.
 
 
-def test_a_run_is_deterministic_to_the_byte(bench, fleet, windows, training):
-    run = next(r for r in bench.wanted(["phones", "digits", "fedbuff"]) if r.alpha == 1.0)
-    said = training.stated(fleet, "phones", windows[0], None)
-    first, again = (bench.play(run, windows[0], said, 0.5) for _ in range(2))
+def test_a_run_is_deterministic_to_the_byte(bench, fleet, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "recorded", lambda *_: {"test": fleet, "learn": fleet})
+    names = ["published", "phones", "digits", "fedbuff"]
+    run = next(r for r in bench.wanted(names) if r.alpha == 1.0)
+    first, again = (bench.play(tmp_path, run) for _ in range(2))
+    assert first.pop("cpu_s") > 0.0
+    del again["cpu_s"]
     assert json.dumps(first) == json.dumps(again)
     assert first["selector"] == bench.AGENT
     assert first["jobs"] > 50
-    assert 0.0 < first["hours"] <= 4.0
-    assert first["wasted_hours"] <= first["device_hours"]
+    assert 0.0 < first["worst_third"] < first["accuracy"]
+    curves = first["curves"]
+    assert {len(values) for values in curves.values()} == {4 * 60 + 1}
+    for wasted, spent in zip(curves["wasted_hours"], curves["device_hours"], strict=True):
+        assert wasted <= spent
 
 
-def test_forecasts_are_those_of_the_fleet_at_the_hours_of_the_window(
-    bench, fleet, windows, training
+def test_forecasts_are_those_of_the_devices_at_the_hours_of_the_window(
+    fleet, windows, training, forecast, apps
 ):
     window = windows[2]
-    said = training.stated(fleet, "phones", window, None)
     when = np.full(window.n_devices, window.start + 3600.0)
-    found = said.at(window.devices, np.ones(window.n_devices, dtype=np.int64), when)
-    kinds = training.training_kinds(fleet, [app.model_bytes for app in bench.APPS.values()])
-    whole = ForecastTable.of(
-        fleet,
-        kinds,
-        [(window.devices, embedded("phones"))],
-        start=window.start,
-        end=window.start + 4 * 3600.0,
+    found = forecast(window).at(np.arange(window.n_devices), when - window.start)
+    online = fleet.channel("availability").is_available(window.devices, when)
+    jobs = training.own_jobs(window, apps.opened("digits"), 0.3)
+    observed = TraceObserver(fleet).at(window.devices, when)
+    its = embedded("phones").forecast(observed).of_job(jobs)
+    assert online.any()
+    np.testing.assert_allclose(found[0][online], its.p_finish[online], rtol=1e-6)
+    np.testing.assert_allclose(found[2][online], its.total_s[online, 1], rtol=1e-6)
+
+
+def test_twice_the_examples_are_a_longer_job_and_no_higher_chance(
+    training, windows, fleet, monkeypatch
+):
+    class App:
+        model_bytes = 5_000_000
+
+        def __init__(self, first):
+            self.first = first
+
+        def examples(self, n, alpha, seed):
+            return np.array([self.first, 60.0 - self.first, *np.full(n - 2, 30.0)])
+
+    window = windows[0]
+    told = training.WindowForecasts(fleet, embedded("phones"), window)
+    few, many = (told.of(training.own_jobs(window, App(n), None)).values for n in (20.0, 40.0))
+    known = np.isfinite(few[0, 0])
+    assert known.any()
+    assert (many[2, 0] > few[2, 0])[known].all()
+    assert (many[0, 0] <= few[0, 0])[known].all()
+    assert (many[0, 0] < few[0, 0]).any()
+    # Those of all others are the same.
+    np.testing.assert_array_equal(many[:, 2:], few[:, 2:])
+
+
+def test_forecasts_of_own_jobs_are_closer_to_what_happens_than_those_of_the_mean(
+    training, windows, fleet, apps
+):
+    errors = {"own": [], "mean": []}
+    for window in windows:
+        jobs = training.own_jobs(window, apps.opened("digits"), 0.1)
+        told = training.WindowForecasts(fleet, embedded("phones"), window)
+        mean = replace(jobs, work=np.full(window.n_devices, window.work))
+        devices = np.arange(window.n_devices)
+        for now in np.arange(0.0, 4 * 3600.0, 1200.0):
+            when = np.full(window.n_devices, window.start + now)
+            trips = fleet.trips(window.devices, when, jobs)
+            online = fleet.channel("availability").is_available(window.devices, when)
+            done = online & (trips.status == Status.REPORTED)
+            took = trips.reported - when
+            for name, each in (("own", jobs), ("mean", mean)):
+                stated = told.of(each).at(devices, when - window.start)[2]
+                errors[name] += np.abs(np.log(stated[done] / took[done])).tolist()
+    assert len(errors["own"]) > 100
+    assert np.mean(errors["own"]) < 0.7 * np.mean(errors["mean"])
+
+
+def test_every_job_of_a_device_takes_its_own_work_from_the_first(bench, training, apps):
+    n = 16
+    fast = {"downlink_bit_per_s": 1e9, "uplink_bit_per_s": 1e9}
+    window = training.Window(
+        traces=TraceSet.constant(n, compute=2.0, **fast),
+        devices=np.arange(n),
+        start=0.0,
+        seed=301,
+        work=120.0,
+        hours_s=1800.0,
     )
-    other = whole.at(window.devices, np.ones(window.n_devices, dtype=np.int64), when)
-    assert np.isfinite(found[0]).any()
-    for mine, its in zip(found, other, strict=True):
-        np.testing.assert_array_equal(mine, its)
+    made = train(bench, training, apps, window, Random())
+    dealt = apps.opened("digits").examples(n, 0.3, 301)
+    done = np.isfinite(made.ended)
+    assert len(set(made.devices[done])) > n / 2
+    its = 60.0 * dealt[made.devices[done]] / dealt.mean()
+    np.testing.assert_allclose(made.spent_s[done], its + 2 * 0.04, atol=0.001)
 
 
 def test_discarded_replies_are_never_trained(bench, training, apps, windows):
@@ -223,22 +311,82 @@ def test_spent_time_is_that_of_the_events(bench, training, apps, windows):
 def test_only_names_parts_of_the_comparison(bench):
     every = bench.wanted()
     assert len(set(every)) == len(every)
-    some = bench.wanted(["digits", "cars", "fedbuff", "random", "p_finish"])
-    assert {(r.app, r.fleet, r.schedule) for r in some} == {("digits", "cars", "fedbuff")}
+    some = bench.wanted(["choice", "cars", "fedbuff", "random", "p_finish", "with-forecasts"])
+    assert {(r.regime, r.fleet, r.schedule) for r in some} == {("choice", "cars", "fedbuff")}
+    assert {r.app for r in some} == {"digits"}
     assert {r.selector for r in some} == {"random", "p_finish"}
-    assert len(some) == 3 * 5 * 2
-    liars = bench.wanted(["loss", "chance"])
-    assert {(r.app, r.fleet, r.schedule, r.alpha) for r in liars} == {bench.LIED_TO}
-    assert {r.lies for r in liars} == {"loss", "chance"}
+    assert sum(r.part == "test" for r in some) == 3 * 5 * 2
+    assert len(bench.wanted(["choice", "cars", "random"], n_windows=7)) == 2 * 3 * (7 + 5)
+    liars = [r for r in bench.wanted(["loss", "chance", "duration"]) if r.part == "test"]
+    assert {bench.setting(r) for r in liars} == set(bench.LIED_TO)
+    assert {r.lies for r in liars} == {"loss", "chance", "duration"}
     with pytest.raises(ValueError, match="bikes"):
         bench.wanted(["bikes"])
 
 
-def test_every_setting_has_a_target_for_each_skew(bench):
-    for run in bench.wanted():
-        targets = bench.TARGETS[run.app, run.fleet, run.schedule]
-        assert len(targets) == len(bench.SKEWS[run.app])
-        assert all(0.0 < target < 1.0 for target in targets)
+def test_every_setting_comes_with_the_runs_that_say_what_to_reach(bench):
+    for only in ([], ["loss"], ["without-forecasts", "long"]):
+        runs = bench.wanted(only)
+        learn = [run for run in runs if run.part == "learn"]
+        assert {bench.setting(run) for run in learn} == {bench.setting(run) for run in runs}
+        assert {(r.selector, r.lies, r.forecasts) for r in learn} == {("random", "", True)}
+        assert not {r.seed for r in learn} & {r.seed for r in runs if r.part == "test"}
+
+
+def test_a_selector_plays_without_forecasts_where_it_uses_them_and_only_small_apps(bench):
+    silent = [run for run in bench.wanted() if not run.forecasts]
+    assert {r.selector for r in silent} == {n for n, arm in bench.SELECTORS.items() if arm.without}
+    assert {r.app for r in silent} == {"digits"}
+    assert {r.regime for r in silent} == set(bench.REGIMES)
+    assert {r.regime for r in bench.wanted(["fashion", "shakespeare"])} == {"published"}
+
+
+def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
+    bench, monkeypatch, tmp_path, capsys
+):
+    from agent.ratios import MEANS
+    from lab import results
+
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    played = []
+
+    def play(recordings, run):
+        """Rise to 0.8 within four hours, or within two if the agent picks."""
+        played.append(run)
+        hours = np.arange(0, 241) / 60.0
+        rise = np.minimum(0.8, hours * (0.4 if run.selector == bench.AGENT else 0.2))
+        ended = {name: 0.5 for name in (*MEANS, "start_h") if name != "accuracy"}
+        spent = {"device_hours": (3 * hours).tolist(), "wasted_hours": hours.tolist()}
+        curves = {"accuracy": rise.tolist(), **spent}
+        return bench.asdict(run) | ended | {"accuracy": 0.8, "cpu_s": 1.0, "curves": curves}
+
+    monkeypatch.setattr(bench, "play", play)
+    argv = ["training.py", "nowhere", "--keep", str(tmp_path / "runs")]
+    monkeypatch.setattr(bench.sys, "argv", [*argv, "--only", "choice", "phones", "random"])
+    bench.main()
+    first = len(played)
+    monkeypatch.setattr(bench.sys, "argv", [*argv, "--only", "choice", "phones", "--windows", "6"])
+    bench.main()
+    assert len(set(played)) == len(played) > first > 0
+    assert "choice, digits: 1.00 s a run" in capsys.readouterr().out
+    monkeypatch.setattr(bench.sys, "argv", [*argv, "--plan"])
+    done = len(played)
+    bench.main()
+    assert len(played) == done
+
+    rows = json.loads((tmp_path / "agent_training.json").read_text())["rows"]
+    for share in (0.9, 1.0):
+        where = {"of_random": share, "about": "selectors", "schedule": "all", "fleet": "all"}
+        of = {r["selector"]: r for r in rows if all(r[k] == v for k, v in where.items() if k in r)}
+        agent, random = of["agent"], of["random"]
+        assert (agent["hours"], random["hours"]) == pytest.approx((2 * share, 4 * share), abs=0.02)
+        assert random["to agent"]["device_hours_ratio"]["mean"] == pytest.approx(2.0, rel=0.01)
+        assert agent[f"to {bench.RULE}"]["hours_ratio"]["mean"] == pytest.approx(0.5, rel=0.01)
+        assert random["to agent"]["device_hours_ratio"]["windows"] == 6
+    assert {r["about"] for r in rows} == {"selectors", "forecasts", "lies"}
+    lines = (tmp_path / "agent_training_runs.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * len([run for run in played if run.part == "test"])
 
 
 # Lies.
@@ -256,10 +404,12 @@ class Spy(Selector):
         return MostReliable().select(candidates, k, now, rng)
 
 
-def test_liars_of_chance_state_certainty_and_are_found_out(bench, training, apps, fleet, windows):
+def test_liars_of_chance_state_certainty_and_are_found_out(
+    bench, training, apps, forecast, windows
+):
     Spy.told = []
     window = windows[0]
-    said = training.stated(fleet, "phones", window, None)
+    said = forecast(window)
     liars = training.Liars.of(bench.LIES["chance"], window.n_devices, 0.3, 301)
     train(bench, training, apps, window, Spy(), forecasts=said, liars=liars)
     stated = np.concatenate([c.forecast_p_finish[liars.who[who]] for who, c in Spy.told])
@@ -276,10 +426,10 @@ def test_liars_of_chance_state_certainty_and_are_found_out(bench, training, apps
 
 
 def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
-    bench, training, apps, fleet, windows
+    bench, training, apps, forecast, windows
 ):
     window, n = windows[0], windows[0].n_devices
-    said = training.stated(fleet, "phones", window, None)
+    said = forecast(window)
     lie = training.Lie(loss=10.0, examples=10.0, duration=1.0 / 3.0)
     liars = training.Liars.of(lie, n, 0.3, 301)
     assert liars.who.sum() == round(0.3 * n)
@@ -327,7 +477,7 @@ def test_liars_of_loss_train_as_before_and_state_ten_times_theirs(bench, trainin
 
 def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
     class Said:
-        def at(self, devices, kind, now):
+        def at(self, devices, now):
             p = 0.25 + 0.5 * ((devices + now.astype(np.int64)) % 2)
             return p, p, np.full(devices.size, 60.0)
 
@@ -338,10 +488,13 @@ def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
 
     window, history, rng = windows[0], History(), np.random.default_rng(5)
     then, nobody = Picks(), training.Liars.of(training.NO_LIE, window.n_devices, 0.0, 301)
-    told, nodes = training.Stating(then, Said(), window, liars=nobody), list(range(1000, 1010))
+    told, nodes = (
+        training.Stating(then, Said(), window.n_devices, liars=nobody),
+        list(range(1000, 1010)),
+    )
     for step in range(40):
         now = float(step * 7)
-        p = Said().at(window.devices[:10], None, np.full(10, window.start + now))[0]
+        p = Said().at(np.arange(10), np.full(10, now))[0]
         free = rng.permutation(nodes)
         picked = told.select(history.candidates(free), 4, now, rng)
         expected = history.candidates(free).expected_finishes
@@ -424,7 +577,14 @@ def test_shakespeare_trains_on_sixteen_lines(bench, training, apps, windows):
 def row(selector, seed, hours, *, reached=True, **other):
     return {
         **{"app": "digits", "fleet": "phones", "schedule": "fedavg", "alpha": 0.3, "lies": ""},
-        **{"seed": seed, "selector": selector, "reached": reached, "hours": hours},
+        **{
+            "regime": "choice",
+            "forecasts": True,
+            "seed": seed,
+            "selector": selector,
+            "reached": reached,
+            "hours": hours,
+        },
         **{"device_hours": 2 * hours, "wasted_hours": 0.0, "waste_share": 0.1},
         **{"valid_ratio": 0.9, "accuracy": 0.8, "gini": 0.2, "ever_merged": 0.7},
         **other,

@@ -13,9 +13,7 @@ def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     kept = tmp_path / "kept.jsonl"
-    monkeypatch.setattr(
-        sys, "argv", ["liars.py", "--quick", "--keep", str(kept), "--cache", str(tmp_path)]
-    )
+    monkeypatch.setattr(sys, "argv", ["liars.py", "--quick", "--keep", str(kept)])
     # It says for a whole process that warnings are not shown.
     monkeypatch.setattr(logging, "disable", lambda level: None)
     for _ in range(2):
