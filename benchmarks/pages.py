@@ -17,7 +17,6 @@ import jinja2
 import numpy as np
 import pandas as pd
 
-from agent.ratios import lies_cost
 from forecasts import tables as forecasts
 from lab.results import read_result
 
@@ -197,7 +196,6 @@ def written() -> dict[Path, str]:
         "rows": rows,
         "result": read_result,
         "measured": measured,
-        "lies_cost": lies_cost,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
     made = {
