@@ -272,8 +272,7 @@ def _forecasts(recordings: Path, of: Run) -> WindowForecasts:
 def _window(recordings: Path, run: Run) -> Window:
     # Those of fewer windows are among those of more.
     place = run.seed - _first_seed(run)
-    n = len(SEEDS) * (place // len(SEEDS) + 1)
-    return _windows(recordings, replace(_anybody(run), seed=0), n)[place]
+    return _windows(recordings, replace(_anybody(run), seed=0), max(len(SEEDS), place + 1))[place]
 
 
 def _first_seed(run: Run) -> int:
@@ -375,7 +374,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two windows, three selectors")
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--windows", type=int, default=len(SEEDS), help="of each setting")
+    parser.add_argument(
+        "--windows", type=int, default=len(SEEDS), help="of each setting; 9 at most on phones"
+    )
     parser.add_argument("--only", nargs="+", default=(), help="names of what to play; see `wanted`")
     parser.add_argument("--plan", action="store_true", help="say how long it takes; play nothing")
     options = parser.parse_args()
