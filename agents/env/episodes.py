@@ -34,7 +34,7 @@ class JobKinds:
     """The jobs that episodes choose from; arrays of shape (kinds,)."""
 
     work: Array
-    """Work in the traces' units."""
+    """Work in the traces' units, of a device with the mean number of examples."""
     n_bytes: Array
     """Size of the message and of the reply."""
     ttl_s: Array
@@ -45,11 +45,16 @@ class JobKinds:
     def __len__(self) -> int:
         return self.work.size
 
-    def jobs(self, kind: Index) -> Job:
-        """Return the jobs of some kinds, as `TraceSet.trips` takes them; shape (n,)."""
+    def jobs(self, kind: Index, scale: Array) -> Job:
+        """Return jobs of single devices, as `TraceSet.trips` takes them; shape (n,).
+
+        Args:
+            kind: of each job; shape (n,).
+            scale: examples of each device over the mean, > 0; shape (n,).
+        """
         n_bytes = self.n_bytes[kind]
         return Job(
-            work=self.work[kind],
+            work=self.work[kind] * scale,
             download_bytes=n_bytes,
             upload_bytes=n_bytes,
             ttl_s=self.ttl_s[kind],
@@ -107,6 +112,10 @@ class EpisodeSettings:
     """Longest time of an episode in s, > 0."""
     rounds: int = 24
     """Most rounds of an episode, >= 1; replacements of failed jobs are no rounds."""
+    budget_share: float = 0.0
+    """Share of the episodes that end when devices have worked for so long."""
+    budget_jobs: tuple[float, float] = (20.0, 200.0)
+    """For how long, in jobs of the median device; drawn on a logarithmic scale."""
     devices: tuple[int, int] = (32, 256)
     """Devices that appear in the window; drawn on a logarithmic scale."""
     concurrency_share: tuple[float, float] = (0.1, 0.6)
@@ -151,11 +160,12 @@ class EpisodeSettings:
             "concurrency_share": 0 < self.concurrency_share[0] <= self.concurrency_share[1] <= 1,
             "buffer_share": 0 < self.buffer_share[0] <= self.buffer_share[1] <= 1,
             "skew": 0 < self.skew[0] <= self.skew[1],
+            "budget_jobs": 0 < self.budget_jobs[0] <= self.budget_jobs[1],
             "spread": 0 <= self.spread[0] <= self.spread[1],
             "loss_from": self.loss_from in {"stated", "norm"},
             "cooldown_s": 0 <= self.cooldown_s < np.inf,
         }
-        shares = {"keep_share", "deadline_share", "request_share"}
+        shares = {"keep_share", "deadline_share", "request_share", "budget_share"}
         shares |= {"over_reporting_share", "over_reporting_clients"}
         shares |= {"inflating_share", "inflating_clients"}
         checks |= {name: 0 <= getattr(self, name) <= 1 for name in sorted(shares)}
@@ -193,6 +203,8 @@ class Episodes(RowArrays):
     """Instants in s; shape (b,)."""
     end: Array
     """Instants in s; shape (b,)."""
+    budget_s: Array
+    """Device-seconds after which an episode is over, or inf; shape (b,)."""
     rounds: Index
     """Most rounds; shape (b,)."""
     kind: Index
@@ -219,6 +231,8 @@ class Episodes(RowArrays):
     """Share of each group in a device's data; shape (b, n, GROUPS)."""
     examples: Array
     """Number of examples of a device; shape (b, n)."""
+    work_scale: Array
+    """Work of a device's job over that of the mean device, as its examples are; shape (b, n)."""
     noise: Array
     """Standard normal noise in the losses that a device reports; shape (b, n, NOISES)."""
 

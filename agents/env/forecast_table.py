@@ -10,6 +10,7 @@ import hashlib
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -29,17 +30,21 @@ Reported = tuple[Array, Array, Array]
 
 
 _CHUNK = 20_000
+SCALES: Array = 2.0 ** np.arange(-3.0, 4.0)
+"""Works of a job, over that of the mean device, of which a table has forecasts; between them it is
+read off a line in the logarithm of work, of the chances and of the logarithm of the duration."""
 
 
 class Forecasts(Protocol):
     """Tells what devices forecast."""
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
-        """Return what devices that are online forecast of a job.
+    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
+        """Return what devices that are online forecast of a job of theirs.
 
         Args:
             devices: positions in the traces; shape (n,).
             kind: of the job; shape (n,).
+            scale: its work over that of the mean device, > 0; shape (n,).
             now: instants in s; shape (n,).
 
         Returns:
@@ -51,9 +56,9 @@ class Forecasts(Protocol):
 class NoForecasts:
     """Devices forecast nothing; the server has only what it observes."""
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
+    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
         """Return NaN."""
-        del kind, now
+        del kind, scale, now
         unknown = np.full(devices.shape, np.nan)
         return unknown, unknown, unknown
 
@@ -67,9 +72,9 @@ class TrueForecasts:
     kinds: JobKinds
     """The jobs."""
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
+    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
         """Return what will happen; the duration of a job that is lost is its time to live."""
-        jobs = self.kinds.jobs(kind)
+        jobs = self.kinds.jobs(kind, scale)
         outcome = self.traces.trips(devices, now, jobs)
         finished = outcome.status == Status.REPORTED
         _, end = self.traces.channel("availability").window_at_or_after(devices, now)
@@ -84,7 +89,7 @@ class ForecastTable:
 
     values: npt.NDArray[np.float32]
     """Chance to finish, chance to stay online and duration in s; NaN where the device was not
-    online; shape (3, devices of the table, steps, kinds)."""
+    online; shape (3, devices of the table, steps, kinds, `SCALES`)."""
     rows: Index
     """Row of each device of the traces in the table, -1 if it has none; shape (devices,)."""
     start: float
@@ -136,7 +141,7 @@ class ForecastTable:
                 _write(Path(cache), key, values)
         return cls(values, rows, start, step_s)
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
+    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
         """Return the last forecasts at or before some instants; see `Forecasts`."""
         n_steps = self.values.shape[2]
         step = np.floor((now - self.start) / self.step_s).astype(np.int64)
@@ -144,20 +149,30 @@ class ForecastTable:
         step = np.clip(step, 0, n_steps - 1)
         found = self.values[:, self.rows[devices], step, kind].astype(np.float64)
         found[:, ~known] = np.nan
-        return found[0], found[1], found[2]
+        logs = np.log(SCALES)
+        place = np.clip(np.interp(np.log(scale), logs, np.arange(logs.size)), 0, logs.size - 1)
+        low = np.minimum(place.astype(np.int64), logs.size - 2)
+        share, each = place - low, np.arange(low.size)
+        p, available = (
+            (1.0 - share) * x[each, low] + share * x[each, low + 1] for x in (found[0], found[1])
+        )
+        durations = np.log(found[2])
+        duration = (1.0 - share) * durations[each, low] + share * durations[each, low + 1]
+        return p, available, np.exp(duration)
 
 
 def _made(
     observer: TraceObserver, kinds: JobKinds, parts: Parts, steps: Array, step_s: float
 ) -> npt.NDArray[np.float32]:
-    """Return the values of the devices of all parts; shape (3, devices, steps, kinds)."""
-    made = [np.empty((3, 0, steps.size, len(kinds)), dtype=np.float32)]
+    """Return the values of all parts; shape (3, devices, steps, kinds, `SCALES`)."""
+    shape = steps.size, len(kinds), SCALES.size
+    made: list[npt.NDArray[np.float32]] = [np.empty((3, 0, *shape), dtype=np.float32)]
     horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
     for part, forecaster in parts:
         if forecaster.reads_the_future:
             raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
         devices = np.asarray(part, dtype=np.int64)
-        values = np.full((3, devices.size, steps.size, len(kinds)), np.nan, dtype=np.float32)
+        values = np.full((3, devices.size, *shape), np.nan, dtype=np.float32)
         row, step = (x.ravel() for x in np.indices((devices.size, steps.size)))
         # A device that comes online within a step forecasts when it comes.
         availability = observer.traces.channel("availability")
@@ -166,10 +181,11 @@ def _made(
         for i in range(0, online.size, _CHUNK):
             some = online[i : i + _CHUNK]
             forecast = forecaster.forecast(observer.at(devices[row[some]], first[some]))
-            for kind in range(len(kinds)):
-                of_job = forecast.of_job(kinds.jobs(np.full(some.size, kind)))
+            for kind, (place, scale) in product(range(len(kinds)), enumerate(SCALES)):
+                job = kinds.jobs(np.full(some.size, kind), np.full(some.size, scale))
+                of_job = forecast.of_job(job)
                 reported = of_job.p_finish, forecast.survival[:, horizon], of_job.total_s[:, 1]
-                values[:, row[some], step[some], kind] = reported
+                values[:, row[some], step[some], kind, place] = reported
         made.append(values)
     return np.concatenate(made, axis=1)
 
@@ -190,7 +206,7 @@ def _key(
     for series in (traces.compute, traces.downlink, traces.uplink):
         if series is not None:
             digest.update(series.integral(every, span[0], span[1]).tobytes())
-    for array in (kinds.work, kinds.n_bytes, kinds.ttl_s):
+    for array in (kinds.work, kinds.n_bytes, kinds.ttl_s, SCALES):
         digest.update(array.tobytes())
     for devices, forecaster in parts:
         digest.update(np.asarray(devices, dtype=np.int64).tobytes())

@@ -195,6 +195,10 @@ class Scenario:
         weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
         skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
         mixtures, examples = assign(rng, drawn.shape, GROUPS, skew, spread)
+        mean = np.where(present, examples, 0.0).sum(axis=1) / present.sum(axis=1)
+        is_limited = rng.random(n) < settings.budget_share
+        jobs = _log_uniform(rng, settings.budget_jobs, n)
+        budget = np.where(is_limited, jobs * kinds.median_s[kind], np.inf)
         over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
         over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
         inflates = (rng.random(n) < settings.inflating_share)[:, None]
@@ -204,6 +208,7 @@ class Scenario:
             present=present,
             start=begins,
             end=begins + window,
+            budget_s=budget,
             rounds=np.full(n, settings.rounds),
             kind=kind,
             concurrency=concurrency,
@@ -217,6 +222,7 @@ class Scenario:
             inflates=inflates,
             mixtures=mixtures,
             examples=examples,
+            work_scale=examples / mean[:, None],
             noise=rng.standard_normal((*drawn.shape, NOISES)),
         )
 

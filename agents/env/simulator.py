@@ -81,9 +81,9 @@ class RoundOutcome(RowArrays):
 class Reward:
     """What a round is worth: gain - time x (median durations) - waste x (share wasted)."""
 
-    time: float = 0.1
+    time: float = 0.0
     """Price of the median duration of a job, in gains of a server step."""
-    waste: float = 0.3
+    waste: float = 0.0
     """Price of wasting the device-seconds of as many median jobs as a server step takes."""
 
 
@@ -117,6 +117,8 @@ class Simulator:
         self.now, self.stepped_at = np.zeros(b), np.zeros(b)
         self.n_choices, self.n_rounds = np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
         self.version = np.zeros(b, dtype=np.int64)
+        self.worked_s = np.zeros(b)
+        """Device-seconds of the jobs that have ended; shape (b,)."""
         # Whether a choice begins a round. If not, it replaces so many jobs that failed.
         self.begins, self.n_to_replace = np.ones(b, dtype=bool), np.zeros(b, dtype=np.int64)
         self.failed = np.zeros((b, n), dtype=bool)
@@ -151,7 +153,7 @@ class Simulator:
         self.episodes.put(rows, episodes)
         self.now[rows] = self.stepped_at[rows] = episodes.start
         self.version[rows] = self.n_rounds[rows] = self.n_choices[rows] = 0
-        self.losses[rows] = self.proxy.first_loss
+        self.losses[rows], self.worked_s[rows] = self.proxy.first_loss, 0.0
         examples = np.where(episodes.present, episodes.examples, 0.0)[..., None]
         share = (examples * episodes.mixtures).sum(axis=1)
         total = np.maximum(share.sum(axis=1), 1e-12)
@@ -177,13 +179,21 @@ class Simulator:
 
     def candidates(self, row: int) -> Candidates:
         """Return the devices that may be picked in an episode; the id of a node is its column."""
-        columns = np.flatnonzero(self.mask[row])
         context = SelectionContext(
             n_in_flight=int(self.n_awaited[row]),
+            buffer_size=int(self.episodes.buffer_size[row]),
+            n_missing=int(self.n_missing[row]),
             version=int(self.version[row]),
             deadline_s=float(self.reply_limit_s[row]),
         )
-        return Candidates(columns, self.table, row * self.n + columns, context)
+
+        def of(mask: Mask) -> Candidates:
+            columns = np.flatnonzero(mask)
+            return Candidates(
+                columns, self.table, row * self.n + columns, context, lambda: of(self.awaited[row])
+            )
+
+        return of(self.mask[row])
 
     @property
     def slots(self) -> Index:
@@ -193,9 +203,20 @@ class Simulator:
         return np.minimum(free, self.mask.sum(axis=1))
 
     @property
+    def awaited(self) -> Mask:
+        """Which devices have a job whose end the server has not seen; shape (b, n)."""
+        return self.in_flight & (self.visible_at > self.now[:, None])
+
+    @property
     def n_awaited(self) -> Index:
         """Jobs whose end the server has not seen; shape (b,)."""
-        return (self.in_flight & (self.visible_at > self.now[:, None])).sum(axis=1)
+        return self.awaited.sum(axis=1)
+
+    @property
+    def n_missing(self) -> Index:
+        """Updates that the next server step still waits for; shape (b,)."""
+        arrived = (self.in_flight & self.replies & ~self.awaited).sum(axis=1)
+        return np.maximum(self.episodes.buffer_size - arrived, 0)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
         """Return what the scorer is given in some episodes.
@@ -252,7 +273,7 @@ class Simulator:
         at = row, column
         if row.size:
             now, kind = self.now[row], self.episodes.kind[row]
-            jobs = self.kinds.jobs(kind)
+            jobs = self.kinds.jobs(kind, self.episodes.work_scale[at])
             trip = self.traces.trips(self.episodes.devices[at], now, jobs, self.free_at[at])
             noticed = np.where(trip.status == Status.INTERRUPTED, trip.ended + HEARTBEAT_S, np.inf)
             replies = trip.status == Status.REPORTED
@@ -367,6 +388,7 @@ class Simulator:
         self._outcome.failed[rows] += n_failed
         self._outcome.wasted_s[rows] += spent
         self._outcome.spent_s[rows] += spent
+        self.worked_s[rows] += spent
         self.failed[rows] |= failed
         self.n_to_replace[rows] += np.where(self._replaces(rows), n_failed, 0)
 
@@ -382,7 +404,9 @@ class Simulator:
         lost = np.where(discarded, spent, 0.0).sum(axis=1)
         outcome.discarded[rows] += discarded.sum(axis=1)
         outcome.wasted_s[rows] += lost
-        outcome.spent_s[rows] += lost + np.where(accepted, spent, 0.0).sum(axis=1)
+        worked = lost + np.where(accepted, spent, 0.0).sum(axis=1)
+        outcome.spent_s[rows] += worked
+        self.worked_s[rows] += worked
         self.in_flight[rows] &= ~discarded
         self.version[rows] += 1
         self.stepped_at[rows] = self.now[rows]
@@ -454,6 +478,7 @@ class Simulator:
             over = (self.n_rounds[waiting] >= most) & self.begins[waiting]
             over |= self.n_choices[waiting] >= CHOICES * most
             over |= self.now[waiting] >= self.episodes.end[waiting]
+            over |= self.worked_s[waiting] >= self.episodes.budget_s[waiting]
             self.done[waiting[over]] = True
             waiting = waiting[~over]
             now = self.now[waiting, None]
@@ -512,7 +537,9 @@ class Simulator:
         if not row.size:
             return
         at, episodes, known = (row, column), self.episodes, self.known
-        p, available, duration = self.forecasts.at(episodes.devices[at], episodes.kind[row], now)
+        p, available, duration = self.forecasts.at(
+            episodes.devices[at], episodes.kind[row], episodes.work_scale[at], now
+        )
         reported = np.where(episodes.over_reports[at] & ~np.isnan(p), 1.0, p)
         known["forecast_p_finish"][at] = np.clip(reported, 0.0, 1.0)
         known["forecast_p_available"][at] = np.clip(available, 0.0, 1.0)

@@ -32,23 +32,32 @@ def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_insta
     devices = np.arange(40)
     now = np.full(40, 7200.0 + 20 * 300.0)
     online = traces.availability.is_available(devices, now)
-    p, available, duration = table.at(devices, np.ones(40, dtype=np.int64), now)
+    # A job of twice the mean device's work.
+    kind, twice = np.ones(40, dtype=np.int64), np.full(40, 2.0)
+    p, available, duration = table.at(devices, kind, twice, now)
     assert np.isnan(p[:15]).all()
     told = np.flatnonzero(online & (devices >= 15))
     assert told.size
     forecast = forecaster.forecast(TraceObserver(traces).at(told, now[told]))
     job = one_kind(kinds.work[1], kinds.ttl_s[1])
     asked = Job(
-        work=job.work[0],
+        work=2.0 * job.work[0],
         download_bytes=kinds.n_bytes[1],
         upload_bytes=kinds.n_bytes[1],
         ttl_s=kinds.ttl_s[1],
     )
     np.testing.assert_allclose(p[told], forecast.of_job(asked).p_finish, rtol=1e-5)
-    assert (duration[told] > 0).all()
+    asked_s = forecast.of_job(asked).total_s[:, 1]
+    np.testing.assert_allclose(duration[told], asked_s, rtol=1e-5)
     assert ((available[told] >= 0) & (available[told] <= 1)).all()
-    later = table.at(told, np.ones(told.size, dtype=np.int64), now[told] + 299.0)
+    later = table.at(told, kind[told], twice[told], now[told] + 299.0)
     np.testing.assert_array_equal(later[0], p[told])
+    # Between the works of a table a line is near what the forecaster says.
+    asked = replace(asked, work=2.8 * job.work[0])
+    p_more, _, more_s = table.at(told, kind[told], 1.4 * twice[told], now[told])
+    np.testing.assert_allclose(more_s, forecast.of_job(asked).total_s[:, 1], rtol=0.15)
+    p_most, _, _ = table.at(told, kind[told], 2.0 * twice[told], now[told])
+    assert ((p_most <= p_more + 1e-6) & (p_more <= p[told] + 1e-6)).all()
 
 
 def test_a_table_does_not_change_when_the_future_does():

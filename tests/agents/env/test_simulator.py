@@ -214,6 +214,40 @@ def test_a_stale_update_is_aggregated_with_the_weight_of_its_age():
     assert not np.allclose(fresh, weighed)
 
 
+def test_a_device_works_as_long_as_it_has_examples_and_says_so():
+    traces = fleet([ALWAYS] * 2)
+    forecasts = TrueForecasts(traces, one_kind())
+    made = episodes([0, 1], concurrency=2, buffer_size=2, work_scale=[1.0, 3.0])
+    simulator = simulator_of(traces, made, forecasts=forecasts)
+    np.testing.assert_allclose(simulator.candidates(0).forecast_duration_s, [100.0, 300.0])
+    send(simulator, 0, 1)
+    np.testing.assert_allclose(simulator.candidates(0).duration_s, [100.0, 300.0])
+
+
+def test_an_episode_is_over_when_its_devices_have_worked_as_long_as_they_may():
+    made = episodes([0, 1], concurrency=2, buffer_size=1, budget_s=350.0)
+    simulator = simulator_of(fleet([ALWAYS] * 2, compute=[1.0, 0.5]), made)
+    # The first reply ends a round: 100 s are merged, and 200 s discarded.
+    send(simulator, 0, 1)
+    assert not simulator.done[0]
+    send(simulator, 0)
+    assert simulator.done[0]
+    assert simulator.worked_s[0] == 400.0
+
+
+def test_a_selector_sees_what_a_step_misses_and_who_is_working():
+    traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)], ALWAYS], compute=[1.0, 0.5, 1.0, 1.0])
+    simulator = simulator_of(traces, episodes([0, 1, 2, 3], concurrency=3, buffer_size=2))
+    seen = simulator.candidates(0)
+    assert (seen.context.buffer_size, seen.context.n_missing, len(seen.in_flight)) == (2, 2, 0)
+    # One device fails while two are at work; another may replace it.
+    send(simulator, 0, 1, 2)
+    seen = simulator.candidates(0)
+    assert (seen.context.n_missing, seen.context.n_in_flight) == (1, 1)
+    assert (seen.node_ids.tolist(), seen.in_flight.node_ids.tolist()) == ([3], [1])
+    assert seen.in_flight.times_picked.tolist() == [1]
+
+
 def test_an_episode_without_further_devices_is_over():
     traces = fleet([[(0.0, 150.0)]])
     simulator = simulator_of(traces, episodes([0], concurrency=1, buffer_size=1))
