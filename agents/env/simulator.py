@@ -81,9 +81,9 @@ class RoundOutcome(RowArrays):
 class Reward:
     """What a round is worth: gain - time x (median durations) - waste x (share wasted)."""
 
-    time: float = 0.0
+    time: float = 0.1
     """Price of the median duration of a job, in gains of a server step."""
-    waste: float = 0.0
+    waste: float = 0.3
     """Price of wasting the device-seconds of as many median jobs as a server step takes."""
 
 
