@@ -30,9 +30,9 @@ from fedstale.agents.worlds import (
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.agents.env import SelectionEnv, VectorSelectionEnv
+    from fedstale.agents.env import SB3VecEnv, SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__ = names_of(__name__, {"env": "SelectionEnv VectorSelectionEnv"})
+    __getattr__ = names_of(__name__, {"env": "SB3VecEnv SelectionEnv VectorSelectionEnv"})
 
 __all__ = [
     "Agent",
@@ -45,6 +45,7 @@ __all__ = [
     "JobKinds",
     "LearningProxy",
     "Reward",
+    "SB3VecEnv",
     "Scenario",
     "Scenarios",
     "SelectionEnv",

@@ -31,7 +31,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Schedule
 from torch import Tensor, nn
 
-from fedstale.agents.env import Reward, Scenario, VectorSelectionEnv
+from fedstale.agents.env import Reward, SB3VecEnv, Scenario, VectorSelectionEnv
 from fedstale.agents.policy import TEMPERATURE, Weights
 from fedstale.agents.training import Training
 from fedstale.strategies.types import State
@@ -384,15 +384,18 @@ class PolicyGradient:
 
     def __init__(self, scenarios: Sequence[Scenario], training: Training, reward: Reward) -> None:
         self._training, self._updates = training, 0
-        self._env = VectorSelectionEnv(
-            scenarios,
-            ROLLOUTS * training.windows * len(scenarios),
-            rollouts=ROLLOUTS,
-            n_max=max(scenario.settings.devices[1] for scenario in scenarios),
-            reward=reward,
-            baseline=False,
-            seed=training.seed,
+        self._env = SB3VecEnv(
+            VectorSelectionEnv(
+                scenarios,
+                ROLLOUTS * training.windows * len(scenarios),
+                action="ranking",
+                rollouts=ROLLOUTS,
+                n_max=max(scenario.settings.devices[1] for scenario in scenarios),
+                reward=reward,
+                baseline=False,
+            )
         )
+        self._env.seed(training.seed)
         choices = scenarios[0].settings.choices
         self._model = PPO(
             RoundPolicy,
@@ -460,4 +463,6 @@ class PolicyGradient:
         policy.optimizer.load_state_dict({**policy.optimizer.state_dict(), "state": moments})
         self._updates = state["updates"]
         # The next update begins windows of its own.
-        self._env.next_windows, self._model._last_obs = self._updates, None
+        self._env.seed(self._training.seed)
+        self._env.set_options({"window": self._updates * self._training.windows})
+        self._model._last_obs = None

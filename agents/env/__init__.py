@@ -17,8 +17,12 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
+    from fedstale.agents.env.stable_baselines import SB3VecEnv
 else:
-    __getattr__ = names_of(__name__, {"gym_env": "SelectionEnv VectorSelectionEnv"})
+    __getattr__ = names_of(
+        __name__,
+        {"gym_env": "SelectionEnv VectorSelectionEnv", "stable_baselines": "SB3VecEnv"},
+    )
 
 __all__ = [
     "CONSTANTS",
@@ -31,6 +35,7 @@ __all__ = [
     "Reward",
     "Rollout",
     "RoundOutcome",
+    "SB3VecEnv",
     "Scenario",
     "Scenarios",
     "SelectionEnv",

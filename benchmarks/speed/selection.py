@@ -31,16 +31,15 @@ Row = dict[str, object]
 
 def vectorised(scenario: Scenario, n_envs: int, n_steps: int, repeats: int) -> dict[str, object]:
     """Return picks per second of many episodes at once, their drawing and baseline included."""
-    env, rng = VectorSelectionEnv(scenario, n_envs, seed=0), np.random.default_rng(0)
-    env.reset()
+    env, rng = VectorSelectionEnv(scenario, n_envs, action="ranking"), np.random.default_rng(0)
+    env.reset(seed=0)
     rankings = rng.permuted(np.tile(np.arange(N_MAX), (n_envs, 1)), axis=1)
     rates, sent, rounds = [], 0.0, 0
     for _ in range(repeats):
         begin, before = time.process_time(), sent
         for _ in range(n_steps):
-            infos = env.step(rng.permutation(rankings))[3]
-            played = [info["sent"] for info in infos if "sent" in info]
-            sent, rounds = sent + sum(played), rounds + len(played)
+            infos = env.step(rng.permutation(rankings))[4]
+            sent, rounds = sent + infos["sent"].sum(), rounds + n_envs
         rates.append((sent - before) / (time.process_time() - begin))
     what = {"what": "vectorised picks per second", "episodes": n_envs, "candidates": N_MAX}
     return {**what, "picks per round": round(sent / rounds, 1), **spread(rates)}
@@ -48,13 +47,13 @@ def vectorised(scenario: Scenario, n_envs: int, n_steps: int, repeats: int) -> d
 
 def single(scenario: Scenario, n_steps: int, repeats: int) -> dict[str, object]:
     """Return picks per second of one episode at a time."""
-    env, rng = SelectionEnv(scenario), np.random.default_rng(0)
+    env, rng = SelectionEnv(scenario, action="ranking"), np.random.default_rng(0)
     env.reset(seed=0)
     rates = []
     for _ in range(repeats):
         begin, sent = time.process_time(), 0.0
         for _ in range(n_steps):
-            _, _, _, over, info = env.step(rng.permutation(N_MAX))
+            _, _, over, _, info = env.step(rng.permutation(N_MAX))
             sent += info["sent"]
             if over:
                 env.reset()

@@ -183,7 +183,7 @@ def random_weights(seed):
 def policy_of(n_max, weights, seed=0):
     made = RoundPolicy(
         observation_space(n_max),
-        action_space(n_max),
+        action_space(n_max, "ranking"),
         lambda _: 1e-3,
         features_extractor_class=ScorerNetwork,
         features_extractor_kwargs={"weights": weights},
@@ -221,7 +221,7 @@ def test_minibatches_hold_each_free_choice_once_with_its_own_probability():
     n_steps, n_envs, n_max = 5, 2 * ROLLOUTS, 12
     policy = policy_of(n_max, random_weights(2))
     buffer = RoundBuffer(
-        n_steps, observation_space(n_max), action_space(n_max), "cpu", n_envs=n_envs
+        n_steps, observation_space(n_max), action_space(n_max, "ranking"), "cpu", n_envs=n_envs
     )
     expected = {}
     rewards = rng.normal(size=(n_steps, n_envs)).astype("f4")
@@ -268,7 +268,7 @@ class Bandit(VecEnv):
     def __init__(self, n_envs):
         self.rng, self.shuffled = np.random.default_rng(0), True
         self.render_mode = None
-        super().__init__(n_envs, observation_space(6), action_space(6))
+        super().__init__(n_envs, observation_space(6), action_space(6, "ranking"))
 
     def reset(self):
         arms = np.tile(np.arange(6), (self.num_envs, 1))

@@ -1,85 +1,179 @@
-"""Many episodes at once give what each would give alone, to Stable-Baselines3's liking."""
+"""Many episodes at once give what each would give alone, to Gymnasium and Stable-Baselines3."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
 
 from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
+from fedstale.agents.env.stable_baselines import SB3VecEnv
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import stream
 
 
-def in_order(env):
+def rankings(env):
     """Return rankings that take the places as they come."""
-    n_max = env.action_space.shape[0]
+    n_max = env.single_action_space.shape[0]
     return np.tile(np.arange(n_max), (env.num_envs, 1))
 
 
-def test_one_episode_of_a_vector_is_the_single_environment(scenario):
+def vector(scenario, num_envs, **changed):
+    return VectorSelectionEnv(scenario, num_envs, **{"n_max": 16, "action": "ranking"} | changed)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_each_window_of_a_vector_is_played_as_by_the_single_environment(busy, baseline):
     many, one = (
-        VectorSelectionEnv(scenario, 1, n_max=16, seed=11),
-        SelectionEnv(scenario, n_max=16),
+        vector(busy, 6, baseline=baseline),
+        SelectionEnv(busy, n_max=16, action="ranking", baseline=baseline),
     )
-    seen = many.reset()
-    # Both draw the same windows: the single one is given the vector's stream.
-    one.np_random = stream(11, 8, 0, 0)
-    alone, _ = one.reset()
-    over, steps = False, 0
-    while not over:
-        for name, values in seen.items():
-            np.testing.assert_array_equal(values[0], alone[name])
-        seen, rewards, dones, infos = many.step(in_order(many))
-        alone, reward, _, over, info = one.step(np.arange(16))
-        assert rewards[0] == pytest.approx(reward, rel=1e-6)
-        assert {name: infos[0][name] for name in info} == info
-        steps += 1
-        assert dones[0] == (steps == scenario.settings.choices)
-    assert steps > 1
+    seen, infos = many.reset(seed=3)
+    np.testing.assert_array_equal(infos["window"], np.arange(6))
+    told, played = [[] for _ in range(6)], []
+    while len(played) < 30:
+        before = seen
+        seen, rewards, over, truncated, infos = many.step(rankings(many))
+        assert not truncated.any()
+        for row in range(6):
+            told[row].append(({k: v[row] for k, v in before.items()}, rewards[row], infos["sent"]))
+        for row in np.flatnonzero(over):
+            window = int(infos["window"][row])
+            alone, _ = one.reset(seed=3, options={"window": window})
+            for shown, reward, sent in told[row]:
+                for name, values in shown.items():
+                    np.testing.assert_array_equal(values, alone[name])
+                alone, of_one, done, _, info = one.step(np.arange(16))
+                assert of_one == pytest.approx(reward)
+                assert info["sent"] == sent[row]
+            assert done
+            told[row] = []
+            played.append(window)
+    # No window is left out or played twice, and no row waits for another.
+    going_on = infos["window"][~over].tolist()
+    begun = set(played) | set(going_on)
+    assert len(begun) == len(played) + len(going_on)
+    assert many.next_window == len(played) + 6
+    assert begun < set(range(many.next_window))
 
 
-def test_all_episodes_begin_and_end_together_and_are_empty_when_their_window_is_over(busy):
-    env = VectorSelectionEnv(busy, 40, n_max=16, seed=1)
+def test_an_episode_that_is_over_begins_the_next_window_in_the_same_step_as_gymnasium_has_it(busy):
+    """`SyncVectorEnv` in the same mode tells alike what ended, and what begins."""
+    ours = vector(busy, 1)
+    theirs = SyncVectorEnv(
+        [lambda: SelectionEnv(busy, n_max=16, action="ranking")],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    assert ours.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    one, two = ours.reset(seed=2), theirs.reset(seed=2)
+    ended = 0
+    for _ in range(40):
+        for name, values in one[0].items():
+            np.testing.assert_array_equal(values, two[0][name])
+        assert ours.observation_space.contains(one[0])
+        one, two = ours.step(rankings(ours)), theirs.step(rankings(ours))
+        for mine, its in zip(one[1:4], two[1:4], strict=True):
+            np.testing.assert_array_equal(mine, its)
+        assert ("final_obs" in one[4]) == ("final_obs" in two[4]) == bool(one[2][0])
+        if one[2][0]:
+            ended += 1
+            for name, values in one[4]["final_obs"][0].items():
+                np.testing.assert_array_equal(values, two[4]["final_obs"][0][name])
+            assert one[4]["final_info"]["gain"] == two[4]["final_info"]["gain"]
+    assert ended > 2
+
+
+def test_wrappers_of_gymnasium_read_what_the_vector_tells(busy):
+    env = RecordEpisodeStatistics(vector(busy, 4))
+    env.reset(seed=0)
+    total, ends = np.zeros(4), 0
+    for _ in range(30):
+        _, rewards, over, _, infos = env.step(rankings(env))
+        total += rewards
+        if over.any():
+            ends += over.sum()
+            np.testing.assert_allclose(infos["episode"]["r"][over], total[over])
+            total[over] = 0.0
+    assert ends
+    listed = DictInfoToList(vector(busy, 4))
+    listed.reset(seed=0)
+    infos = listed.step(rankings(listed))[4]
+    assert [info["window"] for info in infos] == [0, 1, 2, 3]
+
+
+def test_the_same_seed_gives_the_same_steps_whatever_came_before(scenario):
+    env, runs = vector(scenario, 4), []
+    for seed in (7, 8, 7):
+        env.reset(seed=seed)
+        runs.append([env.step(rankings(env))[1] for _ in range(20)])
+    np.testing.assert_array_equal(runs[0], runs[2])
+    assert not np.array_equal(runs[0], runs[1])
+    unseeded = [vector(scenario, 4).reset()[0]["context"] for _ in range(2)]
+    assert not np.array_equal(*unseeded)
+
+
+def test_what_is_seen_is_not_changed_by_the_next_step(scenario):
+    env = vector(scenario, 3)
+    before, _ = env.reset(seed=0)
+    kept = {name: values.copy() for name, values in before.items()}
+    env.step(rankings(env))
+    for name, values in before.items():
+        np.testing.assert_array_equal(values, kept[name])
+
+
+def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
+    busy = replace(busy, settings=replace(busy.settings, rounds=scenario.settings.rounds))
+    both, alone = vector([scenario, busy], 6), vector(scenario, 3)
+    (seen, _), (own, _) = both.reset(seed=3), alone.reset(seed=3)
+    for _ in range(20):
+        for name, values in own.items():
+            np.testing.assert_array_equal(seen[name][:3], values)
+            assert not np.array_equal(seen[name][3:], values) or name in ("mask", "slots")
+        seen, rewards, over, _, infos = both.step(rankings(both))
+        own, of_own, own_over, _, own_infos = alone.step(rankings(alone))
+        np.testing.assert_array_equal(rewards[:3], of_own)
+        np.testing.assert_array_equal(over[:3], own_over)
+        np.testing.assert_array_equal(infos["sent"][:3], own_infos["sent"])
+
+
+def together(scenario, num_envs, rollouts, **changed):
+    return SB3VecEnv(vector(scenario, num_envs, rollouts=rollouts, **changed))
+
+
+def test_with_rollouts_all_episodes_begin_and_end_together(busy):
+    env = together(busy, 40, 1)
+    env.seed(1)
     seen = env.reset()
-    idle = 0
-    rounds = busy.settings.choices
-    for step in range(3 * rounds):
+    idle, choices = 0, busy.settings.choices
+    for step in range(3 * choices):
         free = seen["slots"][:, 0]
         assert (free <= seen["mask"].sum(axis=1)).all()
         np.testing.assert_array_equal(free > 0, seen["mask"].any(axis=1))
-        seen, rewards, dones, infos = env.step(in_order(env))
+        ranking = np.tile(np.arange(16), (40, 1))
+        seen, rewards, dones, infos = env.step(ranking)
         over = free == 0
         idle += over.sum()
         assert not rewards[over].any()
         for info, k in zip(infos, free, strict=True):
             assert info.get("sent", 0) == k
-        assert (dones == (step % rounds == rounds - 1)).all()
+        assert (dones == (step % choices == choices - 1)).all()
         for done, info in zip(dones, infos, strict=True):
             assert done == ("terminal_observation" in info)
-        for name, space in env.observation_space.spaces.items():
-            assert seen[name].shape == (40, *space.shape)
-            assert (seen[name] >= space.low).all()
-            assert (seen[name] <= space.high).all()
     assert idle
 
 
 def test_rollouts_of_a_window_differ_only_by_what_is_picked(busy):
-    env = VectorSelectionEnv(busy, 6, rollouts=3, n_max=20, baseline=False, seed=2)
+    env = together(busy, 6, 3, n_max=20, baseline=False)
+    env.seed(2)
     seen = env.reset()
     first = seen["context"].reshape(2, 3, -1)
     assert (first == first[:, :1]).all()
     assert not np.array_equal(first[0, 0], first[1, 0])
-
-    def ordered(seen):
-        """Return rankings by the sum of the features, whatever the order of the places."""
-        score = seen["features"].sum(axis=2) + seen["heuristic"]
-        return np.argsort(np.where(seen["mask"] > 0, -score, np.inf), axis=1, kind="stable")
-
     earned = np.zeros(6)
     for step in range(busy.settings.choices):
-        ranking = ordered(seen)
+        ranking = np.argsort(np.where(seen["mask"] > 0, -seen["heuristic"], np.inf), axis=1)
         if step == 0:
             # The last rollout of each window prefers the others.
             k = seen["mask"].sum(axis=1).astype(int)
@@ -88,72 +182,35 @@ def test_rollouts_of_a_window_differ_only_by_what_is_picked(busy):
         seen, rewards, _, _ = env.step(ranking)
         earned += rewards
     earned = earned.reshape(2, 3)
+    np.testing.assert_array_equal(earned[:, 0], earned[:, 1])
     assert (earned[:, 2] != earned[:, 0]).any()
 
 
-def test_the_same_seed_gives_the_same_steps_and_numbers_name_windows(scenario):
-    runs = []
-    for _ in range(2):
-        env = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
-        env.reset()
-        runs.append([env.step(in_order(env))[1] for _ in range(3 * scenario.settings.choices)])
-    np.testing.assert_array_equal(runs[0], runs[1])
-    third = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
-    third.next_windows = 2
-    third.reset()
-    rewards = [third.step(in_order(third))[1] for _ in range(scenario.settings.choices)]
-    np.testing.assert_array_equal(rewards, runs[0][2 * scenario.settings.choices :])
-    other = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
-    other.seed(8)
-    assert not np.array_equal(other.reset()["context"], third.reset()["context"])
-
-
-def test_what_is_seen_is_not_changed_by_the_next_step(scenario):
-    env = VectorSelectionEnv(scenario, 3, n_max=16, seed=0)
-    before = env.reset()
-    kept = {name: values.copy() for name, values in before.items()}
-    env.step(in_order(env))
-    for name, values in before.items():
-        np.testing.assert_array_equal(values, kept[name])
-
-
-def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
-    """In rows of its own, though one has smaller windows than the other; all are over together."""
-    busy = replace(busy, settings=replace(busy.settings, rounds=scenario.settings.rounds))
-    both = VectorSelectionEnv([scenario, busy], 6, n_max=16, seed=3)
-    alone = VectorSelectionEnv(scenario, 3, n_max=16, seed=3)
-    seen, own = both.reset(), alone.reset()
-    differ = False
-    for _ in range(2 * scenario.settings.choices):
-        for name, values in own.items():
-            np.testing.assert_array_equal(seen[name][:3], values)
-            differ |= not np.array_equal(seen[name][3:], values)
-        seen, rewards, dones, infos = both.step(in_order(both))
-        own, of_own, over, own_infos = alone.step(in_order(alone))
-        np.testing.assert_array_equal(rewards[:3], of_own)
-        assert dones.tolist() == [over[0]] * 6
-        assert [info.get("sent") for info in infos[:3]] == [i.get("sent") for i in own_infos]
-    assert differ
-
-
 @pytest.mark.usefixtures("logs")
-def test_algorithms_of_stable_baselines_learn_on_it(scenario):
-    env = VecMonitor(VectorSelectionEnv(scenario, 4, n_max=8, seed=0))
-    model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, seed=0)
-    model.learn(64)
-    assert model.num_timesteps == 64
+@pytest.mark.parametrize("action", ["scores", "ranking"])
+def test_algorithms_of_stable_baselines_learn_on_it(scenario, action):
+    env = VecMonitor(SB3VecEnv(vector(scenario, 4, n_max=8, action=action)))
+    model = PPO("MultiInputPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0)
+    model.learn(128)
+    assert model.num_timesteps == 128
+    # It has seen ends of episodes, with what they earned.
+    assert len(model.ep_info_buffer) > 4
 
 
 def test_what_makes_no_sense_is_named(scenario):
-    with pytest.raises(ConfigError, match="n_envs = 0"):
-        VectorSelectionEnv(scenario, 0)
-    with pytest.raises(ConfigError, match="n_envs = 5: expected a multiple of rollouts = 2"):
-        VectorSelectionEnv(scenario, 5, rollouts=2)
-    with pytest.raises(ConfigError, match=r"n_envs = 3, scenarios with .* a multiple"):
-        VectorSelectionEnv([scenario, scenario], 3)
-    env = VectorSelectionEnv(scenario, 2, n_max=16)
+    with pytest.raises(ConfigError, match="num_envs = 0"):
+        vector(scenario, 0)
+    with pytest.raises(ConfigError, match="num_envs = 5: expected a multiple of rollouts = 2"):
+        vector(scenario, 5, rollouts=2)
+    with pytest.raises(ConfigError, match=r"num_envs = 3, scenarios with .* a multiple"):
+        vector([scenario, scenario], 3)
+    with pytest.raises(ConfigError, match="reset"):
+        vector(scenario, 2).step(np.zeros((2, 16), dtype=int))
+    env = SB3VecEnv(vector(scenario, 2))
     with pytest.raises(ConfigError, match="render"):
         env.env_method("render")
     with pytest.raises(ConfigError, match="scenario"):
         env.set_attr("scenario", None)
+    with pytest.raises(ConfigError, match="VectorSelectionEnv"):
+        SB3VecEnv(SyncVectorEnv([lambda: SelectionEnv(scenario)]))
     assert env.env_is_wrapped(VecMonitor) == [False, False]

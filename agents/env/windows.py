@@ -1,0 +1,308 @@
+"""The windows that a seed names, and the choices of many episodes that play them.
+
+A seed names an endless list of windows, so window 5 of seed 3 is the same on every machine, in
+whatever environment and beside whichever others it is played. Windows are drawn in blocks, and
+what the heuristic earns in them is found for many at a time. Candidates are shown packed, in an
+order that is drawn for the window and turned at each choice, so that a place means nothing.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.agents.env.episodes import Episodes
+from fedstale.agents.env.rounds import rollout, top
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward, Simulator
+from fedstale.agents.policy import N_CONTEXT, N_FEATURES
+from fedstale.errors import ConfigError, TraceError
+from fedstale.strategies.types import is_count
+from fedstale.traces import Array, Index, Mask, stream
+
+Observation: TypeAlias = dict[str, npt.NDArray[np.float32]]
+Action = Literal["scores", "ranking"]
+
+BLOCK = 16
+"""Windows that are drawn at a time; windows of a seed change with it."""
+
+# Blocks in which no window has a choice are drawn anew, so often at most.
+_DRAWS = 100
+# By the golden ratio: turned by it, an order never comes again.
+_TURN = 0.5 * (5.0**0.5 - 1.0)
+
+
+class Windows(NamedTuple):
+    """Some windows."""
+
+    episodes: Episodes
+    """m episodes of at most n devices."""
+    order: Array
+    """Order in which devices are shown, in [0, 1); shape (m, n)."""
+    expected: Array
+    """What the heuristic earns from each choice to the next; shape (m, choices)."""
+
+    def take(self, which: Index) -> "Windows":
+        """Return some of them, by position."""
+        return Windows(self.episodes.take(which), self.order[which], self.expected[which])
+
+
+def _joined(parts: list[Windows]) -> Windows:
+    def each(name: str) -> Any:  # noqa: ANN401 - arrays of several types
+        return np.concatenate([getattr(part.episodes, name) for part in parts])
+
+    return Windows(
+        Episodes(**{f.name: each(f.name) for f in fields(Episodes)}),
+        np.concatenate([part.order for part in parts]),
+        np.concatenate([part.expected for part in parts]),
+    )
+
+
+class WindowList:
+    """The windows of a seed, one after the other.
+
+    Args:
+        scenario: where they are.
+        ahead: how many are drawn at once, about; it changes no window.
+        reward: prices.
+        baseline: whether what the heuristic earns is wanted; 0 if not.
+    """
+
+    def __init__(self, scenario: Scenario, *, ahead: int, reward: Reward, baseline: bool) -> None:
+        self._scenario, self._reward, self._baseline = scenario, reward, baseline
+        self._blocks = -(-ahead // BLOCK)
+        self._simulator = scenario.simulator(self._blocks * BLOCK)
+        self.begin(0)
+
+    def begin(self, seed: int, part: int = 0, first: int = 0) -> None:
+        """Go to a window.
+
+        Args:
+            seed: of the list, >= 0.
+            part: which of several lists of the seed.
+            first: number of the window in the list, >= 0.
+        """
+        self._seed, self._part, self.next = seed, part, first
+        self._block = first // BLOCK
+        self._ready: Windows | None = None
+
+    def take(self, n: int) -> Windows:
+        """Return the next n windows."""
+        parts: list[Windows] = [] if self._ready is None else [self._ready]
+        while sum(len(part.episodes) for part in parts) < n:
+            drawn, room = self._drawn(self._block, self._blocks), self._blocks * BLOCK
+            self._block += self._blocks
+            # The list may begin within a block.
+            parts.append(drawn if parts else drawn.take(np.arange(self.next % BLOCK, room)))
+        together = parts[0] if len(parts) == 1 else _joined(parts)
+        rest = np.arange(n, len(together.episodes))
+        self._ready = together.take(rest) if rest.size else None
+        self.next += n
+        return together.take(np.arange(n))
+
+    def _drawn(self, first: int, count: int) -> Windows:
+        """Return the windows of some blocks."""
+        parts = [self._block_of(number) for number in range(first, first + count)]
+        drawn = parts[0] if count == 1 else _joined(parts)
+        if self._baseline:
+            pick = _Heuristic(self._simulator, drawn.order)
+            played = rollout(self._simulator, drawn.episodes, pick, self._reward)
+            drawn = drawn._replace(expected=played.by_choice)
+        return drawn
+
+    def _block_of(self, number: int) -> Windows:
+        """Return the windows of a block; one without a choice is replaced by another of it.
+
+        Raises:
+            TraceError: nobody can be picked in any window.
+        """
+        simulator, rows = self._simulator, np.arange(BLOCK)
+        for attempt in range(_DRAWS):
+            rng = stream(self._seed, 8, self._part, number, attempt)
+            episodes = self._scenario.draw(BLOCK, rng)
+            simulator.reset(episodes, rows)
+            good = np.flatnonzero(~simulator.done[rows])
+            if good.size:
+                which = np.where(simulator.done[rows], rng.choice(good, BLOCK), rows)
+                return Windows(
+                    episodes.take(which),
+                    rng.random((BLOCK, simulator.n)),
+                    np.zeros((BLOCK, self._scenario.settings.choices)),
+                )
+        raise TraceError(
+            f"no device may be picked in any of {_DRAWS * BLOCK} windows: expected traces with "
+            "devices that come online in them"
+        )
+
+
+class _Heuristic:
+    """Picks by `p_finish x utility`; ties fall by the order of the window, and nothing else."""
+
+    def __init__(self, simulator: Simulator, order: Array) -> None:
+        self._simulator, self._order = simulator, order
+
+    def __call__(self, rows: Index) -> Mask:
+        simulator = self._simulator
+        ties = turned(self._order[rows], simulator.n_choices[rows])
+        scores = simulator.heuristic(rows) + 1e-6 * ties
+        return top(scores, simulator.mask[rows], simulator.slots[rows])
+
+
+def turned(order: Array, turn: Index) -> Array:
+    """Return an order as it is at a choice: turned, so that another device comes first.
+
+    Args:
+        order: of devices, in [0, 1); shape (m, n).
+        turn: number of the choice; shape (m,).
+    """
+    return np.mod(order + _TURN * turn[:, None], 1.0)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ClosedRounds:
+    """The rounds of one step."""
+
+    rows: Index
+    """Their episodes, those that were not over; shape (m,)."""
+    terms: dict[str, Array]
+    """Terms of their rewards, and counts of their jobs, each of shape (m,)."""
+    ended: Mask
+    """Whether the episode is over now; shape (m,)."""
+
+
+class Rounds:
+    """The state of b episodes between choices.
+
+    Args:
+        scenario: where episodes take place.
+        b: episodes at a time.
+        rollouts: episodes in a row that play the same window; b is a multiple of it.
+        n_max: candidates that are shown; of more, so many are shown at random.
+        reward: prices; the defaults if None.
+        baseline: whether to subtract what the heuristic earns.
+        action: what an action is.
+
+    Raises:
+        ConfigError: a number of episodes or candidates is no integer >= 1, b is no multiple, or
+            there is no such kind of action.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        b: int,
+        rollouts: int = 1,
+        n_max: int,
+        reward: Reward | None,
+        baseline: bool,
+        action: Action,
+    ) -> None:
+        for name, value in (("num_envs", b), ("n_max", n_max), ("rollouts", rollouts)):
+            if not is_count(value):
+                raise ConfigError(f"{name} = {value!r}: expected an integer >= 1")
+        if b % rollouts:
+            raise ConfigError(f"num_envs = {b}: expected a multiple of rollouts = {rollouts}")
+        if action not in get_args(Action):
+            raise ConfigError(f"action = {action!r}: expected one of {', '.join(get_args(Action))}")
+        self.b, self.n_max = b, n_max
+        self.reward = reward or Reward()
+        self.simulator = scenario.simulator(b)
+        self.windows = WindowList(
+            scenario, ahead=b // rollouts, reward=self.reward, baseline=baseline
+        )
+        self._rollouts, self._baseline, self._by_scores = rollouts, baseline, action == "scores"
+        self._expected = np.zeros((b, scenario.settings.choices))
+        self._order = np.zeros((b, self.simulator.n))
+        self._columns = np.zeros((b, n_max), dtype=np.int64)
+        self.window = np.zeros(b, dtype=np.int64)
+        """Number of the window that each episode plays; shape (b,)."""
+        self.mask = np.zeros((b, n_max), dtype=bool)
+        """Which places may be picked now; shape (b, n_max)."""
+        self.slots = np.zeros(b, dtype=np.int64)
+        """How many are picked now, 0 when the episode is over; shape (b,)."""
+        self.observation: Observation = {
+            "features": np.zeros((b, n_max, N_FEATURES), dtype=np.float32),
+            "context": np.zeros((b, N_CONTEXT), dtype=np.float32),
+            "heuristic": np.zeros((b, n_max), dtype=np.float32),
+            "mask": np.zeros((b, n_max), dtype=np.float32),
+            "slots": np.zeros((b, 1), dtype=np.float32),
+        }
+        """The current observation; the same arrays are written again at the next choice."""
+
+    def renew(self, rows: Index) -> None:
+        """Begin the next windows in some episodes, a multiple of `rollouts`; shape (m,)."""
+        n, first = rows.size // self._rollouts, self.windows.next
+        each = np.repeat(np.arange(n), self._rollouts)
+        windows = self.windows.take(n).take(each)
+        self.simulator.reset(windows.episodes, rows)
+        self._order[rows], self._expected[rows] = windows.order, windows.expected
+        self.window[rows] = first + each
+
+    def show(self, rows: Index) -> None:
+        """Show the next choice of some episodes; of one that is over, zeros; shape (m,)."""
+        simulator = self.simulator
+        for values in (self._columns, self.mask, self.slots, *self.observation.values()):
+            values[rows] = 0
+        rows = rows[~simulator.done[rows]]
+        if not rows.size:
+            return
+        mask = simulator.mask[rows]
+        # Most devices are offline or busy at most times: only candidates are looked at.
+        width = min(int(mask.sum(axis=1).max()), self.n_max)
+        keys = np.where(mask, turned(self._order[rows], simulator.n_choices[rows]), 2.0)
+        columns = np.argsort(keys, axis=1)[:, :width]
+        shown = np.take_along_axis(mask, columns, axis=1)
+        slots = np.minimum(simulator.slots[rows], shown.sum(axis=1))
+        features, context, heuristic = simulator.observation(rows, columns)
+        self._columns[rows, :width], self.mask[rows, :width] = columns, shown
+        self.slots[rows] = slots
+        self.observation["features"][rows, :width] = features
+        self.observation["context"][rows] = context
+        self.observation["heuristic"][rows, :width] = heuristic
+        self.observation["mask"][rows, :width] = shown
+        self.observation["slots"][rows, 0] = slots
+
+    def play(self, actions: npt.NDArray[Any]) -> ClosedRounds:
+        """Play one choice of each episode that is not over.
+
+        Args:
+            actions: scores of the places, of which the highest that may be picked are; or places in
+                falling order of preference, of which the first `slots` that may be picked are, and
+                others and repeated ones are ignored; shape (b, n_max).
+        """
+        simulator = self.simulator
+        rows = np.flatnonzero(~simulator.done)
+        if not rows.size:
+            return ClosedRounds(rows=rows, terms={}, ended=np.zeros(0, dtype=bool))
+        turn = simulator.n_choices[rows].copy()
+        simulator.dispatch(rows, self._picked(rows, actions[rows]))
+        outcome = simulator.advance(rows)
+        terms = simulator.reward_terms(rows, outcome, self.reward)
+        ended = simulator.done[rows]
+        if self._baseline:
+            # The heuristic may have had more choices in its window.
+            later = np.arange(self._expected.shape[1]) > turn[:, None]
+            rest = (self._expected[rows] * later).sum(axis=1)
+            terms["baseline"] = -(self._expected[rows, turn] + np.where(ended, rest, 0.0))
+            terms["reward"] = terms["reward"] + terms["baseline"]
+        for name in ("progress", "time_s", "wasted_s", "sent", "aggregated", "failed", "discarded"):
+            terms[name] = getattr(outcome, name)
+        return ClosedRounds(rows=rows, terms=terms, ended=ended)
+
+    def _picked(self, rows: Index, actions: npt.NDArray[Any]) -> Mask:
+        """Return the devices that actions pick; shape (m, n)."""
+        scores, allowed = actions, self.mask[rows]
+        if not self._by_scores:
+            worst = actions.shape[1]
+            rank = np.full((rows.size, self.n_max), worst)
+            # Of equal indices the last one written holds: the best rank.
+            each = np.broadcast_to(np.arange(worst)[::-1], actions.shape)
+            np.put_along_axis(rank, actions[:, ::-1], each, axis=1)
+            scores, allowed = -rank, allowed & (rank < worst)
+        best = top(scores.astype(np.float64), allowed, self.slots[rows])
+        picked = np.zeros((rows.size, self.simulator.n), dtype=bool)
+        row, place = np.nonzero(best)
+        picked[row, self._columns[rows[row], place]] = True
+        return picked
