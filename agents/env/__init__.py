@@ -13,6 +13,7 @@ from fedstale.agents.env.scenario import (
     online_share,
 )
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
+from fedstale.agents.env.windows import Action, WindowList
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ else:
 __all__ = [
     "CONSTANTS",
     "TERMS",
+    "Action",
     "EpisodeSettings",
     "Episodes",
     "JobKinds",
@@ -41,6 +43,7 @@ __all__ = [
     "SelectionEnv",
     "Simulator",
     "VectorSelectionEnv",
+    "WindowList",
     "as_scenarios",
     "cross_fitted",
     "fitted",
