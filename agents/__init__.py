@@ -30,9 +30,16 @@ from fedstale.agents.worlds import (
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
+    from fedstale.agents.deep_sets import SetExtractor, set_policy
     from fedstale.agents.env import SB3VecEnv, SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__ = names_of(__name__, {"env": "SB3VecEnv SelectionEnv VectorSelectionEnv"})
+    __getattr__ = names_of(
+        __name__,
+        {
+            "env": "SB3VecEnv SelectionEnv VectorSelectionEnv",
+            "deep_sets": "SetExtractor set_policy",
+        },
+    )
 
 __all__ = [
     "Agent",
@@ -49,6 +56,7 @@ __all__ = [
     "Scenario",
     "Scenarios",
     "SelectionEnv",
+    "SetExtractor",
     "Shadow",
     "Simulator",
     "Training",
@@ -65,5 +73,6 @@ __all__ = [
     "outside_of_fit",
     "read_spread",
     "save",
+    "set_policy",
     "train",
 ]

@@ -1,0 +1,45 @@
+"""The learning programs of examples/agents run as they stand, and reach what their page says."""
+
+import re
+import runpy
+
+import pytest
+from places import ROOT
+
+from fedstale.agents import tasks
+
+PROGRAMS = {path.stem: path for path in (ROOT / "examples" / "agents").glob("*.py")}
+# On one task, whose heuristic earns 13.2: what a program may fall short of it, or of the page.
+REACHED = {"policy_gradient": 0.0, "ppo": -0.7, "maskable_ppo": -1.0}
+
+
+@pytest.fixture
+def program(request, monkeypatch, tmp_path):
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))
+    if request.param == "maskable_ppo":
+        pytest.importorskip("sb3_contrib")
+    return request.param, runpy.run_path(str(PROGRAMS[request.param]))["main"]
+
+
+def earned(capsys):
+    found = re.search(r"earns ([-\d.]+), p_finish x utility ([-\d.]+)", capsys.readouterr().out)
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.parametrize("program", PROGRAMS, indirect=True)
+def test_a_program_learns_from_a_few_choices_and_says_what_it_earns(program, capsys, monkeypatch):
+    _, main = program
+    score = tasks.score
+    monkeypatch.setattr(tasks, "score", lambda task, policy: score(task, policy, windows=4))
+    main(256)
+    own, heuristic = earned(capsys)
+    assert 0.0 < own < 1.5 * heuristic
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, indirect=True)
+def test_a_program_reaches_what_its_page_says(program, capsys):
+    name, main = program
+    main(160_000 if name != "maskable_ppo" else 20_480)
+    own, heuristic = earned(capsys)
+    assert own - heuristic > REACHED[name]
