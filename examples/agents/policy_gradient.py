@@ -30,6 +30,11 @@ class Agent(nn.Module):
         return scores, self.critic(torch.cat([seen["context"], mean], 1)).squeeze(-1)
 
 
+def drawn(scores: torch.Tensor) -> torch.Tensor:
+    """Return scores with Gumbel noise: the k highest are drawn one after another."""
+    return scores - torch.empty_like(scores).exponential_().log()
+
+
 def log_prob(scores: torch.Tensor, order: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Return that of drawing the first k of an order one after another (Plackett-Luce)."""
     ranked = scores.gather(1, order)
@@ -54,8 +59,7 @@ def main(choices: int) -> None:
         for _ in range(STEPS):
             with torch.no_grad():
                 scores, value = agent(seen)
-            # The order by scores with Gumbel noise is a draw; the action is those very numbers.
-            action = scores - torch.empty_like(scores).exponential_().log()
+            action = drawn(scores)
             after, reward, over, _, _ = envs.step(action.numpy())
             order = action.argsort(1, descending=True)
             kept.append((seen, order, value, torch.tensor(reward), torch.tensor(1.0 - over)))
@@ -81,7 +85,7 @@ def main(choices: int) -> None:
             nn.utils.clip_grad_norm_(agent.parameters(), 1.0)
             optimizer.step()
     with torch.no_grad():
-        found = tasks.score(TASK, lambda seen: agent(tensors(seen))[0].numpy())
+        found = tasks.score(TASK, lambda seen: drawn(agent(tensors(seen))[0]).numpy())
     rule = tasks.score(TASK, lambda seen: seen["heuristic"])
     print(f"the policy gradient earns {found.mean():.2f}, p_finish x utility {rule.mean():.2f}")
 

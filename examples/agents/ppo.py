@@ -25,7 +25,7 @@ def main(choices: int) -> None:
         seed=0,
     )
     model.learn(choices)
-    found = tasks.score(TASK, lambda seen: model.predict(seen, deterministic=True)[0])
+    found = tasks.score(TASK, lambda seen: model.predict(seen)[0])
     rule = tasks.score(TASK, lambda seen: seen["heuristic"])
     print(f"PPO earns {found.mean():.2f}, p_finish x utility {rule.mean():.2f}")
 

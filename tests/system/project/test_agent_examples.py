@@ -9,8 +9,8 @@ from places import ROOT
 from fedstale.agents import tasks
 
 PROGRAMS = {path.stem: path for path in (ROOT / "examples" / "agents").glob("*.py")}
-# On one task, whose heuristic earns 13.2: what a program may fall short of it, or of the page.
-REACHED = {"policy_gradient": 0.0, "ppo": -0.7, "maskable_ppo": -1.0}
+# They earn 0.3 to 0.4 more than the heuristic, and another processor rounds otherwise.
+SHORT_OF_IT = 0.3
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def earned(capsys):
 
 @pytest.mark.parametrize("program", PROGRAMS, indirect=True)
 def test_a_program_learns_from_a_few_choices_and_says_what_it_earns(program, capsys, monkeypatch):
-    _, main = program
+    name, main = program
     score = tasks.score
     monkeypatch.setattr(tasks, "score", lambda task, policy: score(task, policy, windows=4))
-    main(256)
+    main(1_024 if name == "maskable_ppo" else 4_096)
     own, heuristic = earned(capsys)
     assert 0.0 < own < 1.5 * heuristic
 
@@ -42,4 +42,4 @@ def test_a_program_reaches_what_its_page_says(program, capsys):
     name, main = program
     main(160_000 if name != "maskable_ppo" else 20_480)
     own, heuristic = earned(capsys)
-    assert own - heuristic > REACHED[name]
+    assert own > heuristic - SHORT_OF_IT
