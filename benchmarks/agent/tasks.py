@@ -31,10 +31,10 @@ from fedstale.strategies.selection import (
     Random,
 )
 
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import write_result
 
+ROOT = Path(__file__).parents[2]
 HEURISTIC = "p_finish x utility"
 RULES: Mapping[str, Any] = {
     HEURISTIC: by_heuristic,
@@ -100,8 +100,8 @@ def main() -> None:
         for task in tasks.TASKS
         for row in scores(task, 10 if options.quick else tasks.TEST_WINDOWS)
     ]
-    for program in sorted((ROOT / "examples" / "agents").glob("*.py")):
-        rows.append(learnt(program, 4_096 if options.quick else None))
+    programs = sorted((ROOT / "examples" / "agents").glob("*.py"))
+    rows += [learnt(program, 4_096 if options.quick else None) for program in programs]
     command = "OMP_NUM_THREADS=1 python benchmarks/agent/tasks.py" + " --quick" * options.quick
     name = "selection_tasks-quick" if options.quick else "selection_tasks"
     print(write_result(name, rows, command=command))

@@ -4,9 +4,12 @@ import re
 import runpy
 
 import pytest
+from one_thread import one_thread
 from places import ROOT
 
 from fedstale.agents import tasks
+
+__all__ = ["one_thread"]
 
 PROGRAMS = {path.stem: path for path in (ROOT / "examples" / "agents").glob("*.py")}
 # They earn 0.3 to 0.4 more than the heuristic, and another processor rounds otherwise.
@@ -37,6 +40,7 @@ def test_a_program_learns_from_a_few_choices_and_says_what_it_earns(program, cap
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("program", PROGRAMS, indirect=True)
 def test_a_program_reaches_what_its_page_says(program, capsys):
     name, main = program
