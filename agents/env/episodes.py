@@ -108,14 +108,16 @@ class JobKinds:
 class EpisodeSettings:
     """The ranges that episodes are drawn from; pairs are (least, most)."""
 
+    horizon: tuple[float, float] = (10.0, 40.0)
+    """Time of an episode, in durations of its job on the median device; drawn on a logarithmic
+    scale."""
     window_s: float = 6 * 3600.0
     """Longest time of an episode in s, > 0."""
-    rounds: int = 24
+    rounds: int = 60
     """Most rounds of an episode, >= 1; replacements of failed jobs are no rounds."""
-    budget_share: float = 0.0
-    """Share of the episodes that end when devices have worked for so long."""
-    budget_jobs: tuple[float, float] = (20.0, 200.0)
-    """For how long, in jobs of the median device; drawn on a logarithmic scale."""
+    budget_share: float = 0.5
+    """Share of the episodes that end not by the clock, but when devices have worked for as long as
+    all that are in flight at a time would in the horizon."""
     devices: tuple[int, int] = (32, 256)
     """Devices that appear in the window; drawn on a logarithmic scale."""
     concurrency_share: tuple[float, float] = (0.1, 0.6)
@@ -160,7 +162,7 @@ class EpisodeSettings:
             "concurrency_share": 0 < self.concurrency_share[0] <= self.concurrency_share[1] <= 1,
             "buffer_share": 0 < self.buffer_share[0] <= self.buffer_share[1] <= 1,
             "skew": 0 < self.skew[0] <= self.skew[1],
-            "budget_jobs": 0 < self.budget_jobs[0] <= self.budget_jobs[1],
+            "horizon": 0 < self.horizon[0] <= self.horizon[1] < np.inf,
             "spread": 0 <= self.spread[0] <= self.spread[1],
             "loss_from": self.loss_from in {"stated", "norm"},
             "cooldown_s": 0 <= self.cooldown_s < np.inf,

@@ -176,11 +176,14 @@ class Scenario:
         settings, kinds, start, end = self.settings, self.kinds, self.start, self.end
         if not 0 <= start < end:
             raise TraceError(f"episodes from {start} to {end} s: expected 0 <= start < end")
-        window = min(settings.window_s, end - start)
+        kind = rng.integers(len(kinds), size=n)
+        horizon = kinds.median_s[kind] * _log_uniform(rng, settings.horizon, n)
+        is_limited = rng.random(n) < settings.budget_share
+        longest = min(settings.window_s, end - start)
+        window = np.where(is_limited, longest, np.minimum(horizon, longest))
         begins = start + rng.random(n) * (end - start - window)
         drawn, present = self._appearing(begins, window, rng)
         online = (online_share(self.traces, drawn, begins, window, looks=8) * present).sum(axis=1)
-        kind = rng.integers(len(kinds), size=n)
         wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
         # One device at a time is no choice of a set.
         concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
@@ -196,9 +199,6 @@ class Scenario:
         skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
         mixtures, examples = assign(rng, drawn.shape, GROUPS, skew, spread)
         mean = np.where(present, examples, 0.0).sum(axis=1) / present.sum(axis=1)
-        is_limited = rng.random(n) < settings.budget_share
-        jobs = _log_uniform(rng, settings.budget_jobs, n)
-        budget = np.where(is_limited, jobs * kinds.median_s[kind], np.inf)
         over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
         over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
         inflates = (rng.random(n) < settings.inflating_share)[:, None]
@@ -208,7 +208,7 @@ class Scenario:
             present=present,
             start=begins,
             end=begins + window,
-            budget_s=budget,
+            budget_s=np.where(is_limited, horizon * concurrency, np.inf),
             rounds=np.full(n, settings.rounds),
             kind=kind,
             concurrency=concurrency,
@@ -227,7 +227,7 @@ class Scenario:
         )
 
     def _appearing(
-        self, begins: Array, window: float, rng: np.random.Generator
+        self, begins: Array, window: Array, rng: np.random.Generator
     ) -> tuple[Index, Mask]:
         """Return devices that appear in each window, and which columns hold one; (b, n) each.
 
@@ -240,21 +240,21 @@ class Scenario:
         present = np.zeros(devices.shape, dtype=bool)
         for i, begin in enumerate(begins):
             first, _ = availability.window_at_or_after(pool, begin)
-            appearing = pool[first < begin + window]
+            appearing = pool[first < begin + window[i]]
             count = int(np.rint(_log_uniform(rng, (least, most), 1)[0]))
             drawn = rng.permutation(appearing)[:count]
             devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
         empty = ~present.any(axis=1)
         if empty.all():
             raise TraceError(
-                f"no device is online in any of {begins.size} windows of {window:g} s: expected "
+                f"no device is online in any of {begins.size} windows of {window.max():g} s: expected "
                 "traces with devices that appear"
             )
         if empty.any():
             # A window without devices is no episode: another takes its place.
             full = rng.choice(np.flatnonzero(~empty), size=int(empty.sum()))
             devices[empty], present[empty] = devices[full], present[full]
-            begins[empty] = begins[full]
+            begins[empty], window[empty] = begins[full], window[full]
         return devices, present
 
     def simulator(self, b: int) -> Simulator:

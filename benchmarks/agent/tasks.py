@@ -21,14 +21,20 @@ from fedstale.agents import load, tasks
 from fedstale.agents.evaluation import episode_metrics, paired
 from fedstale.agents.policy import by_agent, by_heuristic, embedded
 from fedstale.strategies.selection import (
+    BALANCED,
     PAPER,
+    PISCES,
     RELEASED,
+    ExpectedUtility,
     Fastest,
     LeastAvailable,
+    LeastRecent,
+    Likely,
     MostReliable,
     Oort,
     PowerOfChoice,
     Random,
+    TiFL,
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -39,11 +45,15 @@ HEURISTIC = "p_finish x utility"
 RULES: Mapping[str, Any] = {
     HEURISTIC: by_heuristic,
     "the agent of fedstale": by_agent(load(embedded()).weights),
+    "balanced": ExpectedUtility(BALANCED),
     "p_finish": MostReliable(),
     "Oort, paper's constants": Oort(PAPER),
     "Oort, released constants": Oort(RELEASED),
     "FedCS": Fastest(),
     "REFL IPS": LeastAvailable(),
+    "Pisces": ExpectedUtility(PISCES),
+    "TiFL": TiFL(),
+    "likely, then least recent": Likely(0.9, LeastRecent()),
     "power of choice": PowerOfChoice(64),
     "random": Random(),
 }

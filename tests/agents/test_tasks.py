@@ -23,6 +23,7 @@ from fedstale.agents.policy import by_heuristic
 from fedstale.errors import ConfigError
 
 RECORDED = Path(__file__).with_name("tasks.json")
+PHONES = "fedstale/Selection-phones-v1"
 WINDOWS = 8
 
 
@@ -47,7 +48,11 @@ def fingerprint(task, split):
     return {**found, "earned": earned.tolist()}
 
 
-@pytest.fixture(scope="module", params=tasks.TASKS)
+# Each makes two fleets; the first is of the others' kind.
+EVERY = [pytest.param(id, marks=[pytest.mark.slow] * (id != PHONES)) for id in tasks.TASKS]
+
+
+@pytest.fixture(scope="module", params=EVERY)
 def task(request):
     return request.param
 
