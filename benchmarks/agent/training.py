@@ -36,15 +36,19 @@ from fedstale.agents import AgentSelector, load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded as embedded_agent
 from fedstale.strategies.selection import (
+    BALANCED,
+    PISCES,
     RELEASED,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
+    LeastRecent,
     MostReliable,
     Oort,
     PowerOfChoice,
     Random,
     Selector,
+    TiFL,
 )
 from fedstale.traces import TraceSet
 from fedstale.traces.forecast import embedded
@@ -116,11 +120,17 @@ SELECTORS: dict[str, Arm] = {
     FAIR: Arm(make=lambda: AgentSelector(fairness=0.25)),
     "p_finish": Arm(make=MostReliable, without=True, everywhere=True, longest=True),
     RULE: Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
+    "balanced": Arm(
+        make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True, longest=True
+    ),
     RANDOM: Arm(make=Random, everywhere=True, longest=True),
+    "least recent": Arm(make=LeastRecent),
     "FedCS": Arm(make=Fastest),
     "Oort, paper's constants": Arm(make=Oort, everywhere=True, longest=True),
     "Oort, released constants": Arm(make=lambda: Oort(RELEASED)),
     "REFL IPS": Arm(make=LeastAvailable, everywhere=True),
+    "Pisces": Arm(make=lambda: ExpectedUtility(PISCES)),
+    "TiFL": Arm(make=TiFL),
     "power of choice": Arm(make=lambda: PowerOfChoice(8)),
     "LinUCB": Arm(make=LinUCB, without=True, everywhere=True),
 }

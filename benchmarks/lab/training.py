@@ -405,13 +405,8 @@ class Stating(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Ask for forecasts, then pick."""
-        places = candidates.node_ids.astype(np.int64) - FIRST_NODE
+        places = _places(candidates)
         self._resolve(places, candidates)
-        columns = {
-            name: getattr(candidates, name)
-            for name in UNKNOWN
-            if name not in {"durations_s", "expected_finishes"} and not name.startswith("forecast_")
-        }
         if self._forecasts is None:
             p = available = duration = np.full(places.size, np.nan)
         else:
@@ -419,20 +414,36 @@ class Stating(Selector):
         lies, lie = self._liars.who[places], self._liars.lie
         p = p if lie.chance is None else np.where(lies, lie.chance, p)
         duration = np.where(lies, lie.duration * duration, duration)
-        told = Candidates.of(
-            candidates.node_ids,
-            candidates.context,
+        told = self._told(
+            candidates,
             forecast_p_finish=p,
             forecast_p_available=available,
             forecast_duration_s=duration,
             forecast_at=np.where(np.isnan(p), np.nan, now),
-            expected_finishes=self._expected[places],
-            **columns,
+        )
+        # Who works said its chance before its job; there is no other way to tell candidates so.
+        told._find_in_flight = lambda: self._told(
+            candidates.in_flight, forecast_p_finish=self._stated[_places(candidates.in_flight)]
         )
         chosen = self.then.select(told, k, now, rng)
         is_chosen = np.isin(candidates.node_ids, np.array(chosen, dtype=np.uint64))
         self._stated[places[is_chosen]] = p[is_chosen]
         return chosen
+
+    def _told(self, candidates: Candidates, **forecasts: Array) -> Candidates:
+        """Return what the server knows of candidates, with what they stated."""
+        columns = {
+            name: getattr(candidates, name)
+            for name in UNKNOWN
+            if name not in {"durations_s", "expected_finishes"} and not name.startswith("forecast_")
+        }
+        return Candidates.of(
+            candidates.node_ids,
+            candidates.context,
+            expected_finishes=self._expected[_places(candidates)],
+            **forecasts,
+            **columns,
+        )
 
     def _resolve(self, places: Index, candidates: Candidates) -> None:
         """Add what was stated before jobs that have ended since."""
@@ -444,6 +455,11 @@ class Stating(Selector):
         expected = np.where(np.isnan(stated), outcome, stated)
         self._expected[places] += np.where(new, expected, 0.0)
         self._ended[places], self._finished[places] = ended, finished
+
+
+def _places(candidates: Candidates) -> Index:
+    """Return the position of each candidate in the window."""
+    return candidates.node_ids.astype(np.int64) - FIRST_NODE
 
 
 @dataclass(kw_only=True)

@@ -425,6 +425,26 @@ def test_liars_of_chance_state_certainty_and_are_found_out(
     np.testing.assert_array_equal(expected[liars.who] % 1.0, 0.0)
 
 
+def test_who_works_is_believed_what_it_stated_before(bench, training, apps, forecast, windows):
+    class Looks(Random):
+        stated, seen = {}, []
+
+        def select(self, candidates, k, now, rng):
+            working = candidates.in_flight
+            for node, chance in zip(working.node_ids, working.forecast_p_finish, strict=True):
+                Looks.seen.append((chance, Looks.stated[node]))
+            chosen = super().select(candidates, k, now, rng)
+            told = dict(zip(candidates.node_ids, candidates.forecast_p_finish, strict=True))
+            Looks.stated |= {node: told[node] for node in chosen}
+            return chosen
+
+    said = forecast(windows[0])
+    options = {"forecasts": said, "schedule": "fedbuff"}
+    train(bench, training, apps, windows[0], Looks(), **options)
+    assert len(Looks.seen) > 100
+    assert all(chance == stated for chance, stated in Looks.seen)
+
+
 def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
     bench, training, apps, forecast, windows
 ):
