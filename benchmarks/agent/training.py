@@ -353,6 +353,9 @@ def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> 
         jobs: processes.
     """
     missing = [run for run in runs if asdict(run) not in kept]
+    for app in dict.fromkeys(run.app for run in missing):
+        # Data that are not there are missed now, not in an hour.
+        opened(app)
     # A process makes a fleet, its windows and their forecasts once, if their runs come together.
     missing.sort(key=lambda run: (run.fleet, run.regime, run.part, run.seed))
     tasks = ((run, partial(play, recordings, run)) for run in missing)
@@ -364,17 +367,18 @@ def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> 
 def times(runs: Sequence[Run], kept: Kept) -> list[str]:
     """Return for each regime and app how long a run takes, and all that are missing.
 
-    Where no run of a regime is kept yet nobody knows.
+    Where no run is kept yet nobody knows, and the sum is without them.
     """
     lines, left_s = [], 0.0
     for regime, app in dict.fromkeys((run.regime, run.app) for run in runs):
         own = [asdict(run) for run in runs if (run.regime, run.app) == (regime, app)]
         took = [kept[run]["cpu_s"] for run in own if run in kept]
-        missing = len(own) - len(took)
-        each = float(np.mean(took)) if took else float("nan")
-        left_s += missing * each if missing else 0.0
-        lines.append(f"{regime}, {app}: {each:.2f} s a run, {missing} of {len(own)} runs to go")
-    return [*lines, f"{left_s / 3600.0:.2f} processor hours to go"]
+        to_go = f"{len(own) - len(took)} of {len(own)} runs to go"
+        if took:
+            left_s += (len(own) - len(took)) * float(np.mean(took))
+            to_go += f", {np.mean(took):.2f} s each"
+        lines.append(f"{regime}, {app}: {to_go}")
+    return [*lines, f"{left_s / 3600.0:.2f} processor hours to go, where a run is known"]
 
 
 def main() -> None:

@@ -41,6 +41,8 @@ from lab import two_layers
 ROOT = Path(__file__).parents[2]
 TEXT = Path(os.environ.get("PLAYS", ROOT / "../shared/data/tinyshakespeare.txt.gz")).resolve()
 """The plays; the environment variable PLAYS names another file."""
+IMAGES = os.environ.get("FASHION_MNIST", "")
+"""Folder of the images of clothes; empty is that of Debian's package dataset-fashion-mnist."""
 LINES = 16
 """Lines of a play that a device trains on."""
 PLAIN = {"data", "order", "batch_size", "learning_rate"}
@@ -244,9 +246,13 @@ class Fashion(_Labelled):
     """Images that are dealt, and that are tested on."""
 
     def __init__(self) -> None:
-        """Read the images."""
+        """Read the images.
+
+        Raises:
+            ConfigError: a file is not there; it says which.
+        """
         super().__init__()
-        self._images, test = self.task.load_data("")
+        self._images, test = self.task.load_data(IMAGES)
         self._test = test[0][: self.tested], test[1][: self.tested]
         self._own = lru_cache(maxsize=8)(self._dealt)
 

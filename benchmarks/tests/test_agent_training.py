@@ -369,7 +369,7 @@ def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
     monkeypatch.setattr(bench.sys, "argv", [*argv, "--only", "choice", "phones", "--windows", "6"])
     bench.main()
     assert len(set(played)) == len(played) > first > 0
-    assert "choice, digits: 1.00 s a run" in capsys.readouterr().out
+    assert "runs to go, 1.00 s each" in capsys.readouterr().out
     monkeypatch.setattr(bench.sys, "argv", [*argv, "--plan"])
     done = len(played)
     bench.main()
@@ -569,7 +569,7 @@ def test_a_run_is_that_of_the_apps_own_training(bench, training, apps, windows, 
 
 
 def test_fashion_deals_some_images_and_learns(bench, training, apps, windows):
-    if not Path("/usr/share/datasets/fashion-mnist").is_dir():
+    if not Path(apps.IMAGES or "/usr/share/datasets/fashion-mnist").is_dir():
         pytest.skip("dataset-fashion-mnist is not installed")
     app = apps.opened("fashion")
     assert 0.75 * app.most < app.examples(30, 0.3, 301).sum() <= app.most
