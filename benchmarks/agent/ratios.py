@@ -34,7 +34,9 @@ MEANS = (
     *("worst_third", "gini", "ever_merged"),
 )
 RATIOS = ("hours", "device_hours")
-AHEAD = ("accuracy", "worst_third", "gini", "waste_share", "valid_ratio")
+AHEAD = ("accuracy", "worst_third")
+AT_TARGET = ("target", "reached", "hours", "device_hours", "wasted_hours")
+"""What a run has once for each target."""
 SETTING = ("regime", "app", "fleet", "schedule", "alpha")
 
 Pair = tuple[Row, Row]

@@ -24,7 +24,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -55,7 +55,7 @@ from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.lin_ucb import LinUCB
-from agent.ratios import AGENT, RANDOM, RULE, Row, judge, tables
+from agent.ratios import AGENT, AT_TARGET, RANDOM, RULE, Row, judge, tables
 from lab.apps import APPS, opened
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept, played
@@ -410,16 +410,31 @@ def main() -> None:
     command = (
         f"python benchmarks/agent/training.py RECORDINGS --keep RUNS --windows {options.windows}"
     )
+    if not judged:
+        return
     print(write_result(name, rows, command=command + " --quick" * options.quick))
     write_runs(RESULTS / f"{name}_runs.csv", judged)
 
 
 def write_runs(path: Path, judged: Sequence[Row]) -> None:
-    """Write every run at each of its targets, one a line."""
+    """Write every run, one a line, with what it needed to each of its targets.
+
+    Args:
+        path: of the CSV file.
+        judged: runs, by `judge`.
+    """
+    names = [field.name for field in fields(Run) if field.name != "part"]
+    lines: dict[tuple[object, ...], Row] = {}
+    for row in judged:
+        whole = {
+            k: v for k, v in row.items() if k not in {"part", "cpu_s", "of_random", *AT_TARGET}
+        }
+        line = lines.setdefault(tuple(row[name] for name in names), whole)
+        line |= {f"{name} at {row['of_random']}": row[name] for name in AT_TARGET}
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(judged[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(next(iter(lines.values()))), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(judged)
+        writer.writerows(lines.values())
 
 
 if __name__ == "__main__":

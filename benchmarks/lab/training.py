@@ -34,8 +34,8 @@ HOUR_S = 3600.0
 HOURS_S = 4 * HOUR_S
 TTL_S = 1800.0
 PATIENCE = 10.0
-"""Time to live of a message in the mean device's training time: without an interruption 95 % of the
-jobs on recorded phones and cars take less, whatever the skew, and all on desktops."""
+"""Time to live of a message in the mean device's training time: without an interruption some 95 %
+of the jobs on recorded phones and cars take less, whatever the skew, and all on desktops."""
 SPENT = ("download_s", "compute_s", "upload_s")
 FIRST_NODE = 1000
 ROUNDS = 8
