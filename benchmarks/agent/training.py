@@ -364,21 +364,32 @@ def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> 
     return [kept[asdict(run)] for run in runs]
 
 
-def times(runs: Sequence[Run], kept: Kept) -> list[str]:
-    """Return for each regime and app how long a run takes, and all that are missing.
+def costs(runs: Sequence[Run], kept: Kept) -> list[Row]:
+    """Return for each regime and app how many runs are played, and how long one takes.
 
-    Where no run is kept yet nobody knows, and the sum is without them.
+    Args:
+        runs: that are wanted.
+        kept: those that were played.
+
+    Returns:
+        Rows with `played` and `wanted` runs, and processor seconds `each`, None if none is played.
     """
-    lines, left_s = [], 0.0
+    rows = []
     for regime, app in dict.fromkeys((run.regime, run.app) for run in runs):
         own = [asdict(run) for run in runs if (run.regime, run.app) == (regime, app)]
         took = [kept[run]["cpu_s"] for run in own if run in kept]
-        to_go = f"{len(own) - len(took)} of {len(own)} runs to go"
-        if took:
-            left_s += (len(own) - len(took)) * float(np.mean(took))
-            to_go += f", {np.mean(took):.2f} s each"
-        lines.append(f"{regime}, {app}: {to_go}")
-    return [*lines, f"{left_s / 3600.0:.2f} processor hours to go, where a run is known"]
+        each = round(float(np.mean(took)), 2) if took else None
+        about = {"about": "costs", "regime": regime, "app": app}
+        rows.append({**about, "played": len(took), "wanted": len(own), "each": each})
+    return rows
+
+
+def to_go(rows: Sequence[Row]) -> str:
+    """Return how long what is missing takes, as text; without apps of which no run is played."""
+    left_s = sum((row["wanted"] - row["played"]) * (row["each"] or 0.0) for row in rows)
+    unknown = [f"{row['app']} in {row['regime']}" for row in rows if row["each"] is None]
+    without = f", without {', '.join(unknown)}" if unknown else ""
+    return f"{left_s / 3600.0:.2f} processor hours to go{without}"
 
 
 def main() -> None:
@@ -399,13 +410,14 @@ def main() -> None:
     runs = wanted(options.only, n_windows=options.windows, quick=options.quick)
     kept = Kept(options.keep)
     if options.plan:
-        print(*times(runs, kept), sep="\n")
+        planned = costs(runs, kept)
+        print(*planned, to_go(planned), sep="\n")
         return
     compare(options.recordings, runs, kept=kept, jobs=options.jobs)
     found = [kept[asdict(run)] for run in everything if asdict(run) in kept]
-    judged = judge(found)
-    rows = tables(judged)
-    print(*times(everything, kept), sep="\n", flush=True)
+    judged, played_so_far = judge(found), costs(everything, kept)
+    rows = [*played_so_far, *tables(judged)]
+    print(*played_so_far, to_go(played_so_far), sep="\n", flush=True)
     name = "agent_training-quick" if options.quick else "agent_training"
     command = (
         f"python benchmarks/agent/training.py RECORDINGS --keep RUNS --windows {options.windows}"

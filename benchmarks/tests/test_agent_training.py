@@ -369,7 +369,7 @@ def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
     monkeypatch.setattr(bench.sys, "argv", [*argv, "--only", "choice", "phones", "--windows", "6"])
     bench.main()
     assert len(set(played)) == len(played) > first > 0
-    assert "runs to go, 1.00 s each" in capsys.readouterr().out
+    assert "processor hours to go, without digits in published" in capsys.readouterr().out
     monkeypatch.setattr(bench.sys, "argv", [*argv, "--plan"])
     done = len(played)
     bench.main()
@@ -384,7 +384,10 @@ def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
         assert random["to agent"]["device_hours_ratio"]["mean"] == pytest.approx(2.0, rel=0.01)
         assert agent[f"to {bench.RULE}"]["hours_ratio"]["mean"] == pytest.approx(0.5, rel=0.01)
         assert random["to agent"]["device_hours_ratio"]["windows"] == 6
-    assert {r["about"] for r in rows} == {"selectors", "forecasts", "lies"}
+    assert {r["about"] for r in rows} == {"costs", "selectors", "forecasts", "lies"}
+    (cost,) = [r for r in rows if r["about"] == "costs" and r["regime"] == "choice"]
+    assert (cost["played"], cost["each"]) == (len(played), 1.0)
+    assert cost["played"] < cost["wanted"]
     lines = (tmp_path / "agent_training_runs.csv").read_text().splitlines()
     assert len(lines) == 1 + len([run for run in played if run.part == "test"])
     assert {"hours at 0.9", "hours at 1.0"} < set(lines[0].split(","))
