@@ -247,8 +247,8 @@ class Scenario:
         empty = ~present.any(axis=1)
         if empty.all():
             raise TraceError(
-                f"no device is online in any of {begins.size} windows of {window.max():g} s: expected "
-                "traces with devices that appear"
+                f"no device is online in any of {begins.size} windows of up to {window.max():g} s: "
+                "expected traces with devices that appear"
             )
         if empty.any():
             # A window without devices is no episode: another takes its place.
