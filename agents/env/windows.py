@@ -27,6 +27,9 @@ Action = Literal["scores", "ranking"]
 BLOCK = 16
 """Windows that are drawn at a time; windows of a seed change with it."""
 
+# Beside many episodes the heuristic plays so many windows ahead, or of so many devices together:
+# that costs little more than a few.
+_AHEAD, _DEVICES_AHEAD = 256, 32_768
 # Blocks in which no window has a choice are drawn anew, so often at most.
 _DRAWS = 100
 # By the golden ratio: turned by it, an order never comes again.
@@ -209,9 +212,10 @@ class Rounds:
         self.b, self.n_max = b, n_max
         self.reward = reward or Reward()
         self.simulator = scenario.simulator(b)
-        self.windows = WindowList(
-            scenario, ahead=b // rollouts, reward=self.reward, baseline=baseline
-        )
+        ahead = b // rollouts
+        if baseline and b > 1:
+            ahead = max(ahead, min(_AHEAD, _DEVICES_AHEAD // self.simulator.n))
+        self.windows = WindowList(scenario, ahead=ahead, reward=self.reward, baseline=baseline)
         self._rollouts, self._baseline, self._by_scores = rollouts, baseline, action == "scores"
         self._expected = np.zeros((b, scenario.settings.choices))
         self._order = np.zeros((b, self.simulator.n))
