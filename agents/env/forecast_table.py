@@ -145,20 +145,20 @@ class ForecastTable:
         """Return the last forecasts at or before some instants; see `Forecasts`."""
         n_steps = self.values.shape[2]
         step = np.floor((now - self.start) / self.step_s).astype(np.int64)
-        known = (self.rows[devices] >= 0) & (step >= 0)
+        rows = self.rows[devices]
+        known = (rows >= 0) & (step >= 0)
         step = np.clip(step, 0, n_steps - 1)
-        found = self.values[:, self.rows[devices], step, kind].astype(np.float64)
-        found[:, ~known] = np.nan
-        logs = np.log(SCALES)
-        place = np.clip(np.interp(np.log(scale), logs, np.arange(logs.size)), 0, logs.size - 1)
-        low = np.minimum(place.astype(np.int64), logs.size - 2)
-        share, each = place - low, np.arange(low.size)
-        p, available = (
-            (1.0 - share) * x[each, low] + share * x[each, low + 1] for x in (found[0], found[1])
+        place = np.interp(np.log(scale), np.log(SCALES), np.arange(SCALES.size))
+        low = np.minimum(place.astype(np.int64), SCALES.size - 2)
+        less, more = (
+            np.where(known, self.values[:, rows, step, kind, i].astype(np.float64), np.nan)
+            for i in (low, low + 1)
         )
-        durations = np.log(found[2])
-        duration = (1.0 - share) * durations[each, low] + share * durations[each, low + 1]
-        return p, available, np.exp(duration)
+        share = place - low
+        p = (1.0 - share) * less[0] + share * more[0]
+        duration = np.exp((1.0 - share) * np.log(less[2]) + share * np.log(more[2]))
+        # Whether a device stays does not depend on its job.
+        return p, less[1], duration
 
 
 def _made(

@@ -124,7 +124,7 @@ class Oort(Selector):
     ) -> list[int]:
         """Exploit, then explore; what one lacks in candidates the other fills."""
         context = candidates.context
-        if not self._round or context.version != self._version or not context.n_in_flight:
+        if not self._round or context.begins_round(self._version):
             self._begin_round(context.version)
         tried = candidates.times_picked + candidates.times_finished + candidates.times_failed > 0
         tried |= ~np.isnan(candidates.utility)

@@ -45,7 +45,7 @@ class TiFL(Selector):
         """Draw a tier if a round begins, and pick."""
         tier_of = self._tiers_of(candidates, rng)
         context = candidates.context
-        if not self._round or context.version != self._version or not context.n_in_flight:
+        if not self._round or context.begins_round(self._version):
             self._begin_round(candidates, tier_of, rng)
             self._version = context.version
         away = np.abs(tier_of - self._tier)

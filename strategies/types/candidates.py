@@ -77,6 +77,10 @@ class SelectionContext:
     deadline_s: float = inf
     """Time in s in which a reply to a job sent now counts."""
 
+    def begins_round(self, version: int) -> bool:
+        """Return whether a round begins after one at a version: at another, or with no job out."""
+        return self.version != version or not self.n_in_flight
+
 
 _UNKNOWN = SelectionContext()
 _NOBODY = np.zeros(0, dtype=np.uint64)
