@@ -1,7 +1,7 @@
 """Compare a trained agent with other policies on held-out windows, and test it for known faults.
 
 Every contender plays each window from its beginning with the same devices, data, jobs and noise, so
-differences are taken within windows. The heuristic `p_finish x utility` is the one to beat: an
+differences are taken within windows. The rule `ExpectedUtility(BALANCED)` is the one to beat: an
 agent starts as it.
 
 Windows differ far more from one another than policies do on one window, so the intervals of a
@@ -41,6 +41,7 @@ from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
     RELEASED,
+    ExpectedUtility,
     Fastest,
     LeastAvailable,
     MostReliable,
@@ -54,7 +55,7 @@ from fedstale.traces import Array, Mask, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
 """What is compared; see `episode_metrics`."""
-AGENT, HEURISTIC = "agent", "p_finish x utility"
+AGENT, HEURISTIC = "agent", "balanced"
 LEAST_WINDOWS = 10
 MOST_OVER_REPORTING = 0.2
 """Share of the last picks that over-reporting clients, which never finish, may get: they are half
@@ -118,6 +119,7 @@ def contenders(
     played: list[tuple[str, Sequence[Policy], Scenario]] = [
         (AGENT, trained, scenario),
         (HEURISTIC, [by_heuristic], scenario),
+        ("p_finish x utility", [ExpectedUtility()], scenario),
         ("p_finish", [MostReliable()], scenario),
         ("random", [Random()], scenario),
         ("FedCS", [Fastest()], scenario),

@@ -41,6 +41,8 @@ ROLLOUTS = 8
 """Rollouts of each window; the baseline of one is the mean of the others."""
 OFF_BEST = 0.25
 """Share of the picks that sampling takes from outside the best k, where there is a choice."""
+MOST_SHOWN = 128
+"""Candidates that an agent is shown in training; of more, so many at random."""
 STEPS = 4
 """Steps of the optimizer in an update, one for each minibatch."""
 
@@ -284,7 +286,8 @@ class RoundBuffer(DictRolloutBuffer):
         """
         del last_values, dones
         self.returns = returns_to_go(self.rewards)
-        advantages = against_the_others(self.returns, ROLLOUTS)
+        clock = self.observations["clock"][..., 0]
+        advantages = against_the_others(self.rewards, clock, ROLLOUTS)
         free = np.asarray(
             is_free(self.observations["mask"], self.observations["slots"]), dtype=bool
         )
@@ -333,20 +336,35 @@ def returns_to_go(rewards: Array) -> Array:
     return np.cumsum(rewards[::-1], axis=0)[::-1].copy()
 
 
-def against_the_others(returns: Array, n: int) -> Array:
-    """Return each rollout's return minus the mean of the others' of the same window.
+def against_the_others(rewards: Array, clock: Array, n: int) -> Array:
+    """Return what each rollout earns from a round on, less what the others earn from then on.
+
+    Then is the same share of the episode: a rollout that has played faster has more of it left, and
+    what the others earn in that time says what it is worth.
 
     Args:
-        returns: n rollouts of each window in a row; shape (rounds, windows x n).
+        rewards: of rounds, n rollouts of each window in a row; shape (rounds, windows x n).
+        clock: share of the episode that is over when a round begins, in [0, 1]; same shape.
         n: >= 2.
 
     Example:
-        >>> against_the_others(np.array([[1.0, 2.0, 6.0]]), 3).tolist()
-        [[-3.0, -1.5, 4.5]]
+        >>> rewards = np.array([[1.0, 2.0], [4.0, 8.0]])
+        >>> against_the_others(rewards, np.array([[0.0, 0.0], [0.5, 0.25]]), 2).tolist()
+        [[-5.0, 5.0], [-4.0, 3.0]]
     """
-    grouped = returns.reshape(len(returns), -1, n)
-    mean = grouped.mean(axis=2, keepdims=True)
-    return ((grouped - mean) * (n / (n - 1))).reshape(returns.shape)
+    ends = np.concatenate([clock[1:], np.ones((1, clock.shape[1]))])
+    ends = np.maximum.accumulate(ends, axis=0)
+    own = returns_to_go(rewards)
+    left = np.concatenate([own, np.zeros((1, own.shape[1]))])
+    found = own.astype(np.float64)
+    for first in range(0, rewards.shape[1], n):
+        window = range(first, first + n)
+        for i in window:
+            for j in window:
+                if i != j:
+                    begun = np.searchsorted(ends[:, j], clock[:, i], side="right")
+                    found[:, i] -= left[begun, j] / (n - 1)
+    return found
 
 
 def normalised(advantages: Array, counted: Mask, n: int) -> Array:
@@ -390,7 +408,7 @@ class PolicyGradient:
                 ROLLOUTS * training.windows * len(scenarios),
                 action="ranking",
                 rollouts=ROLLOUTS,
-                n_max=max(scenario.settings.devices[1] for scenario in scenarios),
+                n_max=min(max(each.settings.devices[1] for each in scenarios), MOST_SHOWN),
                 reward=reward,
                 baseline=False,
             )

@@ -175,8 +175,8 @@ def make(
         task: its id.
         split: "train", or "test", which a policy is only scored on.
         action: what an action is, "scores" or "ranking"; see `SelectionEnv`.
-        baseline: whether to subtract from each reward what the heuristic `p_finish x utility` earns
-            in the window, which makes learning easier and changes no order of policies.
+        baseline: whether to subtract from each reward what the highest scores of the balanced rule
+            earn in the window, which makes learning easier and changes no order of policies.
         render_mode: there is none.
     """
     return SelectionEnv(

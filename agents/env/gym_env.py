@@ -66,12 +66,13 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
     | Key       | Observation                            | Shape       | Min | Max   |
     |-----------|----------------------------------------|-------------|-----|-------|
     | features  | each candidate, as the server knows it | (n_max, 23) | -8  | 8     |
-    | context   | the choice                             | (7,)        | -8  | 8     |
-    | heuristic | log(p_finish x utility)                | (n_max,)    | -20 | 20    |
+    | context   | the choice                             | (9,)        | -8  | 8     |
+    | heuristic | log score by `BALANCED`                | (n_max,)    | -20 | 20    |
     | mask      | which places may be picked             | (n_max,)    | 0   | 1     |
     | slots     | k, how many are picked                 | (1,)        | 0   | n_max |
+    | clock     | share of the episode that is over      | (1,)        | 0   | 1     |
 
-    After the last choice everything is 0.
+    After the last choice everything but the clock is 0.
 
     ## Rewards
 
@@ -205,6 +206,7 @@ def observation_space(n_max: int) -> spaces.Dict:
             "heuristic": box(HEURISTIC_LIMIT, n_max),
             "mask": spaces.Box(0.0, 1.0, (n_max,), dtype=np.float32),
             "slots": spaces.Box(0.0, n_max, (1,), dtype=np.float32),
+            "clock": spaces.Box(0.0, 1.0, (1,), dtype=np.float32),
         }
     )
 
@@ -221,7 +223,7 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
     An episode that is over begins the next window of the seed's list in the same step
     (`AutoresetMode.SAME_STEP`), so that every row is a choice; `infos["final_obs"]` has what its
-    end looked like, which is all 0.
+    end looked like, which is 0 but for the clock.
 
     With `rollouts`, so many episodes in a row play the same window, and nothing begins by itself
     (`AutoresetMode.DISABLED`): rows that are over earn 0 until `reset()` begins the next windows
@@ -288,6 +290,7 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
             name: np.zeros(space.shape or (), dtype=np.float32)
             for name, space in self.single_observation_space.items()
         }
+        self._end["clock"][:] = 1.0
         self._begun = False
 
     def reset(

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstale.agents.env.episodes import CHOICES, Episodes
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.policy import Floats, Score, by_heuristic
+from fedstale.agents.policy import Floats, Score, by_heuristic, drawn
 from fedstale.strategies.selection import Selector
 from fedstale.traces import Array, Index, Mask
 
@@ -99,7 +99,7 @@ def picks_of(simulator: Simulator, policy: Policy, n: int, seed: np.random.SeedS
     def by_score(rows: Index) -> Mask:
         mask = simulator.mask[rows]
         if score is by_heuristic:
-            scores: Floats = simulator.heuristic(rows)
+            scores: Floats = drawn(simulator.heuristic(rows), rngs[-1])
         else:
             found = score(simulator.observation(rows), mask, rngs[-1])
             scores = np.asarray(found, dtype=np.float64)

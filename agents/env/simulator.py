@@ -213,10 +213,26 @@ class Simulator:
         return self.awaited.sum(axis=1)
 
     @property
+    def clock(self) -> Array:
+        """Share of each episode's time, or of its device time, that is over; shape (b,)."""
+        own = self.episodes
+        time = (self.now - own.start) / (own.end - own.start)
+        share = np.maximum(time, self.worked_s / own.budget_s)
+        return np.where(self.done, 1.0, np.clip(share, 0.0, 1.0))
+
+    @property
     def n_missing(self) -> Index:
         """Updates that the next server step still waits for; shape (b,)."""
         arrived = (self.in_flight & self.replies & ~self.awaited).sum(axis=1)
         return np.maximum(self.episodes.buffer_size - arrived, 0)
+
+    @property
+    def n_expected(self) -> Array:
+        """Sum of the chances to finish of the jobs that are awaited; shape (b,)."""
+        row, column = np.nonzero(self.awaited)
+        flat = row * self.n + column
+        chances = Candidates(flat, self.table, flat).p_finish
+        return np.bincount(row, chances, minlength=self.b)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
         """Return what the scorer is given in some episodes.
@@ -237,6 +253,8 @@ class Simulator:
             n_in_flight=self.n_awaited[rows],
             version=self.version[rows],
             deadline_s=self.reply_limit_s[rows],
+            n_missing=self.n_missing[rows],
+            n_expected=self.n_expected[rows],
         )
 
     def heuristic(self, rows: Index) -> Array:

@@ -140,7 +140,7 @@ class WindowList:
 
 
 class _Heuristic:
-    """Picks by `p_finish x utility`; ties fall by the order of the window, and nothing else."""
+    """Picks the highest scores of the heuristic; ties fall by the order of the window alone."""
 
     def __init__(self, simulator: Simulator, order: Array) -> None:
         self._simulator, self._order = simulator, order
@@ -232,6 +232,7 @@ class Rounds:
             "heuristic": np.zeros((b, n_max), dtype=np.float32),
             "mask": np.zeros((b, n_max), dtype=np.float32),
             "slots": np.zeros((b, 1), dtype=np.float32),
+            "clock": np.ones((b, 1), dtype=np.float32),
         }
         """The current observation; the same arrays are written again at the next choice."""
 
@@ -249,6 +250,7 @@ class Rounds:
         simulator = self.simulator
         for values in (self._columns, self.mask, self.slots, *self.observation.values()):
             values[rows] = 0
+        self.observation["clock"][rows, 0] = simulator.clock[rows]
         rows = rows[~simulator.done[rows]]
         if not rows.size:
             return

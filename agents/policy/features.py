@@ -6,13 +6,14 @@ id or a position, and nothing is summed or maximised over candidates, so what is
 holds for a hundred thousand.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.strategies.selection import BALANCED
 from fedstale.strategies.types import Candidates
 from fedstale.traces import Array, Mask
 
@@ -54,9 +55,11 @@ CONTEXT = (
     "forecast_known_share",
     "mean_p_finish",
     "median_duration_to_deadline",
+    "missing_to_slots",
+    "expected_to_missing",
 )
 """Numbers of a choice, in their order."""
-SCHEMA: Mapping[str, object] = {"version": 2, "features": FEATURES, "context": CONTEXT}
+SCHEMA: Mapping[str, object] = {"version": 3, "features": FEATURES, "context": CONTEXT}
 """All names, and a version that changes when their meaning does."""
 
 N_FEATURES, N_CONTEXT = len(FEATURES), len(CONTEXT)
@@ -92,7 +95,7 @@ class Inputs(NamedTuple):
     context: Single
     """Of each choice, in the order of `CONTEXT`; shape (b, g)."""
     heuristic: Single
-    """log(p_finish x utility), the score of `ExpectedUtility`, up to a constant; shape (b, n)."""
+    """Logarithm of the score of `ExpectedUtility(BALANCED)`, up to a constant; shape (b, n)."""
 
 
 def features(
@@ -104,6 +107,8 @@ def features(
     n_in_flight: npt.ArrayLike,
     version: npt.ArrayLike,
     deadline_s: npt.ArrayLike,
+    n_missing: npt.ArrayLike,
+    n_expected: npt.ArrayLike,
 ) -> Inputs:
     """Return the inputs of b choices at once; a real server has one.
 
@@ -115,11 +120,13 @@ def features(
         n_in_flight: jobs in flight.
         version: of the model.
         deadline_s: time in which a reply counts, in s; inf if there is no limit.
+        n_missing: updates that the next server step waits for; 0 where it waits for no number.
+        n_expected: sum of the chances to finish of the jobs in flight.
     """
     b, n = mask.shape
-    now, k, n_in_flight, version, deadline_s = (
+    now, k, n_in_flight, version, deadline_s, n_missing, n_expected = (
         np.broadcast_to(np.asarray(x, dtype=np.float64), (b,))[:, None]
-        for x in (now, k, n_in_flight, version, deadline_s)
+        for x in (now, k, n_in_flight, version, deadline_s, n_missing, n_expected)
     )
     # A real choice is written feature by feature, so that each is one piece of memory.
     x = np.moveaxis(np.empty((N_FEATURES, b, n), dtype=np.float32), 0, -1)
@@ -142,12 +149,25 @@ def features(
         heuristic[~mask] = 0.0
         x[..., _PLACE["heuristic_rank"]] = _rank(heuristic, mask)
     x[~mask] = 0.0
-    context = _context(x, mask, medians, k=k, n_in_flight=n_in_flight, version=version, limit=limit)
+    context = _context(
+        x,
+        mask,
+        medians,
+        k=k,
+        n_in_flight=n_in_flight,
+        version=version,
+        limit=limit,
+        n_missing=n_missing,
+        n_expected=n_expected,
+    )
     return Inputs(features=x, context=context, heuristic=heuristic)
 
 
 # Columns whose logarithms are compared with their median over the candidates of a choice.
 _COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
+_DURATIONS = ("forecast_duration_s", "duration_s")
+# Of the scores of the rule that an agent starts as.
+_RULE = BALANCED
 
 
 def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
@@ -155,6 +175,8 @@ def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     largest = _largest(np.where(mask, get("utility"), np.nan))
     medians = {"largest": largest.astype(np.float32)}
     every = slice(None) if mask.shape[1] <= _CHUNK else _sample(np.arange(mask.shape[1]))
+    expected = _expected(*(_log(get(name)[:, every]) for name in _DURATIONS))
+    medians["expected"] = row_medians(expected, mask[:, every]).astype(np.float32)
     for name in _COMPARED:
         few = get(name)[:, every]
         logs = np.log1p(few) if name == "times_picked" else _log(few)
@@ -198,8 +220,9 @@ def _fill(
     put("p_available_logit", _logit(p_available))
     put("p_available_unknown", ~np.isfinite(p_available))
     limit = limit.astype(np.float32)
+    durations: list[AnyFloats] = []
     for name in ("forecast_duration", "duration"):
-        logs = _log(single(f"{name}_s"))
+        durations.append(logs := _log(single(f"{name}_s")))
         put(f"{name}_ratio", _ratio(logs - medians[f"{name}_s"]))
         put(f"{name}_to_deadline", _ratio(logs - limit))
         put(f"{name}_unknown", np.isnan(logs))
@@ -221,7 +244,8 @@ def _fill(
         _ratio(np.log((finished + 4.0) / (single("expected_finishes") + 4.0))),
     )
     put("success_logit", _logit((finished + 1.0) / (finished + failed + 2.0)))
-    return _likely(p_finish, utilities, utility == 0.0, medians["largest"], medians["utility"])
+    utilities = np.where(utility == 0.0, _NONE, utilities)
+    return _scores(p_finish, utilities, durations, picked, medians)
 
 
 def _context(
@@ -233,6 +257,8 @@ def _context(
     n_in_flight: Array,
     version: Array,
     limit: AnyFloats,
+    n_missing: Array,
+    n_expected: Array,
 ) -> Single:
     """Return the context of each choice."""
     n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
@@ -253,6 +279,8 @@ def _context(
             some - total["forecast_unknown"],
             total["p_finish_logit"],
             _ratio(middle - limit),
+            _ratio(np.log1p(n_missing) - np.log1p(k)),
+            _ratio(np.log1p(n_expected) - np.log1p(n_missing)),
         ],
         axis=1,
     )
@@ -260,31 +288,57 @@ def _context(
 
 
 def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
-    """Return log(p_finish x utility) against the median utility; shape (b, n).
-
-    A client without a utility yet gets the largest that is known, as in `ExpectedUtility`.
+    """Return the logarithm of the score of `ExpectedUtility(BALANCED)`, up to a constant; (b, n).
 
     Args:
         candidates: n clients of each choice, choice after choice; b x n of them.
         mask: which of them may be picked; the others score 0; shape (b, n).
     """
+
+    def column(name: str) -> Array:
+        return np.asarray(getattr(candidates, name), dtype=np.float64).reshape(mask.shape)
+
     with np.errstate(divide="ignore", invalid="ignore"):
-        p_finish, utility = (
-            x.reshape(mask.shape) for x in (candidates.p_finish, candidates.utility)
-        )
-        logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
-        found = _likely(p_finish, logs, utility == 0.0, largest, row_medians(logs, mask))
+        utility = column("utility")
+        logs = _log(utility)
+        stated, observed = (_log(column(name)) for name in _DURATIONS)
+        medians = {
+            "largest": _largest(np.where(mask, utility, np.nan)),
+            "utility": row_medians(logs, mask),
+            "expected": row_medians(_expected(stated, observed), mask),
+        }
+        utilities, picked = np.where(utility == 0.0, _NONE, logs), np.log1p(column("times_picked"))
+        durations = stated, observed
+        found = _scores(column("p_finish"), utilities, durations, picked, medians)
     return np.where(mask, found, 0.0)
 
 
-def _likely(
-    p_finish: AnyFloats, logs: AnyFloats, useless: Mask, largest: AnyFloats, middle: AnyFloats
+def _scores(
+    p_finish: AnyFloats,
+    utilities: AnyFloats,
+    durations: Sequence[AnyFloats],
+    picked: AnyFloats,
+    medians: Mapping[str, AnyFloats],
 ) -> AnyFloats:
-    # A utility of 0 is known, and is the least.
-    known = np.where(useless, _NONE, np.where(np.isnan(logs), largest, logs))
+    """Return the rule's scores, from logarithms of all but chances."""
+    largest, middle = medians["largest"], medians["utility"]
+    utilities = np.where(np.isnan(utilities), largest, utilities)
     base = np.where(np.isnan(middle), largest, middle)
-    chance = np.log(np.clip(np.nan_to_num(p_finish, nan=0.5), _LEAST_P, 1.0))
-    return np.clip(chance + known - base, -HEURISTIC_LIMIT, HEURISTIC_LIMIT)
+    # What is not known is the median.
+    longer = _expected(*durations) - medians["expected"]
+    chances = np.log(np.clip(np.nan_to_num(p_finish, nan=0.5), _LEAST_P, 1.0))
+    found = (
+        _RULE.chance * chances
+        + _RULE.utility * (utilities - base)
+        - _RULE.duration * np.nan_to_num(longer)
+        - _RULE.picked * picked
+    )
+    return np.clip(found, -HEURISTIC_LIMIT, HEURISTIC_LIMIT)
+
+
+def _expected(stated: AnyFloats, observed: AnyFloats) -> AnyFloats:
+    """Return the duration that a device states, or else has taken."""
+    return np.where(np.isnan(stated), observed, stated)
 
 
 def _log(x: AnyFloats) -> AnyFloats:

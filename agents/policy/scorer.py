@@ -1,9 +1,10 @@
 """One small network that scores a candidate, the same for every candidate and any number of them.
 
-    score_i = beta log(p_finish_i x utility_i) + MLP(x_i, c)
+    score_i = beta r_i + MLP(x_i, c)
 
-with x_i the features of candidate i, and c the state of the round and mean and spread of all x_i.
-The last layer starts at zero, so an untrained scorer ranks exactly as `ExpectedUtility` does. There
+with r_i the logarithm of the score of `ExpectedUtility(BALANCED)`, x_i the features of candidate i,
+and c the state of the round and mean and spread of all x_i. The last layer starts at zero, so an
+untrained scorer draws exactly as that rule does. There
 is no maximum and no sum over candidates, so one set of weights serves ten or a million of them.
 Scoring takes NumPy alone.
 
@@ -33,6 +34,7 @@ import numpy.typing as npt
 
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Single
 from fedstale.errors import ProtocolError
+from fedstale.strategies.selection import BALANCED
 from fedstale.traces import Mask
 from fedstale.traces.io import ModelFiles
 
@@ -50,7 +52,7 @@ FILES = ModelFiles(
     error=ProtocolError,
 )
 
-TEMPERATURE = 0.25
+TEMPERATURE = BALANCED.temperature
 """Divisor T of the scores when rounds are drawn."""
 HIDDEN = 24
 """Width of the two hidden layers."""
@@ -135,7 +137,7 @@ def score(
         weights: of the network.
         features: of the candidates; shape (..., n, f).
         context: of the round; shape (..., g).
-        heuristic: log(p_finish x utility) of the candidates; shape (..., n).
+        heuristic: logarithm of the score by `BALANCED`; shape (..., n).
         mask: which columns are candidates; shape (..., n); None means all. The scores of the
             others mean nothing.
 
@@ -170,9 +172,9 @@ def drawn(scores: Floats, rng: np.random.Generator) -> Floats:
 
 
 def by_heuristic(given: Inputs, mask: Mask, rng: np.random.Generator) -> Floats:
-    """Return the heuristic's scores, which pick as `ExpectedUtility` does; a `Score`."""
-    del mask, rng
-    return given.heuristic
+    """Draw as `ExpectedUtility(BALANCED)` does; a `Score`."""
+    del mask
+    return drawn(given.heuristic, rng)
 
 
 def by_agent(weights: Weights) -> Score:

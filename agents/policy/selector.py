@@ -21,7 +21,7 @@ import numpy as np
 from fedstale.agents.policy.features import Inputs, features
 from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
-from fedstale.strategies.selection import ExpectedUtility, Selector, name_of_class
+from fedstale.strategies.selection import BALANCED, ExpectedUtility, Selector, name_of_class
 from fedstale.strategies.types import Candidates, is_count, require
 from fedstale.traces import Index, Mask
 
@@ -88,7 +88,7 @@ class AgentSelector(Selector):
             *("selector.fairness", fairness, "a share in [0, 1 - exploration]"),
         )
         self.path, self.exploration, self.fairness = path, exploration, fairness
-        self._heuristic = ExpectedUtility()
+        self._heuristic = ExpectedUtility(BALANCED)
         self._agent: Agent | None = None
         self._warned = False
         try:
@@ -152,7 +152,7 @@ class AgentSelector(Selector):
 
     def _warn(self, problem: str) -> None:
         if not self._warned:
-            logger.warning("the agent is not used, p_finish x utility decides: %s", problem)
+            logger.warning("the agent is not used, the balanced rule decides: %s", problem)
         self._warned = True
 
 
@@ -172,6 +172,8 @@ def inputs_of(candidates: Candidates, k: int, now: float) -> Inputs:
         k=k,
         n_in_flight=at.n_in_flight,
         version=at.version,
+        n_missing=at.n_missing,
+        n_expected=float(candidates.in_flight.p_finish.sum()),
         # Training always has a limit.
         deadline_s=at.deadline_s if isfinite(at.deadline_s) else _patience(candidates),
     )

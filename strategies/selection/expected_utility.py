@@ -63,7 +63,7 @@ class ExpectedUtility(Selector):
     A node without a utility yet gets the largest known, so that every node is tried. The chance is
     the device's own forecast where it sends one, corrected by what came of its earlier ones. The
     duration is the device's forecast, or the median of those observed; that of a node of which
-    neither is known is the median over the candidates.
+    neither is known is the median over the candidates, of logarithms.
 
     Example:
         >>> nodes = Candidates.of([7, 8], forecast_p_finish=[0.9, 0.8], times_picked=[4, 0])
@@ -113,5 +113,5 @@ def expected_duration_s(candidates: Candidates) -> Floats:
     stated, observed = candidates.forecast_duration_s, candidates.duration_s
     found = np.where(np.isfinite(stated) & (stated > 0.0), stated, observed)
     found = np.where(found > 0.0, found, np.nan)
-    known = found[~np.isnan(found)]
-    return np.where(np.isnan(found), np.median(known) if known.size else 1.0, found)
+    known = np.log(found[~np.isnan(found)])
+    return np.where(np.isnan(found), np.exp(np.median(known)) if known.size else 1.0, found)

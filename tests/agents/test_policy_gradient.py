@@ -131,16 +131,28 @@ def test_a_round_of_nothing_is_certain():
 
 
 def test_credit_is_that_of_a_naive_loop():
-    rewards = np.random.default_rng(0).normal(size=(5, 12))
+    rng = np.random.default_rng(0)
+    rewards, clock = rng.normal(size=(5, 12)), np.sort(rng.random((5, 12)), axis=0)
+    clock[0] = 0.0
     returns = returns_to_go(rewards)
-    advantages = against_the_others(returns, 4)
+    advantages = against_the_others(rewards, clock, 4)
+    ends = np.vstack([clock[1:], np.ones(12)])
     for step in range(5):
         for env in range(12):
             assert returns[step, env] == pytest.approx(rewards[step:, env].sum())
             window = env // 4
             others = [e for e in range(4 * window, 4 * window + 4) if e != env]
-            mean = np.mean([rewards[step:, e].sum() for e in others])
+            mean = np.mean([rewards[ends[:, e] > clock[step, env], e].sum() for e in others])
             assert advantages[step, env] == pytest.approx(returns[step, env] - mean)
+
+
+def test_where_rounds_take_equal_time_credit_is_compared_round_by_round():
+    rewards = np.random.default_rng(0).normal(size=(4, 8))
+    clock = np.repeat(np.arange(4)[:, None] / 4.0, 8, axis=1)
+    returns = returns_to_go(rewards)
+    mean = returns.reshape(4, 2, 4).mean(axis=2, keepdims=True)
+    expected = ((returns.reshape(4, 2, 4) - mean) * 4 / 3).reshape(4, 8)
+    np.testing.assert_allclose(against_the_others(rewards, clock, 4), expected)
 
 
 def test_windows_of_any_scale_teach_alike():
@@ -160,7 +172,7 @@ def test_windows_of_any_scale_teach_alike():
     assert np.isfinite(normalised(advantages, np.zeros((6, 12), bool), 4)).all()
 
 
-def observations(rng, n_envs, n_max, counts, slots):
+def observations(rng, n_envs, n_max, counts, slots, *, clock=0.0):
     """Random observations with so many candidates, packed."""
     mask = np.arange(n_max) < np.asarray(counts)[:, None]
     return {
@@ -169,6 +181,7 @@ def observations(rng, n_envs, n_max, counts, slots):
         "heuristic": (rng.normal(size=(n_envs, n_max)) * mask).astype("f4"),
         "mask": mask.astype("f4"),
         "slots": np.asarray(slots, dtype="f4")[:, None],
+        "clock": np.full((n_envs, 1), clock, dtype="f4"),
     }
 
 
@@ -228,7 +241,7 @@ def test_minibatches_hold_each_free_choice_once_with_its_own_probability():
     for step in range(n_steps):
         counts = rng.integers(0, n_max + 1, n_envs)
         slots = np.minimum(rng.integers(0, 6, n_envs), counts)
-        seen = observations(rng, n_envs, n_max, counts, slots)
+        seen = observations(rng, n_envs, n_max, counts, slots, clock=step / n_steps)
         with torch.no_grad():
             actions, values, found = policy(tensors(seen))
         buffer.add(seen, actions.numpy(), rewards[step], np.zeros(n_envs), values, found)
@@ -239,7 +252,8 @@ def test_minibatches_hold_each_free_choice_once_with_its_own_probability():
     free = np.zeros((n_steps, n_envs), dtype=bool)
     for step, env, _ in expected.values():
         free[step, env] = True
-    advantages = against_the_others(returns_to_go(rewards), ROLLOUTS)
+    clock = np.repeat(np.arange(n_steps)[:, None] / n_steps, n_envs, axis=1)
+    advantages = against_the_others(rewards, clock, ROLLOUTS)
     advantages = normalised(advantages, free, ROLLOUTS)
     met = []
     for batch in buffer.get(7):
@@ -370,7 +384,8 @@ def test_one_step_follows_the_gradient_of_the_expected_reward():
     exact = policy.features_extractor.weights["last"].grad[:, 0]
     assert float(sampled @ exact / (sampled.norm() * exact.norm())) > 0.95
     # In units of how much rollouts of a window differ.
-    spread = np.sqrt((against_the_others(model.rollout_buffer.rewards, ROLLOUTS) ** 2).mean())
+    rewards = model.rollout_buffer.rewards
+    spread = np.sqrt((against_the_others(rewards, np.zeros_like(rewards), ROLLOUTS) ** 2).mean())
     assert spread * float(sampled.norm() / exact.norm()) == pytest.approx(1.0, abs=0.2)
 
 

@@ -1,6 +1,7 @@
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -10,7 +11,7 @@ from made_agent import save
 from fedstale.agents.policy import scorer, selector
 from fedstale.agents.policy.selector import AgentSelector, Shadow
 from fedstale.errors import ConfigError
-from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
+from fedstale.strategies.selection import BALANCED, ExpectedUtility, Oort, Random, Selector
 from fedstale.strategies.types import Candidates
 
 
@@ -47,7 +48,8 @@ def test_an_untrained_agent_picks_whom_the_heuristic_picks(untrained):
     assert not chooser.falls_back
     for seed in range(5):
         nodes = fleet(200, seed)
-        assert pick(chooser, nodes, 10) == pick(ExpectedUtility(), nodes, 10)
+        rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
+        assert pick(chooser, nodes, 10) == pick(rule, nodes, 10)
 
 
 def test_rounds_are_drawn_by_the_scores_over_the_temperature(untrained):
@@ -137,7 +139,7 @@ def test_missing_files_are_told_in_one_line_and_the_heuristic_decides(tmp_path, 
     with caplog.at_level(logging.WARNING):
         chooser = AgentSelector(tmp_path / "nowhere")
         for _ in range(3):
-            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(), nodes, 5)
+            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(BALANCED), nodes, 5)
     assert chooser.falls_back
     assert len(caplog.records) == 1
     assert "no agent.toml there" in caplog.text
@@ -152,9 +154,9 @@ def test_scores_that_are_no_numbers_are_told_in_one_line_and_the_heuristic_decid
     nodes = fleet(30)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(), nodes, 5)
+            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(BALANCED), nodes, 5)
     assert [record.message for record in caplog.records] == [
-        "the agent is not used, p_finish x utility decides: 30 of 30 scores are no numbers"
+        "the agent is not used, the balanced rule decides: 30 of 30 scores are no numbers"
     ]
 
 
@@ -176,7 +178,8 @@ def test_a_shadow_decides_exactly_as_the_decider_alone(untrained, caplog):
 @pytest.mark.usefixtures("greedy")
 def test_a_shadow_writes_down_what_the_watched_selector_would_have_picked(untrained, tmp_path):
     nodes, path = fleet(60), tmp_path / "shadow.jsonl"
-    shadow = Shadow(ExpectedUtility(), AgentSelector(untrained), path=path, kept=2)
+    rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
+    shadow = Shadow(rule, AgentSelector(untrained), path=path, kept=2)
     for now in (0.0, 60.0, 120.0):
         shadow.select(nodes, 6, now, np.random.default_rng(0))
     lines = [json.loads(line) for line in path.read_text().splitlines()]

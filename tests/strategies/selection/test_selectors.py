@@ -171,7 +171,7 @@ def test_a_balanced_score_is_its_formula():
     )
     found = scores_of(known, BALANCED)
     # Node 3 has the largest utility known, and the median of the durations known.
-    expected = [0.5**3 * 2 / 100, 0.9**3 * 3 / 50 / 2, 3 / 75 / 4]
+    expected = [0.5**3 * 2 / 100, 0.9**3 * 3 / 50 / 2, 3 / sqrt(5000) / 4]
     np.testing.assert_allclose(found, expected)
 
 
