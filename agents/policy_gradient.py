@@ -398,9 +398,17 @@ class PolicyGradient:
         scenarios: where the windows are, as many in each.
         training: how.
         reward: prices.
+        weights: to begin with; those that the training begins with if None.
     """
 
-    def __init__(self, scenarios: Sequence[Scenario], training: Training, reward: Reward) -> None:
+    def __init__(
+        self,
+        scenarios: Sequence[Scenario],
+        training: Training,
+        reward: Reward,
+        weights: Weights | None = None,
+    ) -> None:
+        weights = training.start_weights() if weights is None else weights
         self._training, self._updates = training, 0
         self._env = SB3VecEnv(
             VectorSelectionEnv(
@@ -430,7 +438,7 @@ class PolicyGradient:
             policy_kwargs={
                 "features_extractor_class": ScorerNetwork,
                 "features_extractor_kwargs": {
-                    "weights": training.start_weights(),
+                    "weights": weights,
                     "train_beta": training.residual,
                 },
             },

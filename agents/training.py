@@ -34,6 +34,7 @@ from fedstale.agents.policy import (
     Weights,
     by_agent,
     by_heuristic,
+    digest,
     initial,
     save,
 )
@@ -122,6 +123,7 @@ def train(
     folder: str | Path,
     *,
     reward: Reward | None = None,
+    start: Agent | None = None,
     provenance: Mapping[str, Any] | None = None,
     resume: bool = False,
     watch: Watch | None = None,
@@ -134,6 +136,7 @@ def train(
         training: how.
         folder: for agent.toml and agent.safetensors, progress.jsonl, and the checkpoint.
         reward: prices; the defaults if None.
+        start: agent to go on from; the balanced rule if None.
         provenance: what the agent's description is to say besides the settings.
         resume: continue from the checkpoint, if there is one.
         watch: is told after every update.
@@ -154,10 +157,12 @@ def train(
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
     grounds, held_out = as_scenarios(scenarios), as_scenarios(validation)
-    learner = PolicyGradient(grounds, training, reward)
+    begin_with = training.start_weights() if start is None else start.weights
+    learner = PolicyGradient(grounds, training, reward, begin_with)
     validate = _Validation(held_out, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
     belongs = {**asdict(training), "schema": SCHEMA["version"], "scenarios": _fingerprint(grounds)}
+    belongs["start"] = digest(begin_with)
     if resume and (folder / CHECKPOINT).exists():
         done, best = _resumed(folder / CHECKPOINT, belongs, learner)
     # Later updates than the checkpoint's are made again.

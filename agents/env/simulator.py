@@ -79,11 +79,14 @@ class RoundOutcome(RowArrays):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """What a round is worth: gain - time x (median durations) - waste x (share wasted)."""
+    """What a round is worth: gain - time x (median durations) - waste x (share wasted).
 
-    time: float = 0.1
+    Without prices, as by default, an episode is worth what is learnt in it.
+    """
+
+    time: float = 0.0
     """Price of the median duration of a job, in gains of a server step."""
-    waste: float = 0.3
+    waste: float = 0.0
     """Price of wasting the device-seconds of as many median jobs as a server step takes."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedstale.agents import (
         Agent,
         Evaluation,
+        Reward,
         Scenario,
         Scenarios,
         Training,
@@ -83,6 +84,19 @@ def train(
     traces: _Fleets,
     out: Folder,
     forecaster: _Forecasters = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="AGENT", help="Agent to go on from; default the balanced rule."
+        ),
+    ] = None,
+    objective: Annotated[
+        Literal["gain", "priced"],
+        typer.Option(
+            help="What is earned: what is learnt in a fixed time of the clock or of devices, or "
+            "that less a price of time and waste.",
+        ),
+    ] = "gain",
     updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 60,
     seed: Seed = 0,
     seeds: Annotated[
@@ -103,7 +117,7 @@ def train(
 
     How the training went is on the page training.html, how the agent does on evaluation.html.
     """
-    from fedstale.agents import Training, save
+    from fedstale.agents import Reward, Training, load, save
     from fedstale.reports import write_training
     from fedstale.strategies.types import n_cores
 
@@ -136,6 +150,8 @@ def train(
                 "devices": [int(fleet.training.devices.size) for fleet in fleets],
                 "forecasters": [Path(name).name for name in forecasters],
             },
+            reward=Reward() if objective == "gain" else Reward(time=0.1, waste=0.3),
+            start=None if start is None else load(start),
             resume=resume,
             workers=workers or n_cores(),
             out=out,
@@ -268,6 +284,8 @@ def train_all(
     fleets: Sequence["Scenarios"],
     *,
     provenance: Mapping[str, Any],
+    reward: "Reward | None" = None,
+    start: "Agent | None" = None,
     resume: bool,
     workers: int,
     out: Path,
@@ -279,6 +297,8 @@ def train_all(
         trainings: by folder, each with a seed of its own.
         fleets: where all of them learn and are validated.
         provenance: what the agents' descriptions are to say besides the settings.
+        reward: prices; the defaults if None.
+        start: agent to go on from; the balanced rule if None.
         resume: whether to continue interrupted trainings.
         workers: processes at a time; with one, or one training, this process does all.
         out: folder for what processes print and, meanwhile, for what they share.
@@ -292,7 +312,12 @@ def train_all(
     from fedstale.parallel import WorkerPool
     from fedstale.traces.io import share
 
-    options: dict[str, Any] = {"provenance": dict(provenance), "resume": resume}
+    options: dict[str, Any] = {
+        "provenance": dict(provenance),
+        "reward": reward,
+        "start": start,
+        "resume": resume,
+    }
     if min(workers, len(trainings)) == 1:
         parts = [f.training for f in fleets], [f.validation for f in fleets]
         for folder, training in trainings.items():

@@ -31,6 +31,7 @@ def seen(rng, n, counts, slots):
         "heuristic": rng.normal(size=mask.shape) * mask,
         "mask": mask,
         "slots": np.asarray(slots)[:, None],
+        "clock": np.zeros((len(counts), 1)),
     }
     return {name: torch.as_tensor(values.astype("f4")) for name, values in found.items()}
 
