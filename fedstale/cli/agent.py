@@ -398,13 +398,9 @@ def _scenarios(
 
 def _forecaster(name: str) -> "Forecaster | None":
     """Return the forecaster that an option names, None for new ones."""
-    from fedstale.traces.forecast import Forecaster, embedded
+    from fedstale.traces.forecast import Forecaster, forecaster_folder
 
-    if name == "fit":
-        return None
-    if name == "embedded" or name.startswith("embedded:"):
-        return embedded(name.removeprefix("embedded").removeprefix(":") or "any")
-    return Forecaster.load(name)
+    return None if name == "fit" else Forecaster.load(forecaster_folder(name))
 
 
 def _evaluate(

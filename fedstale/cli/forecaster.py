@@ -106,8 +106,19 @@ def backtest(
         str, typer.Option(help="Kinds to fit and test, with commas between.")
     ] = "last-value,ewma,hour,oracle",
     trained: Annotated[
-        list[Path] | None, typer.Option(help="Folder of a trained forecaster; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER|embedded[:FLEET]", help="A trained forecaster; may be repeated."
+        ),
     ] = None,
+    all_devices: Annotated[
+        bool,
+        typer.Option(
+            "--all-devices",
+            help="Test on every device, in the later hours: none was learnt from by what is "
+            "--trained; what is fitted here learns from most of them, in the hours before.",
+        ),
+    ] = False,
     out: Tables = None,
     work: Annotated[float, typer.Option(min=0.0, help="Work of the job, in units.")] = 300.0,
     download_bytes: Annotated[int, typer.Option(min=0, help="Size of the model.")] = 5_000_000,
@@ -139,6 +150,7 @@ def backtest(
             k=k,
             examples=examples,
             seed=seed,
+            all_devices=all_devices,
             watch=begin,
         )
     if out is not None:

@@ -79,6 +79,29 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     assert {"survival.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
 
 
+def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
+    def tested(*more):
+        done = run(
+            *("forecaster", "backtest", "--traces", phones, "--forecasters", "last-value"),
+            *("--trained", "embedded:cars", "--out", tmp_path / "tables", *FAST, *more),
+        )
+        assert done.exit_code == 0, done.output
+        table = pd.read_csv(tmp_path / "tables" / "horizons.csv")
+        assert set(table["forecaster"]) == {"last-value", "lstm (cars)"}
+        return table["n"].max()
+
+    # Otherwise a fifth of the devices is tested.
+    assert 3 * tested() < tested("--all-devices")
+
+
+def test_a_fleet_that_no_forecaster_has_learnt_from_is_one_sentence(phones):
+    refused = run("forecaster", "backtest", "--traces", phones, "--trained", "embedded:trams")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith(
+        "fedstale: fleet = 'trams': expected one of any, phones, desktops, cars\n"
+    )
+
+
 def test_tables_as_json_are_one_object(phones):
     tested = run(
         "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST

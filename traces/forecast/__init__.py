@@ -6,6 +6,7 @@ from fedstale.traces.forecast.base import (
     Forecaster,
     embedded,
     forecaster_class,
+    forecaster_folder,
 )
 from fedstale.traces.forecast.baselines import (
     Ewma,
@@ -72,6 +73,7 @@ __all__ = [
     "examples_at",
     "fleet_scores",
     "forecaster_class",
+    "forecaster_folder",
     "log_span",
     "record_s",
     "split",

@@ -327,6 +327,25 @@ def embedded(fleet: str = "any") -> Forecaster:
     Raises:
         ConfigError: there is no such fleet.
     """
-    if fleet not in FLEETS:
+    return Forecaster.load(forecaster_folder(f"embedded:{fleet}"))
+
+
+def forecaster_folder(name: str | Path) -> Path:
+    """Return the folder of a forecaster: a path, or "embedded" or "embedded:FLEET".
+
+    Args:
+        name: as a command takes it.
+
+    Raises:
+        ConfigError: there is no such fleet.
+
+    Example:
+        >>> forecaster_folder("forecasters/mine").name, forecaster_folder("embedded:cars").name
+        ('mine', 'cars')
+    """
+    first, _, fleet = str(name).partition(":")
+    if first != "embedded":
+        return Path(name)
+    if (fleet or "any") not in FLEETS:
         raise ConfigError(f"fleet = {fleet!r}: expected one of {', '.join(FLEETS)}")
-    return Forecaster.load(Path(__file__).parent / "embedded" / fleet)
+    return Path(__file__).parent / "embedded" / (fleet or "any")

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstale.errors import ConfigError
 from fedstale.traces import Array, Index, Job, TraceSet
-from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_class
+from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_folder, forecaster_class
 from fedstale.traces.forecast.baselines import Oracle
 from fedstale.traces.forecast.conformal import Adaptation
 from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, split
@@ -76,26 +76,29 @@ _OF_JOBS = {
 def backtested(
     traces: TraceSet,
     kinds: Sequence[str],
-    trained: Sequence[Path],
+    trained: Sequence[str | Path],
     job: Job,
     *,
     step_s: float,
     k: int,
     examples: int,
     seed: int,
+    all_devices: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of a backtest on the testing part of traces.
+    """Return the tables of a backtest on the testing part of traces, or on all devices.
 
     Args:
         traces: the devices; what needs all four channels is left out where some are unknown.
         kinds: forecasters to fit on the learning part and test.
-        trained: folders of forecasters to test.
+        trained: forecasters to test, as `forecaster_folder` takes them.
         job: what is sent.
         step_s: time between origins.
         k: devices picked in a round of the decision table.
         examples: number of examples to fit on.
         seed: of everything.
+        all_devices: test on every device, none of which the trained ones have learnt from; the
+            fitted ones still learn from most of them, before the hours that are tested.
         watch: is told what comes next.
 
     Raises:
@@ -114,6 +117,7 @@ def backtested(
 
     begin("drawing examples")
     parts = split(traces, seed=seed)
+    devices = np.arange(traces.n_devices) if all_devices else parts.testing
     training, held_out = draw_parts(traces, n=examples, seed=seed)
     fitted: dict[str, Forecaster] = {}
     for kind in kinds:
@@ -122,21 +126,22 @@ def backtested(
             fitted[kind] = Oracle(traces)
         else:
             fitted[kind] = forecaster_class(kind)().fit(training, held_out, seed=seed)
-    for folder in trained:
+    for name in trained:
+        folder = forecaster_folder(name)
         learnt_with = FILES.describe(folder)["provenance"].get("seed", seed)
-        if learnt_with != seed:
+        if learnt_with != seed and not all_devices:
             raise ConfigError(
                 f"{folder}: trained with seed {learnt_with}, tested with {seed}: expected the same "
-                "seed, which splits the devices"
+                "seed, which splits the devices, or --all-devices if it learnt from none of them"
             )
         forecaster = Forecaster.load(folder)
-        fitted[f"{forecaster.kind} ({Path(folder).name})"] = forecaster
+        fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
     if not fitted:
         raise ConfigError("no forecaster: expected --forecasters or --trained")
     observer = TraceObserver(traces)
     begin("scores by horizon and history")
     tested = backtest.rolling(
-        observer, parts.testing, start=parts.turn, until=parts.end, step_s=step_s, seed=seed
+        observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed
     )
     tables = process_tables(fitted, observer, tested, parts.end, training)
     begin("curves")
@@ -150,7 +155,7 @@ def backtested(
             parts.end,
             job,
             held_out=(traces, held_out.observed, parts.turn),
-            devices=parts.testing,
+            devices=devices,
             k=k,
             seed=seed,
             begin=begin,
