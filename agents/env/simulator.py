@@ -186,6 +186,7 @@ class Simulator:
             n_in_flight=int(self.n_awaited[row]),
             buffer_size=int(self.episodes.buffer_size[row]),
             n_missing=int(self.n_missing[row]),
+            keeps_stragglers=bool(self.episodes.keeps_stragglers[row]),
             version=int(self.version[row]),
             deadline_s=float(self.reply_limit_s[row]),
         )

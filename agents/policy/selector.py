@@ -21,12 +21,20 @@ import numpy as np
 from fedstale.agents.policy.features import Inputs, features
 from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
-from fedstale.strategies.selection import BALANCED, ExpectedUtility, Selector, name_of_class
+from fedstale.strategies.selection import (
+    BALANCED,
+    ExpectedUtility,
+    Selector,
+    enough,
+    name_of_class,
+)
 from fedstale.strategies.types import Candidates, is_count, require
 from fedstale.traces import Index, Mask
 
 logger = logging.getLogger(__name__)
 
+SURE = 0.9
+"""Chance with which a server step is to get the updates that it waits for."""
 # Time limits of the jobs that agents are trained on are 3 to 8 times what the median device takes.
 _PATIENCE = 5.0
 
@@ -67,6 +75,9 @@ class AgentSelector(Selector):
         exploration: share of the picks that goes to candidates never picked before, by chance (to
             all candidates where there are none), in [0, 1].
         fairness: share of the picks that goes to those picked least often, in [0, 1].
+        sure: chance in (0, 1] that the next server step gets what it still misses, where jobs that
+            are late for it are cancelled: no more are sent than that takes, see `Enough`; 1 sends
+            all that is asked for.
 
     Example:
         >>> nodes = Candidates.of([7, 8, 9], forecast_p_finish=[0.1, 0.9, 0.5])
@@ -80,6 +91,7 @@ class AgentSelector(Selector):
         *,
         exploration: float = 0.0,
         fairness: float = 0.0,
+        sure: float = SURE,
     ) -> None:
         """Read the agent; one that cannot be read is replaced by the heuristic, see the module."""
         require(0 <= exploration <= 1, "selector.exploration", exploration, "a share in [0, 1]")
@@ -87,7 +99,9 @@ class AgentSelector(Selector):
             0 <= fairness <= 1 - exploration,
             *("selector.fairness", fairness, "a share in [0, 1 - exploration]"),
         )
+        require(0 < sure <= 1, "selector.sure", sure, "a chance in (0, 1]")
         self.path, self.exploration, self.fairness = path, exploration, fairness
+        self.sure = sure
         self._heuristic = ExpectedUtility(BALANCED)
         self._agent: Agent | None = None
         self._warned = False
@@ -100,7 +114,11 @@ class AgentSelector(Selector):
         """Return its settings, and which agent it is by the digest of its weights."""
         if self._agent is None:
             return self._heuristic.described()
-        settings = {"exploration": self.exploration, "fairness": self.fairness}
+        settings = {
+            "exploration": self.exploration,
+            "fairness": self.fairness,
+            "sure": self.sure,
+        }
         name = name_of_class(type(self))
         return {"class": name, "settings": settings, "weights": digest(self._agent.weights)}
 
@@ -112,7 +130,13 @@ class AgentSelector(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Pick the shares for exploration and fairness first, and draw the others."""
+        """Draw as many as the next server step is likely to need."""
+        return enough(candidates, now, self.sure, lambda: self._drawn(candidates, k, now, rng))
+
+    def _drawn(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the shares for exploration and fairness, and draw the others, the best first."""
         k = min(k, len(candidates))
         scores = self.scores(candidates, k, now)
         if scores is None:
@@ -128,7 +152,10 @@ class AgentSelector(Selector):
                 free[part] = False
                 parts.append(part)
         best = _of(free, drawn(scores, rng), k - n_explore - n_fair, rng)
-        chosen = np.concatenate([best, *parts])
+        chosen = best
+        for part in parts:
+            # Whichever are kept of all, a share of them is these.
+            chosen = np.insert(chosen, rng.integers(chosen.size + 1, size=part.size), part)
         return [int(node) for node in candidates.node_ids[chosen]]
 
     def scores(self, candidates: Candidates, k: int, now: float) -> Floats | None:

@@ -214,6 +214,7 @@ class ReplayedRun:
         n, n_out = facts.count("candidates", 1), facts.count("in_flight")
         deadline = facts.take("deadline_s", lambda v: v == "inf" or _is_length(v), "seconds >= 0")
         size, missing = facts.count("buffer_size"), facts.count("missing")
+        keeps = facts.take("keeps_stragglers", lambda v: isinstance(v, bool), "true or false")
         version, state = facts.count("version"), facts.take("rng", _is_state, "a generator's state")
         picks = facts.nodes("picks")
         if n != self._candidates.size:
@@ -234,6 +235,7 @@ class ReplayedRun:
             n_in_flight=n_out,
             buffer_size=size,
             n_missing=missing,
+            keeps_stragglers=keeps,
             version=version,
             deadline_s=_number(deadline),
         )

@@ -10,7 +10,7 @@ from fedstale.strategies.selection.base import (
     Selector,
     name_of_class,
 )
-from fedstale.strategies.selection.combined import Enough, Filtered, Likely, Probing
+from fedstale.strategies.selection.combined import Enough, Filtered, Likely, Probing, enough
 from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.expected_utility import (
     BALANCED,
@@ -47,5 +47,6 @@ __all__ = [
     "SelectionContext",
     "Selector",
     "TiFL",
+    "enough",
     "name_of_class",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedstale.strategies.selection.base import Selector, largest
+from fedstale.strategies.selection.expected_utility import own_duration_s
 from fedstale.strategies.types import Candidate, Candidates, Floats, require
 
 
@@ -112,8 +113,8 @@ class Enough(Selector):
 
     Of what another selector picks, the first are kept until, with those in flight, the updates
     that the step still misses arrive with a given chance. Jobs end independently of one another.
-    It helps where jobs that are late for a step are cancelled: over-selection then adapts to how
-    reliable the picked nodes are. Where a deadline alone makes a step, all picks are kept.
+    Over-selection then adapts to how reliable the picked nodes are. All picks are kept where jobs
+    that are late for a step count in a later one, and where a deadline alone makes a step.
 
     Example:
         >>> from fedstale.strategies.selection import MostReliable, SelectionContext
@@ -134,22 +135,45 @@ class Enough(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Let the other pick, and keep what is needed; none if those in flight are enough."""
-        n_missing = candidates.context.n_missing
-        if not candidates.context.buffer_size:
-            return self.then.select(candidates, k, now, rng)
-        arrived = np.zeros(n_missing + 1)
-        arrived[0] = 1.0
-        for p in candidates.in_flight.p_finish.tolist():
-            arrived = _with_another(arrived, p)
-        if arrived[-1] >= self.sure:
-            return []
-        picked = self.then.select(candidates, k, now, rng)
-        chance = dict(zip(candidates.node_ids.tolist(), candidates.p_finish.tolist(), strict=True))
-        for n, node in enumerate(picked, start=1):
-            arrived = _with_another(arrived, chance[node])
-            if arrived[-1] >= self.sure:
-                return picked[:n]
-        return picked
+        return enough(
+            candidates, now, self.sure, lambda: self.then.select(candidates, k, now, rng)
+        )
+
+
+def enough(
+    candidates: Candidates, now: float, sure: float, pick: Callable[[], list[int]]
+) -> list[int]:
+    """Return the first of some picks, as many as the next server step is likely to need.
+
+    A job that is out for more than twice as long as was expected is not waited for.
+
+    Args:
+        candidates: nodes that may be picked.
+        now: the instant in s.
+        sure: chance that the missing updates arrive, in (0, 1].
+        pick: returns node ids, the best first; not called if those in flight are enough.
+    """
+    step = candidates.context
+    if step.keeps_stragglers or not step.buffer_size:
+        return pick()
+    arrived = np.zeros(step.n_missing + 1)
+    arrived[0] = 1.0
+    out = candidates.in_flight
+    late = now - out.picked_at > _OVERDUE * own_duration_s(out)
+    for p in out.p_finish[~late].tolist():
+        arrived = _with_another(arrived, p)
+    if arrived[-1] >= sure:
+        return []
+    picked = pick()
+    chance = dict(zip(candidates.node_ids.tolist(), candidates.p_finish.tolist(), strict=True))
+    for n, node in enumerate(picked, start=1):
+        arrived = _with_another(arrived, chance[node])
+        if arrived[-1] >= sure:
+            return picked[:n]
+    return picked
+
+
+_OVERDUE = 2.0
 
 
 def _with_another(arrived: Floats, p: float) -> Floats:

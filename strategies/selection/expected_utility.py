@@ -108,10 +108,18 @@ def scores_of(candidates: Candidates, exponents: Exponents) -> Floats:
 def expected_duration_s(candidates: Candidates) -> Floats:
     """Return how long a job is expected to take of each candidate, in s; 1 where nothing is known.
 
+    It is what is known of the candidate itself, and the median over the others where nothing is.
+    """
+    found = own_duration_s(candidates)
+    known = np.log(found[~np.isnan(found)])
+    return np.where(np.isnan(found), np.exp(np.median(known)) if known.size else 1.0, found)
+
+
+def own_duration_s(candidates: Candidates) -> Floats:
+    """Return how long a job takes of each candidate by its forecast, or its record; NaN if neither.
+
     What a device states is not trusted to be a duration: only positive numbers are.
     """
     stated, observed = candidates.forecast_duration_s, candidates.duration_s
     found = np.where(np.isfinite(stated) & (stated > 0.0), stated, observed)
-    found = np.where(found > 0.0, found, np.nan)
-    known = np.log(found[~np.isnan(found)])
-    return np.where(np.isnan(found), np.exp(np.median(known)) if known.size else 1.0, found)
+    return np.where(found > 0.0, found, np.nan)

@@ -200,6 +200,7 @@ class EventLoop(Stateful):
             n_in_flight=self.jobs.n_out["train"],
             buffer_size=size,
             n_missing=n_missing or 0,
+            keeps_stragglers=self.schedule.stragglers == "keep",
             version=self.versions.version,
             deadline_s=min(deadline_s, self.dispatcher.timeout_s),
         )

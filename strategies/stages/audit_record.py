@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 RECORD = "record.jsonl"
 """Its name in the folder of a run."""
-FORMAT = 2
+FORMAT = 3
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
 
@@ -196,6 +196,7 @@ class AuditRecord(Stage):
                 "in_flight": pick.context.n_in_flight,
                 "buffer_size": pick.context.buffer_size,
                 "missing": pick.context.n_missing,
+                "keeps_stragglers": pick.context.keeps_stragglers,
                 "version": pick.context.version,
                 "deadline_s": plain(pick.context.deadline_s),
                 "rng": plain_state(pick.drawn_from),

@@ -72,6 +72,8 @@ class SelectionContext:
     """Updates that the next server step is made of; 0 where it is made of what a deadline finds."""
     n_missing: int = 0
     """Those of them that have not arrived yet."""
+    keeps_stragglers: bool = False
+    """Whether jobs that are late for a step count in a later one; else they are cancelled."""
     version: int = 0
     """Version of the model that is sent now."""
     deadline_s: float = inf

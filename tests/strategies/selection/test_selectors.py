@@ -257,6 +257,36 @@ def test_where_a_deadline_makes_the_step_all_are_sent():
     assert len(Enough(Random()).select(pool(loss=[1.0] * 9), 9, 0.0, RNG(0))) == 9
 
 
+def test_where_late_jobs_count_later_all_are_sent():
+    def sent(keeps):
+        step = SelectionContext(buffer_size=2, n_missing=2, keeps_stragglers=keeps)
+        nodes = Candidates.of(range(9), step, forecast_p_finish=[0.99] * 9)
+        return len(Enough(Random()).select(nodes, 9, 0.0, RNG(0)))
+
+    assert (sent(keeps=False), sent(keeps=True)) == (2, 9)
+
+
+@pytest.mark.parametrize(("out_for_s", "n"), [(199.0, 0), (201.0, 1)])
+def test_a_job_is_not_waited_for_when_it_takes_far_longer_than_stated(out_for_s, n):
+    history = History()
+    for node in (7, 100):
+        history.forecast(node, {"p_finish": 1.0, "duration_s": 100.0}, 0.0)
+    history.picked(100, 0.0)
+    step = SelectionContext(buffer_size=1, n_missing=1, n_in_flight=1)
+    candidates = history.candidates(np.array([7]), step, lambda: np.array([100], dtype=np.uint64))
+    assert len(Enough(Random()).select(candidates, 1, out_for_s, RNG(0))) == n
+
+
+def test_a_job_of_unknown_length_is_waited_for():
+    history = History()
+    for node in (7, 100):
+        history.forecast(node, {"p_finish": 1.0}, 0.0)
+    history.picked(100, 0.0)
+    step = SelectionContext(buffer_size=1, n_missing=1, n_in_flight=1)
+    candidates = history.candidates(np.array([7]), step, lambda: np.array([100], dtype=np.uint64))
+    assert Enough(Random()).select(candidates, 1, 1e6, RNG(0)) == []
+
+
 def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
     known = pool(times_finished=[0, 8, 0], times_failed=[0, 0, 8])
     assert [c.p_finish for c in known] == [0.5, 0.9, 0.1]
