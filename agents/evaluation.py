@@ -36,11 +36,13 @@ from fedstale.agents.env import (
     picks_of,
     rollout,
 )
-from fedstale.agents.policy import Agent, by_agent, by_heuristic
+from fedstale.agents.policy import Agent, AgentSelector, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
+    BALANCED,
     PAPER,
     RELEASED,
+    Enough,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -115,10 +117,11 @@ def contenders(
     silent, true = scenario.with_forecasts("none"), scenario.with_forecasts("oracle")
     settings = scenario.settings
     most = max(2, round(settings.devices[1] * settings.concurrency_share[1]))
-    trained = [by_agent(agent.weights) for agent in agents]
+    trained = [AgentSelector(agent) for agent in agents]
     played: list[tuple[str, Sequence[Policy], Scenario]] = [
         (AGENT, trained, scenario),
         (HEURISTIC, [by_heuristic], scenario),
+        (f"{HEURISTIC}, enough", [Enough(ExpectedUtility(BALANCED))], scenario),
         ("p_finish x utility", [ExpectedUtility()], scenario),
         ("p_finish", [MostReliable()], scenario),
         ("random", [Random()], scenario),

@@ -70,8 +70,8 @@ class AgentSelector(Selector):
     """Draws candidates by the scores of a trained agent, see `fedstale.agents.policy.scorer`.
 
     Args:
-        path: folder of agent.toml and agent.safetensors; None takes the agent that comes with
-            fedstale.
+        path: folder of agent.toml and agent.safetensors, or an agent; None takes the one that comes
+            with fedstale.
         exploration: share of the picks that goes to candidates never picked before, by chance (to
             all candidates where there are none), in [0, 1].
         fairness: share of the picks that goes to those picked least often, in [0, 1].
@@ -87,7 +87,7 @@ class AgentSelector(Selector):
 
     def __init__(
         self,
-        path: str | Path | None = None,
+        path: str | Path | Agent | None = None,
         *,
         exploration: float = 0.0,
         fairness: float = 0.0,
@@ -106,7 +106,8 @@ class AgentSelector(Selector):
         self._agent: Agent | None = None
         self._warned = False
         try:
-            self._agent = load(embedded() if path is None else path)
+            known = isinstance(path, Agent)
+            self._agent = path if known else load(embedded() if path is None else path)
         except FedstaleError as problem:
             self._warn(str(problem))
 

@@ -39,7 +39,9 @@ from fedstale.strategies.selection import (
     BALANCED,
     PISCES,
     RELEASED,
+    Enough,
     ExpectedUtility,
+    Exponents,
     Fastest,
     LeastAvailable,
     LeastRecent,
@@ -68,6 +70,7 @@ from lab.training import (
     Liars,
     Lie,
     OwnForecasts,
+    Trained,
     Window,
     WindowForecasts,
     curves,
@@ -114,6 +117,8 @@ class Arm:
     """Whether it plays the regime that is there for forecasts alone."""
 
 
+UNTUNED = Exponents(chance=3.0, utility=0.5, duration=1.0, picked=1.0, temperature=0.25)
+"""As the balanced rule was first written down."""
 FAIR = f"{AGENT}, fairness 0.25"
 SELECTORS: dict[str, Arm] = {
     AGENT: Arm(make=AgentSelector, without=True, everywhere=True, longest=True),
@@ -122,6 +127,10 @@ SELECTORS: dict[str, Arm] = {
     RULE: Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
     "balanced": Arm(
         make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True, longest=True
+    ),
+    "balanced, enough": Arm(make=lambda: Enough(ExpectedUtility(BALANCED)), everywhere=True),
+    "balanced, untuned": Arm(
+        make=lambda: ExpectedUtility(UNTUNED), without=True, everywhere=True, longest=True
     ),
     RANDOM: Arm(make=Random, everywhere=True, longest=True),
     "least recent": Arm(make=LeastRecent),
@@ -317,22 +326,10 @@ def play(recordings: Path, run: Run) -> Row:
         run: to play.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    regime = REGIMES[run.regime]
     with threadpool_limits(1):
-        window, forecasts = place(recordings, run)
-        app, began = opened(run.app), time.process_time()
-        trained = train(
-            window,
-            app,
-            run.alpha,
-            SELECTORS[run.selector].make(),
-            forecasts=forecasts,
-            strategy=partial(
-                SCHEDULES[run.schedule], concurrency=regime.fleets[run.fleet].concurrency
-            ),
-            ttl_s=regime.ttl_s,
-            liars=Liars.of(LIES[run.lies], window.n_devices, LYING, window.seed),
-        )
+        window, _ = place(recordings, run)
+        began = time.process_time()
+        trained = trained_by(recordings, run, SELECTORS[run.selector].make())
         took = time.process_time() - began
     found = {
         name: round(value, 4) if isinstance(value, float) else value
@@ -341,6 +338,28 @@ def play(recordings: Path, run: Run) -> Row:
     row = {**asdict(run), "start_h": round(window.start / 3600.0, 2), **found}
     print(f"{took:5.1f} s  {json.dumps(row)}", flush=True)
     return {**row, "cpu_s": round(took, 2), "curves": curves(trained)}
+
+
+def trained_by(recordings: Path, run: Run, selector: Selector) -> Trained:
+    """Train where a run plays, with any selector.
+
+    Args:
+        recordings: folder of the published files.
+        run: to play; its own selector does not matter.
+        selector: picks the devices.
+    """
+    regime = REGIMES[run.regime]
+    window, forecasts = place(recordings, run)
+    return train(
+        window,
+        opened(run.app),
+        run.alpha,
+        selector,
+        forecasts=forecasts,
+        strategy=partial(SCHEDULES[run.schedule], concurrency=regime.fleets[run.fleet].concurrency),
+        ttl_s=regime.ttl_s,
+        liars=Liars.of(LIES[run.lies], window.n_devices, LYING, window.seed),
+    )
 
 
 def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> list[Row]:

@@ -46,8 +46,12 @@ class Exponents:
             require(good, f"selector.exponents.{field.name}", value, "a finite number >= 0")
 
 
-BALANCED = Exponents(chance=3.0, utility=0.5, duration=1.0, picked=1.0, temperature=0.25)
-"""Likely to finish, soon, useful, and not always the same ones; drawn."""
+BALANCED = Exponents(chance=3.0, utility=0.7, duration=2.0, picked=1.5, temperature=0.1)
+"""Likely to finish, soon, useful, and not always the same ones; drawn.
+
+The exponents are near the least device-hours of real trainings on devices that agents learn from
+(`benchmarks/agent/exponents.py`); half or twice any of them costs a few percent.
+"""
 PISCES = Exponents(chance=0.0, staleness=0.5)
 """Pisces: utility over the root of staleness, with the paper's exponent.
 

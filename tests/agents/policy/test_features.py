@@ -98,7 +98,11 @@ def test_numbers_of_one_candidate_by_hand():
     # The third is unknown: it gets the largest utility, and its own word; so the second gets 200 s.
     np.testing.assert_allclose(
         np.exp(heuristic - heuristic[0]),
-        [1.0, (0.5 / 0.7) ** 3 * 2**0.5 / 2 / 1.5, (1 / 0.7) ** 3 * 2**0.5 / 4 * 2],
+        [
+            1.0,
+            (0.5 / 0.7) ** 3 * 2**0.7 / 2**2 / 1.5**1.5,
+            (1 / 0.7) ** 3 * 2**0.7 / 4**2 * 2**1.5,
+        ],
         rtol=1e-5,
     )
 

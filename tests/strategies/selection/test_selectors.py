@@ -171,7 +171,11 @@ def test_a_balanced_score_is_its_formula():
     )
     found = scores_of(known, BALANCED)
     # Node 3 has the largest utility known, and the median of the durations known.
-    expected = [0.5**3 * 2 / 100, 0.9**3 * 3 / 50 / 2, 3 / sqrt(5000) / 4]
+    expected = [
+        0.5**3 * 4**0.7 / 100**2,
+        0.9**3 * 9**0.7 / 50**2 / 2**1.5,
+        9**0.7 / 5000 / 4**1.5,
+    ]
     np.testing.assert_allclose(found, expected)
 
 
