@@ -111,9 +111,7 @@ def least(
     tried = [drawn(rng) for _ in range(20_000)]
     # Where little changes, the mean of the best stays in the middle.
     best = np.argsort(terms(tried) @ weights)[: len(tried) // 20]
-    found = {
-        name: float(np.exp(np.mean([np.log(tried[i][name]) for i in best]))) for name in NAMES
-    }
+    found = {name: float(np.exp(np.mean([np.log(tried[i][name]) for i in best]))) for name in NAMES}
     ratio = np.exp(((terms([found]) - terms([other])) @ weights)[0])
     return Least(found, float(ratio), float((y - x @ weights).std()))
 

@@ -1,13 +1,15 @@
 """Train the agent that comes with fedstale, and compare it on windows that no model has seen.
 
-It learns on phones, desktops, cars and all of them mixed (`lab.scenarios`), and is tested on
-other devices, hosts, links and days of each. All contenders play the same windows. Then some of the
-clients lie: of their chance to finish, or of their loss.
+It learns on phones and cars (`lab.scenarios`), with forecasts and with the truth in their place,
+and is tested on other devices, hosts, links and days of those, of desktops, and of all of them
+mixed. All contenders play the same windows. Then some of the clients lie: of their chance to
+finish, or of their loss.
 
 Then the embedded agent plays among generated devices, few and many (`--sizes` alone does that).
 
-Agents that are in the folder already are not trained again. `--ship` makes the best in validation
-of those without faults the embedded one.
+Agents that are in the folder already are not trained again. `--ship` makes one of those without
+faults the embedded one: which needs the least device-hours in real training of the devices that
+agents learn from.
 
 Run it with: OMP_NUM_THREADS=1 python benchmarks/agent/windows.py RECORDINGS --out FOLDER [--ship]
 """
@@ -34,6 +36,7 @@ from fedstale.agents import (
     load,
     save,
 )
+from fedstale.agents.env.scenario import Mode
 from fedstale.agents.evaluation import (
     AGENT,
     HEURISTIC,
@@ -44,15 +47,26 @@ from fedstale.agents.evaluation import (
 )
 from fedstale.agents.policy.scorer import Score, by_agent, embedded, score
 from fedstale.cli.agent import train_all
+from fedstale.strategies.selection import BALANCED, ExpectedUtility
 from fedstale.strategies.types import n_cores
 from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.exponents import SETTINGS, needed
 from agent.lin_ucb import LinUCB
+from lab.kept import Kept, played
 from lab.results import write_result
 from lab.scenarios import recorded_scenarios
 
 FLEETS = ("phones", "desktops", "cars", "mixed")
+LEARNT_ON = ("phones", "cars")
+LEARNING = EpisodeSettings(
+    devices=(60, 128),
+    concurrency_share=(0.03, 0.3),
+    over_reporting_share=0.25,
+    inflating_share=0.25,
+)
+"""What agents learn on: many to choose from, as the settings of real training have."""
 RECORDINGS = {
     "phones": "FLASH by days",
     "desktops": "library desktops",
@@ -60,12 +74,12 @@ RECORDINGS = {
     "all": "AI Benchmark, PlanetLab, 5G production dataset",
 }
 SORTS: Mapping[str, tuple[int, dict[str, Any]]] = {
-    "agent": (4, {}),
+    "agent": (5, {}),
     "reactive": (1, {}),
     "scratch": (1, {"residual": False}),
 }
 """Training seeds and settings of each sort of agent; the reactive ones learn without forecasts."""
-WINDOWS = 200
+WINDOWS = 100
 NOBODY = {"over_reporting_share": 0.0, "inflating_share": 0.0}
 LIARS: Mapping[str, dict[str, float]] = {
     "nobody lies": NOBODY,
@@ -76,32 +90,33 @@ LIARS: Mapping[str, dict[str, float]] = {
 HOUR_S = 3600.0
 SIZES = {16: 200, 64: 200, 1_024: 40, 100_000: 10}
 """Windows of three hours played for each number of generated devices."""
-COMPARED = (AGENT, HEURISTIC, "random", "FedCS", "REFL IPS")
+COMPARED = (AGENT, HEURISTIC, "p_finish", "p_finish x utility", "random", "FedCS", "REFL IPS")
 AMONG_LIARS = (AGENT, HEURISTIC, "p_finish", "LinUCB", "Oort, paper's constants", "random")
 Row = dict[str, Any]
 
 
 def trained(
-    fleets: Mapping[str, Scenarios], sort: str, out: Path, updates: int, n: int
+    fleets: Mapping[str, Scenarios], sort: str, out: Path, training: Training, n: int
 ) -> dict[Path, Agent]:
     """Return n trained agents of a sort, by their folders."""
     _, settings = SORTS[sort]
     folders = [out / sort / f"seed-{seed}" for seed in range(n)]
     todo = {
-        folder: Training(updates=updates, seed=seed, **settings)
+        folder: replace(training, seed=seed, **settings)
         for seed, folder in enumerate(folders)
         if not (folder / "agent.toml").exists()
     }
     if todo:
+        learnt_on = {name: fleets[name] for name in LEARNT_ON if name in fleets}
         train_all(
             todo,
-            list(fleets.values()),
+            to_learn_on(fleets, sort),
             provenance={
                 "fedstale": __version__,
-                "fleets": list(fleets),
-                "devices": [int(fleet.training.devices.size) for fleet in fleets.values()],
+                "fleets": list(learnt_on),
+                "devices": [int(fleet.training.devices.size) for fleet in learnt_on.values()],
                 "recordings": list(RECORDINGS.values()),
-                "forecasts": "none" if sort == "reactive" else "fitted to the other half",
+                "forecasts": "none" if sort == "reactive" else "fitted to the other half, and true",
                 "command": "python benchmarks/agent/windows.py RECORDINGS --out FOLDER --ship",
             },
             resume=True,
@@ -118,21 +133,53 @@ def _tell(sort: str, progress: Any) -> None:  # noqa: ANN401 - a TrainingProgres
         print(sort, progress.seed, progress.update, round(found, 3), flush=True)
 
 
-def best(agents: Mapping[Path, Agent]) -> Path:
-    """Return the folder of the best in validation of those without faults.
+def to_learn_on(fleets: Mapping[str, Scenarios], sort: str) -> list[Scenarios]:
+    """Return where a sort of agent learns: with forecasts and the truth, or without either."""
+    modes: tuple[Mode, ...] = ("none",) if sort == "reactive" else ("forecaster", "oracle")
+    return [
+        replace(
+            fleet,
+            training=replace(fleet.training, settings=LEARNING).with_forecasts(mode),
+            validation=fleet.validation.with_forecasts(mode),
+        )
+        for name, fleet in fleets.items()
+        if name in LEARNT_ON
+        for mode in modes
+    ]
+
+
+def best(agents: Mapping[Path, Agent], recordings: Path, kept: Kept) -> tuple[Path, list[Row]]:
+    """Return the folder of the best in real training of those without faults, and what each needs.
+
+    Args:
+        agents: by their folders.
+        recordings: folder of the published files.
+        kept: runs that were played.
 
     Raises:
-        ValueError: each has one.
+        ValueError: each has a fault.
     """
-    sound = {}
-    for folder, agent in agents.items():
-        found = faults(AgentSelector(folder))
-        print(folder, agent.provenance["validation"], *found, flush=True)
+    rule = ExpectedUtility(BALANCED)
+    selectors = [rule, *(AgentSelector(agent, sure=1.0) for agent in agents.values())]
+    places = range(len(SETTINGS))
+    tried = [(place, selector) for selector in selectors for place in places]
+    hours = needed(recordings, tried, kept=kept, jobs=n_cores())
+    logs = np.log(hours).mean(axis=1).reshape(len(selectors), len(SETTINGS))
+    rows, sound = [], {}
+    for (folder, agent), more in zip(agents.items(), logs[1:] - logs[0], strict=True):
+        found, ratio = faults(AgentSelector(folder)), float(np.exp(more.mean()))
+        row = {
+            "training_seed": agent.provenance["training"]["seed"],
+            "device_hours": round(ratio, 3),
+        }
+        row["error"] = round(float(ratio * more.std() / np.sqrt(more.size)), 3)
+        rows.append(row | {"validation": agent.provenance["validation"], "faults": found})
+        print(rows[-1], flush=True)
         if not found:
-            sound[folder] = agent.provenance["validation"]
+            sound[folder] = ratio
     if not sound:
         raise ValueError("each agent has a fault: expected one without; train more seeds")
-    return max(sound, key=sound.__getitem__)
+    return min(sound, key=sound.__getitem__), rows
 
 
 def table(playing: Mapping[str, Any], windows: int, about: Row) -> list[Row]:
@@ -185,6 +232,28 @@ def otherwise_trained(
     }
 
 
+def tables_of(
+    name: str, fleet: Scenarios, agents: Mapping[str, Sequence[Agent]], windows: int
+) -> list[Row]:
+    """Return how everybody does on the tested windows of a fleet, and then among liars."""
+    testing = fleet.testing
+    playing = {
+        **contenders(testing, agents["agent"], persistence=testing.with_forecasts("persistence")),
+        **bandit(testing),
+        **otherwise_trained(testing, agents),
+    }
+    best_k = [highest(agent) for agent in agents["agent"]]
+    playing["agent, highest scores"] = Contender(policies=best_k, scenario=testing)
+    rows = table(playing, windows, {"fleet": name, "liars": "as in training"})
+    for liars, how in LIARS.items():
+        among = lied_to(testing, how)
+        told = contenders(among, [load(embedded())]) | bandit(among)
+        rows += table(
+            {who: told[who] for who in AMONG_LIARS}, windows, {"fleet": name, "liars": liars}
+        )
+    return rows
+
+
 def scenario_of(n: int) -> Scenario:
     """Return a scenario whose windows have n generated devices, which the agent has never seen."""
     # Not every device appears within a window.
@@ -230,7 +299,7 @@ def main() -> None:
     parser.add_argument("--sizes", action="store_true", help="only numbers of generated devices")
     parser.add_argument("--ship", action="store_true", help="write the best to agents/policy")
     parser.add_argument("--quick", action="store_true", help="phones, one seed, few windows")
-    parser.add_argument("--updates", type=int, default=Training().updates)
+    parser.add_argument("--updates", type=int, default=40)
     options = parser.parse_args()
     if options.sizes:
         command = "python benchmarks/agent/windows.py --sizes" + " --quick" * options.quick
@@ -245,49 +314,22 @@ def main() -> None:
     fleets = {
         name: recorded_scenarios(options.recordings, kind=name, cache=cache) for name in names
     }
-    silent = {
-        name: replace(
-            fleet,
-            training=fleet.training.with_forecasts("none"),
-            validation=fleet.validation.with_forecasts("none"),
-        )
-        for name, fleet in fleets.items()
+    # What is best on windows is not best in real training: the last of each training is judged.
+    training = Training(
+        updates=options.updates, windows=6, rate=0.004, validate_every=options.updates
+    )
+    agents = {
+        sort: trained(fleets, sort, options.out, training, 1 if options.quick else n)
+        for sort, (n, _) in SORTS.items()
     }
-    agents = {}
-    for sort, (n, _) in SORTS.items():
-        on = silent if sort == "reactive" else fleets
-        count = 1 if options.quick else n
-        agents[sort] = trained(on, sort, options.out, options.updates, count)
-        if sort == "agent" and options.ship:
-            save(load(best(agents[sort])), embedded())
-    some = {sort: list(of.values()) for sort, of in agents.items()}
     rows: list[Row] = []
-    for name, fleet in fleets.items():
-        testing = fleet.testing
-        playing = {
-            **contenders(testing, some["agent"], persistence=testing.with_forecasts("persistence")),
-            **bandit(testing),
-            **otherwise_trained(testing, some),
-        }
-        best_k = [highest(agent) for agent in some["agent"]]
-        playing["agent, highest scores"] = Contender(policies=best_k, scenario=testing)
-        rows += table(playing, windows, {"fleet": name, "liars": "as in training"})
-        for liars, how in LIARS.items():
-            among = lied_to(testing, how)
-            told = contenders(among, some["agent"]) | bandit(among)
-            rows += table(
-                {who: told[who] for who in AMONG_LIARS}, windows, {"fleet": name, "liars": liars}
-            )
-    for folder, agent in agents["agent"].items():
-        about = agent.provenance
-        rows.append(
-            {
-                "training_seed": about["training"]["seed"],
-                "best_update": about["best_update"],
-                "validation": about["validation"],
-                "faults": faults(AgentSelector(folder)),
-            }
-        )
+    if options.ship:
+        found, rows = best(agents["agent"], options.recordings, Kept(options.out / "runs.jsonl"))
+        save(load(found), embedded())
+    some = {sort: list(of.values()) for sort, of in agents.items()}
+    tasks = [(name, partial(tables_of, name, fleets[name], some, windows)) for name in fleets]
+    by_fleet = dict(played(tasks, 1 if options.quick else n_cores()))
+    rows += [row for name in names for row in by_fleet[name]]
     command = "OMP_NUM_THREADS=1 python benchmarks/agent/windows.py RECORDINGS --out FOLDER"
     name = "agent_windows-quick" if options.quick else "agent_windows"
     print(write_result(name, rows, command=command + " --quick" * options.quick))
