@@ -150,11 +150,11 @@ def enough(
     Args:
         candidates: nodes that may be picked.
         now: the instant in s.
-        sure: chance that the missing updates arrive, in (0, 1].
+        sure: chance that the missing updates arrive, in (0, 1]; 1 keeps all picks.
         pick: returns node ids, the best first; not called if those in flight are enough.
     """
     step = candidates.context
-    if step.keeps_stragglers or not step.buffer_size:
+    if step.keeps_stragglers or not step.buffer_size or sure == 1.0:
         return pick()
     arrived = np.zeros(step.n_missing + 1)
     arrived[0] = 1.0

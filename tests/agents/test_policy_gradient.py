@@ -365,7 +365,7 @@ def test_one_step_follows_the_gradient_of_the_expected_reward():
     model = bandit_model(0.02, n_envs=400 * ROLLOUTS)
     policy = model.policy
     with torch.no_grad():
-        policy.features_extractor.weights["last"] += 0.1
+        policy.features_extractor.weights["last"] += 0.4 * TEMPERATURE
     # Arms always come in the same order, as if all rollouts played one window.
     model.env.shuffled = False
     model.policy.optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
