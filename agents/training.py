@@ -200,6 +200,7 @@ def train(
             **(provenance or {}),
             "training": asdict(training),
             "reward": asdict(reward),
+            **({} if start is None else {"from": digest(start.weights)}),
             "best_update": best.update,
             "validation": round(float(best.value), 4),
         },

@@ -123,6 +123,7 @@ def train(
 
     if not resume and (out / "agent.toml").exists():
         raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
+    begin_with = None if start is None else load(start)
     is_shown = not (quiet or as_json)
     forecasters = forecaster or ["embedded"]
     if len(forecasters) not in {1, len(traces)}:
@@ -151,7 +152,7 @@ def train(
                 "forecasters": [Path(name).name for name in forecasters],
             },
             reward=Reward() if objective == "gain" else Reward(time=0.1, waste=0.3),
-            start=None if start is None else load(start),
+            start=begin_with,
             resume=resume,
             workers=workers or n_cores(),
             out=out,

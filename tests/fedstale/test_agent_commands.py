@@ -144,6 +144,27 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     assert scorer.load(out).provenance["traces"] == [phones.name]
     assert {"training.html", "evaluation.html", "evaluation.csv"} <= {p.name for p in out.iterdir()}
     assert "done, " not in result.stderr
+    # Another goes on from it, for another reward.
+    how = ("--windows", 10, "--updates", 1, "--quiet", "--out", tmp_path / "after")
+    words = ("--traces", phones, "--from", out, "--objective", "priced", *how)
+    result = run("agent", "train", *words)
+    assert result.exit_code == 0, result.output
+    first, after = scorer.load(out), scorer.load(tmp_path / "after")
+    assert first.provenance["reward"] == {"time": 0.0, "waste": 0.0}
+    assert after.provenance["reward"] == {"time": 0.1, "waste": 0.3}
+    assert after.provenance["from"] == scorer.digest(first.weights)
+    # In one step weights go less far than from one start to another.
+    other = initial(np.random.default_rng(1))["candidate"]
+    moved = np.abs(after.weights["candidate"] - first.weights["candidate"]).max()
+    assert 0.0 < moved < 0.1 < np.abs(first.weights["candidate"] - other).max()
+
+
+def test_an_agent_to_go_on_from_that_is_not_there_is_one_sentence(phones, tmp_path):
+    how = ("--from", tmp_path / "nowhere", "--out", tmp_path / "out")
+    result = run("agent", "train", "--traces", phones, *how)
+    assert result.exit_code == 2
+    assert "nowhere" in result.stderr
+    assert result.stderr.count("Traceback") == 0
 
 
 def test_forecasters_are_one_for_all_fleets_or_one_for_each(phones, tmp_path):
