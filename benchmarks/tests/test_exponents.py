@@ -1,4 +1,5 @@
 import numpy as np
+
 from agent.exponents import MIDDLE, NAMES, SETTINGS, drawn, least, terms
 
 

@@ -135,9 +135,7 @@ class Enough(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Let the other pick, and keep what is needed; none if those in flight are enough."""
-        return enough(
-            candidates, now, self.sure, lambda: self.then.select(candidates, k, now, rng)
-        )
+        return enough(candidates, now, self.sure, lambda: self.then.select(candidates, k, now, rng))
 
 
 def enough(

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstale.errors import ConfigError
 from fedstale.traces import Array, Index, Job, TraceSet
-from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_folder, forecaster_class
+from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_class, forecaster_folder
 from fedstale.traces.forecast.baselines import Oracle
 from fedstale.traces.forecast.conformal import Adaptation
 from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, split
