@@ -236,7 +236,7 @@ class Simulator:
         row, column = np.nonzero(self.awaited)
         flat = row * self.n + column
         chances = Candidates(flat, self.table, flat).p_finish
-        return np.bincount(row, chances, minlength=self.b)
+        return np.bincount(row, chances, minlength=self.b).astype(np.float64)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
         """Return what the scorer is given in some episodes.

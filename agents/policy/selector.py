@@ -106,8 +106,7 @@ class AgentSelector(Selector):
         self._agent: Agent | None = None
         self._warned = False
         try:
-            known = isinstance(path, Agent)
-            self._agent = path if known else load(embedded() if path is None else path)
+            self._agent = path if isinstance(path, Agent) else load(path or embedded())
         except FedstaleError as problem:
             self._warn(str(problem))
 

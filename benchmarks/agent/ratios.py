@@ -22,7 +22,7 @@ import numpy as np
 from fedstale.comparison.statistics import estimate
 from lab.training import judged
 
-AGENT, RULE, RANDOM = "agent", "p_finish x utility", "random"
+AGENT, RULE, RANDOM = "agent", "balanced", "random"
 REFERENCES = (AGENT, RULE)
 """What others are measured by: the agent, and a rule that needs no training."""
 SHARES = (0.9, 1.0)

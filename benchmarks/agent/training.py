@@ -124,10 +124,8 @@ SELECTORS: dict[str, Arm] = {
     AGENT: Arm(make=AgentSelector, without=True, everywhere=True, longest=True),
     FAIR: Arm(make=lambda: AgentSelector(fairness=0.25)),
     "p_finish": Arm(make=MostReliable, without=True, everywhere=True, longest=True),
-    RULE: Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
-    "balanced": Arm(
-        make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True, longest=True
-    ),
+    "p_finish x utility": Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
+    RULE: Arm(make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True, longest=True),
     "balanced, enough": Arm(make=lambda: Enough(ExpectedUtility(BALANCED)), everywhere=True),
     "balanced, untuned": Arm(
         make=lambda: ExpectedUtility(UNTUNED), without=True, everywhere=True, longest=True
