@@ -458,18 +458,33 @@ class Simulator:
         ages = np.minimum(staleness, AGES - 1)
         weights = np.zeros((rows.size, self.n))
         weights[which, column] = self.episodes.age_weights[row, ages] * examples[at]
-        total_examples = np.where(accepted, examples[rows], 0.0).sum(axis=1)
-        mix = (weights[:, None, :] @ self.episodes.mixtures[rows])[:, 0]
-        fleet = self.fleet_share[rows]
-        ratios = mix / np.maximum(total_examples, 1e-12)[:, None] / np.maximum(fleet, 1e-6)
-        total = np.maximum(weights.sum(axis=1), 1e-12)
-        size = (weights * examples[rows]).sum(axis=1) / total / self.mean_examples[rows]
-        progress, gain = self._learn(rows, ratios, size)
+        progress, gain = self._merge(rows, accepted, weights)
         outcome = self._outcome
         outcome.progress[rows] += progress
         outcome.gain[rows] += gain
         outcome.aggregated[rows] += accepted.sum(axis=1)
         outcome.staleness[rows] += np.bincount(which, weights=staleness, minlength=rows.size)
+
+    def _merge(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:
+        """Let the models of some episodes learn from the updates of a server step.
+
+        Args:
+            rows: episodes; shape (m,).
+            accepted: which devices have an update in it, at least one each; shape (m, n).
+            weights: examples of the accepted devices times the weight of their age, else 0; shape
+                (m, n). A step divides by the examples alone, as `StaleStrategy` does.
+
+        Returns:
+            As `_learn`.
+        """
+        examples = self.episodes.examples[rows]
+        total_examples = np.where(accepted, examples, 0.0).sum(axis=1)
+        mix = (weights[:, None, :] @ self.episodes.mixtures[rows])[:, 0]
+        fleet = self.fleet_share[rows]
+        ratios = mix / np.maximum(total_examples, 1e-12)[:, None] / np.maximum(fleet, 1e-6)
+        total = np.maximum(weights.sum(axis=1), 1e-12)
+        size = (weights * examples).sum(axis=1) / total / self.mean_examples[rows]
+        return self._learn(rows, ratios, size)
 
     def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
         """Let the models of some episodes learn from a server step; see `LearningProxy.after_step`.
