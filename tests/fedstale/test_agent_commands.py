@@ -65,7 +65,7 @@ def test_an_agent_is_shown_with_what_it_learnt_from_and_its_faults(tmp_path):
     shown = run("agent", "show")
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
-    assert "fleets: phones, desktops, cars, mixed" in lines
+    assert "fleets: phones, cars" in lines
     assert lines[-1] == "faults: none"
     # One that prefers who will not finish.
     weights = initial(np.random.default_rng(0))
