@@ -23,6 +23,7 @@ from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import (
     BALANCED,
+    SURE,
     ExpectedUtility,
     Selector,
     enough,
@@ -33,8 +34,6 @@ from fedstale.traces import Index, Mask
 
 logger = logging.getLogger(__name__)
 
-SURE = 0.9
-"""Chance with which a server step is to get the updates that it waits for."""
 # Time limits of the jobs that agents are trained on are 3 to 8 times what the median device takes.
 _PATIENCE = 5.0
 

@@ -10,7 +10,7 @@ from fedstale.strategies.selection.base import (
     Selector,
     name_of_class,
 )
-from fedstale.strategies.selection.combined import Enough, Filtered, Likely, Probing, enough
+from fedstale.strategies.selection.combined import SURE, Enough, Filtered, Likely, Probing, enough
 from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.expected_utility import (
     BALANCED,
@@ -27,6 +27,7 @@ __all__ = [
     "PAPER",
     "PISCES",
     "RELEASED",
+    "SURE",
     "Candidate",
     "Candidates",
     "Credits",
