@@ -8,7 +8,6 @@ from fedstale.strategies.selection.base import Selector, largest
 from fedstale.strategies.selection.expected_utility import own_duration_s
 from fedstale.strategies.types import Candidate, Candidates, Floats, require
 
-
 SURE = 0.5
 """Chance with which what is sent is enough. A job that fails is replaced at once, so falling short
 costs time now and then; in real trainings of the learning part 0.9 took 10 % more device-hours, and
