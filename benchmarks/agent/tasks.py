@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.agents import load, tasks
+from fedstale.agents import AgentSelector, tasks
 from fedstale.agents.evaluation import episode_metrics, paired
-from fedstale.agents.policy import by_agent, by_heuristic, embedded
 from fedstale.strategies.selection import (
     BALANCED,
     PAPER,
     PISCES,
     RELEASED,
+    Enough,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -41,11 +41,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import write_result
 
 ROOT = Path(__file__).parents[2]
-HEURISTIC = "p_finish x utility"
+HEURISTIC = "balanced"
 RULES: Mapping[str, Any] = {
-    HEURISTIC: by_heuristic,
-    "the agent of fedstale": by_agent(load(embedded()).weights),
-    "balanced": ExpectedUtility(BALANCED),
+    HEURISTIC: ExpectedUtility(BALANCED),
+    "the agent of fedstale": AgentSelector(),
+    "balanced, enough": Enough(ExpectedUtility(BALANCED)),
+    "p_finish x utility": ExpectedUtility(),
     "p_finish": MostReliable(),
     "Oort, paper's constants": Oort(PAPER),
     "Oort, released constants": Oort(RELEASED),
@@ -62,7 +63,7 @@ Row = dict[str, object]
 
 
 def scores(task: str, windows: int) -> list[Row]:
-    """Return a row for each rule: its mean gain, and its difference to the heuristic's."""
+    """Return a row for each rule: its mean gain, and its difference to the balanced rule's."""
     place, episodes = tasks.scenario(task, "test"), tasks.held_out(task, windows)
     simulator = place.simulator(min(AT_A_TIME, windows))
     rows, first = [], np.zeros(0)
@@ -85,7 +86,7 @@ def learnt(program: Path, choices: int | None) -> Row:
     before = time.monotonic()
     run = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     took = time.monotonic() - before
-    found = re.search(r"earns ([-\d.]+), p_finish x utility ([-\d.]+)", run.stdout)
+    found = re.search(r"earns ([-\d.]+), the balanced rule ([-\d.]+)", run.stdout)
     assert found is not None, run.stdout
     default = re.search(r"else ([\d_]+)\)", program.read_text(encoding="utf-8"))
     assert default is not None

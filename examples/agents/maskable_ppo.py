@@ -13,7 +13,7 @@ TASK = "fedstale/Selection-phones-v1"
 
 
 def main(choices: int) -> None:
-    """Learn from so many choices, and print the score beside the heuristic's."""
+    """Learn from so many choices, and print the score beside the balanced rule's."""
     envs = gymnasium.make_vec(TASK, num_envs=32, baseline=True, action="ranking")
     model = MaskablePPO(
         set_policy(MaskableMultiInputActorCriticPolicy),
@@ -35,7 +35,7 @@ def main(choices: int) -> None:
 
     found = tasks.score(TASK, ranked)
     rule = tasks.score(TASK, lambda seen: seen["heuristic"])
-    print(f"MaskablePPO earns {found.mean():.2f}, p_finish x utility {rule.mean():.2f}")
+    print(f"MaskablePPO earns {found.mean():.2f}, the balanced rule {rule.mean():.2f}")
 
 
 if __name__ == "__main__":

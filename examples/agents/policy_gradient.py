@@ -43,7 +43,7 @@ def log_prob(scores: torch.Tensor, order: torch.Tensor, k: torch.Tensor) -> torc
 
 
 def main(choices: int) -> None:
-    """Learn from so many choices, and print the score beside the heuristic's."""
+    """Learn from so many choices, and print the score beside the balanced rule's."""
     torch.manual_seed(0)
     envs = gymnasium.make_vec(TASK, num_envs=ENVS, baseline=True)
     (_, f), (g,) = (envs.single_observation_space[name].shape for name in ("features", "context"))
@@ -87,7 +87,7 @@ def main(choices: int) -> None:
     with torch.no_grad():
         found = tasks.score(TASK, lambda seen: drawn(agent(tensors(seen))[0]).numpy())
     rule = tasks.score(TASK, lambda seen: seen["heuristic"])
-    print(f"the policy gradient earns {found.mean():.2f}, p_finish x utility {rule.mean():.2f}")
+    print(f"the policy gradient earns {found.mean():.2f}, the balanced rule {rule.mean():.2f}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ TASK = "fedstale/Selection-phones-v1"
 
 
 def main(choices: int) -> None:
-    """Learn from so many choices, and print the score beside the heuristic's."""
+    """Learn from so many choices, and print the score beside the balanced rule's."""
     envs = SB3VecEnv(gymnasium.make_vec(TASK, num_envs=128, baseline=True))
     model = PPO(
         set_policy(),
@@ -27,7 +27,7 @@ def main(choices: int) -> None:
     model.learn(choices)
     found = tasks.score(TASK, lambda seen: model.predict(seen)[0])
     rule = tasks.score(TASK, lambda seen: seen["heuristic"])
-    print(f"PPO earns {found.mean():.2f}, p_finish x utility {rule.mean():.2f}")
+    print(f"PPO earns {found.mean():.2f}, the balanced rule {rule.mean():.2f}")
 
 
 if __name__ == "__main__":

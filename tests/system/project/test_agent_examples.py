@@ -25,7 +25,7 @@ def program(request, monkeypatch, tmp_path):
 
 
 def earned(capsys):
-    found = re.search(r"earns ([-\d.]+), p_finish x utility ([-\d.]+)", capsys.readouterr().out)
+    found = re.search(r"earns ([-\d.]+), the balanced rule ([-\d.]+)", capsys.readouterr().out)
     return float(found[1]), float(found[2])
 
 
