@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from fedstale.agents.policy_gradient import PlackettLuce
 
+_HEURISTIC = 4.0
+"""Scores of the heuristic differ by so much or less."""
 P = TypeVar("P", bound=ActorCriticPolicy)
 
 
@@ -51,7 +53,8 @@ class SetExtractor(BaseFeaturesExtractor):
         # Most places are empty: only candidates go through the layers.
         here = mask > 0
         row = here.nonzero()[:, 0]
-        own = torch.cat([observations["features"], observations["heuristic"][..., None]], dim=2)
+        heuristic = observations["heuristic"][..., None] / _HEURISTIC
+        own = torch.cat([observations["features"], heuristic], dim=2)
         each = self.each(own[here])
         total = torch.zeros(len(mask), self.width, device=mask.device).index_add(0, row, each)
         mean = total / mask.sum(dim=1, keepdim=True).clamp(min=1)

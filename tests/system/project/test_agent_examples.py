@@ -1,5 +1,6 @@
 """The learning programs of examples/agents run as they stand, and reach what their page says."""
 
+import json
 import re
 import runpy
 
@@ -12,8 +13,13 @@ from fedstale.agents import tasks
 __all__ = ["one_thread"]
 
 PROGRAMS = {path.stem: path for path in (ROOT / "examples" / "agents").glob("*.py")}
-# They earn 0.3 to 0.4 more than the heuristic, and another processor rounds otherwise.
-SHORT_OF_IT = 0.3
+PUBLISHED = {
+    row["program"]: row["score"]
+    for row in json.loads((ROOT / "benchmarks/results/selection_tasks.json").read_text())["rows"]
+    if "program" in row
+}
+SHORT_OF_IT = 0.5
+"""Another processor rounds otherwise, and so learns otherwise."""
 
 
 @pytest.fixture
@@ -45,5 +51,5 @@ def test_a_program_learns_from_a_few_choices_and_says_what_it_earns(program, cap
 def test_a_program_reaches_what_its_page_says(program, capsys):
     name, main = program
     main(160_000 if name != "maskable_ppo" else 20_480)
-    own, heuristic = earned(capsys)
-    assert own > heuristic - SHORT_OF_IT
+    own, _ = earned(capsys)
+    assert own > PUBLISHED[name] - SHORT_OF_IT
