@@ -129,7 +129,9 @@ class AgentSelector(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Draw as many as the next server step is likely to need."""
+        """Draw as many as the next server step is likely to need; the rule decides alone."""
+        if self._agent is None:
+            return self._heuristic.select(candidates, k, now, rng)
         return enough(candidates, now, self.sure, lambda: self._drawn(candidates, k, now, rng))
 
     def _drawn(

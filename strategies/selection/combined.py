@@ -1,6 +1,7 @@
 """Selectors around another selector: who may be picked, how many, and who is tried in between."""
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 
@@ -159,24 +160,49 @@ def enough(
     step = candidates.context
     if step.keeps_stragglers or not step.buffer_size or sure == 1.0:
         return pick()
-    arrived = np.zeros(step.n_missing + 1)
-    arrived[0] = 1.0
     out = candidates.in_flight
     late = now - out.picked_at > _OVERDUE * own_duration_s(out)
-    for p in out.p_finish[~late].tolist():
-        arrived = _with_another(arrived, p)
-    if arrived[-1] >= sure:
+    working = out.p_finish[~late]
+    if _n_enough(working, np.zeros(0), step.n_missing, sure) == 0:
         return []
     picked = pick()
-    chance = dict(zip(candidates.node_ids.tolist(), candidates.p_finish.tolist(), strict=True))
-    for n, node in enumerate(picked, start=1):
-        arrived = _with_another(arrived, chance[node])
-        if arrived[-1] >= sure:
-            return picked[:n]
-    return picked
+    ids = candidates.node_ids
+    here = np.flatnonzero(np.isin(ids, np.array(picked, dtype=ids.dtype)))
+    chances = dict(zip(ids[here].tolist(), candidates.p_finish[here].tolist(), strict=True))
+    found = np.array([chances[node] for node in picked])
+    return picked[: _n_enough(working, found, step.n_missing, sure)]
 
 
 _OVERDUE = 2.0
+_EXACT = 64
+"""Updates missing up to which chances are exact; beyond, a normal distribution is near enough."""
+
+
+def _n_enough(working: Floats, picked: Floats, n_missing: int, sure: float) -> int:
+    """Return how many picks are enough, or one more than there are.
+
+    Args:
+        working: chances of the jobs in flight; shape (m,).
+        picked: chances of the picks, in their order; shape (n,).
+        n_missing: updates that are to arrive.
+        sure: chance with which they are to.
+    """
+    if n_missing > _EXACT:
+        every = np.concatenate([working, picked])
+        mean, square = np.cumsum(every), np.cumsum(every * (1.0 - every))
+        far = NormalDist().inv_cdf(sure)
+        is_enough = mean - n_missing + 0.5 >= far * np.sqrt(square)
+        first = int(np.argmax(is_enough)) + 1 if is_enough.any() else every.size + 1
+        return max(first - working.size, 0)
+    arrived = np.zeros(n_missing + 1)
+    arrived[0] = 1.0
+    for p in working.tolist():
+        arrived = _with_another(arrived, p)
+    for n, p in enumerate([*picked.tolist(), 0.0]):
+        if arrived[-1] >= sure:
+            return n
+        arrived = _with_another(arrived, p)
+    return picked.size + 1
 
 
 def _with_another(arrived: Floats, p: float) -> Floats:

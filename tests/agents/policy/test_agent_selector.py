@@ -120,6 +120,14 @@ def test_no_more_jobs_are_sent_than_a_step_is_likely_to_need(untrained):
     assert len(pick(AgentSelector(untrained, sure=1.0), nodes, 8)) == 8
 
 
+def test_a_rule_in_the_place_of_an_agent_picks_as_its_description_says(tmp_path):
+    step = SelectionContext(buffer_size=3, n_missing=3)
+    nodes = Candidates.of(np.arange(20), step, forecast_p_finish=[0.99] * 20)
+    chooser = AgentSelector(tmp_path / "nowhere")
+    assert chooser.described() == ExpectedUtility(BALANCED).described()
+    assert pick(chooser, nodes, 8) == pick(ExpectedUtility(BALANCED), nodes, 8)
+
+
 def test_a_share_of_those_sent_is_fair_where_fewer_are_sent_than_asked_for(untrained):
     step = SelectionContext(buffer_size=4, n_missing=4)
     new = np.arange(60) >= 50

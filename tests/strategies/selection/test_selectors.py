@@ -261,6 +261,19 @@ def test_where_a_deadline_makes_the_step_all_are_sent():
     assert len(Enough(Random()).select(pool(loss=[1.0] * 9), 9, 0.0, RNG(0))) == 9
 
 
+def test_of_very_many_updates_as_many_are_sent_as_of_few():
+    def sent(n_missing, p, sure):
+        step = SelectionContext(buffer_size=n_missing, n_missing=n_missing)
+        nodes = Candidates.of(range(20_000), step, forecast_p_finish=[p] * 20_000)
+        return len(Enough(Random(), sure).select(nodes, 20_000, 0.0, RNG(0)))
+
+    for p, sure in ((0.9, 0.5), (0.9, 0.99), (0.5, 0.9)):
+        # 64 are exact, 65 are not.
+        assert sent(64, p, sure) < sent(65, p, sure) <= sent(64, p, sure) + 4
+    # 5,000 / .9 = 5,555.6, and 2.33 standard deviations of 24.8, over .9, are 61 more.
+    assert abs(sent(5_000, 0.9, 0.99) - 5_617) <= 3
+
+
 def test_where_late_jobs_count_later_all_are_sent():
     def sent(keeps):
         step = SelectionContext(buffer_size=2, n_missing=2, keeps_stragglers=keeps)
