@@ -84,18 +84,19 @@ class Task:
         return f"fedstale/Selection-{self.name}-v1"
 
 
+_PHONES = Task(
+    name="phones",
+    population="phones",
+    forecaster="phones",
+    devices=300,
+    history_days=1,
+    days=2,
+    step_s=900.0,
+)
 TASKS = {
     task.id: task
     for task in (
-        Task(
-            name="phones",
-            population="phones",
-            forecaster="phones",
-            devices=300,
-            history_days=1,
-            days=2,
-            step_s=900.0,
-        ),
+        _PHONES,
         Task(
             name="cars",
             population=Path(__file__).with_name("cars.toml"),
@@ -126,16 +127,7 @@ TASKS = {
             settings=replace(_SETTINGS, devices=(1_000, 1_000), concurrency_share=(0.02, 0.2)),
         ),
         # The windows of the first task, with models that are really trained.
-        Task(
-            name="training",
-            population="phones",
-            forecaster="phones",
-            devices=300,
-            history_days=1,
-            days=2,
-            step_s=900.0,
-            learning="digits",
-        ),
+        replace(_PHONES, name="training", learning="digits"),
     )
 }
 """The tasks by their ids."""

@@ -43,7 +43,7 @@ def test_worlds_are_told_in_a_table_and_a_rule_is_preferred(phones, tmp_path, mo
     assert (facts["worlds"], facts["windows"]) == (20, 10)
     rules = {row["rule"]: row for row in facts["rules"]}
     assert set(rules) == {
-        *("p_finish x utility", "p_finish", "random", "FedCS", "REFL IPS", "power of choice")
+        *("balanced", "p_finish", "random", "FedCS", "REFL IPS", "power of choice")
     }
     for row in rules.values():
         assert row["low"] <= row["median"] <= row["high"]
