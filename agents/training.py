@@ -157,12 +157,11 @@ def train(
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
     grounds, held_out = as_scenarios(scenarios), as_scenarios(validation)
-    begin_with = training.start_weights() if start is None else start.weights
-    learner = PolicyGradient(grounds, training, reward, begin_with)
+    learner = PolicyGradient(grounds, training, reward, None if start is None else start.weights)
     validate = _Validation(held_out, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
     belongs = {**asdict(training), "schema": SCHEMA["version"], "scenarios": _fingerprint(grounds)}
-    belongs["start"] = digest(begin_with)
+    belongs["start"] = digest(learner.weights())
     if resume and (folder / CHECKPOINT).exists():
         done, best = _resumed(folder / CHECKPOINT, belongs, learner)
     # Later updates than the checkpoint's are made again.

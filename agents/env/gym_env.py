@@ -81,10 +81,11 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
     - gain: fall of the learning proxy's log loss until the next choice, in units of what a server
       step with the fleet's own mixture of data learns; stale updates at the weight of their age.
       With `learning="digits"` the fall of that of models that are trained, over 0.2.
-    - time: -0.1 for each median duration of a job that passed.
-    - waste: -0.3 for each server step's worth of median device-seconds spent on jobs that failed or
-      were not waited for.
-    - baseline: minus what `ExpectedUtility` earns after as many choices in the same window.
+    - time: minus `Reward.time` for each median duration of a job that passed; 0 by default.
+    - waste: minus `Reward.waste` for each server step's worth of median device-seconds spent on
+      jobs that failed or were not waited for; 0 by default.
+    - baseline: minus what the highest scores of `BALANCED` earn after as many choices in the same
+      window.
 
     ## Starting State
 

@@ -230,13 +230,12 @@ class Simulator:
         arrived = (self.in_flight & self.replies & ~self.awaited).sum(axis=1)
         return np.maximum(self.episodes.buffer_size - arrived, 0)
 
-    @property
-    def n_expected(self) -> Array:
-        """Sum of the chances to finish of the jobs that are awaited; shape (b,)."""
-        row, column = np.nonzero(self.awaited)
-        flat = row * self.n + column
+    def n_expected(self, rows: Index) -> Array:
+        """Return the sum of the chances to finish of the jobs that are awaited; shape (m,)."""
+        row, column = np.nonzero(self.awaited[rows])
+        flat = rows[row] * self.n + column
         chances = Candidates(flat, self.table, flat).p_finish
-        return np.bincount(row, chances, minlength=self.b).astype(np.float64)
+        return np.bincount(row, chances, minlength=rows.size).astype(np.float64)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
         """Return what the scorer is given in some episodes.
@@ -258,7 +257,7 @@ class Simulator:
             version=self.version[rows],
             deadline_s=self.reply_limit_s[rows],
             n_missing=self.n_missing[rows],
-            n_expected=self.n_expected[rows],
+            n_expected=self.n_expected(rows),
         )
 
     def heuristic(self, rows: Index) -> Array:

@@ -25,7 +25,7 @@ from fedstale.strategies.selection import BALANCED, ExpectedUtility, Exponents, 
 from fedstale.traces import Array, Index
 
 sys.path.append(str(Path(__file__).parents[1]))
-from agent.training import Run, trained_by
+from agent.training import Run, place, trained_by
 from lab.curves import final
 from lab.kept import Kept, played
 from lab.results import write_result
@@ -37,7 +37,7 @@ SETTINGS = [
         regime=regime,
         app="digits",
         fleet=fleet,
-        schedule=list(SCHEDULES)[(place + seed) % 2],
+        schedule=list(SCHEDULES)[(i + seed) % 2],
         alpha=alpha,
         lies="",
         forecasts=True,
@@ -46,7 +46,7 @@ SETTINGS = [
         agent="",
     )
     for fleet, regime, seed in product(FLEETS, ("published", "choice", "long"), (401, 402, 403))
-    for place, alpha in enumerate((0.1, 0.3, 1.0))
+    for i, alpha in enumerate((0.1, 0.3, 1.0))
 ]
 MIDDLE = Exponents(chance=3.0, utility=0.6, duration=1.2, picked=1.0, temperature=0.15)
 SPREAD = Exponents(chance=0.5, utility=0.7, duration=0.4, picked=0.6, temperature=0.7)
@@ -120,7 +120,7 @@ def play(recordings: Path, run: Run, selector: Selector) -> dict[str, list[float
     """Return the curves of a run, see `lab.training.curves`."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with threadpool_limits(1):
-        return curves(trained_by(recordings, run, selector))
+        return curves(trained_by(*place(recordings, run), run, selector))
 
 
 def needed(
@@ -136,11 +136,11 @@ def needed(
         kept: runs that were played.
         jobs: processes.
     """
-    wanted = [*tried, *((place, Random()) for place in sorted({place for place, _ in tried}))]
-    keys = [[asdict(SETTINGS[place]), selector.described()] for place, selector in wanted]
+    wanted = [*tried, *((i, Random()) for i in sorted({i for i, _ in tried}))]
+    keys = [[asdict(SETTINGS[i]), selector.described()] for i, selector in wanted]
     tasks = [
-        (key, partial(play, recordings, SETTINGS[place], selector))
-        for key, (place, selector) in sorted(
+        (key, partial(play, recordings, SETTINGS[i], selector))
+        for key, (i, selector) in sorted(
             zip(keys, wanted, strict=True), key=lambda each: each[1][0]
         )
         if key not in kept
@@ -148,13 +148,13 @@ def needed(
     for key, found in played(tasks, jobs):
         kept.add(key, found)
     random = {
-        place: final(np.array(kept[key]["accuracy"]))
-        for key, (place, _) in zip(keys[len(tried) :], wanted[len(tried) :], strict=True)
+        i: final(np.array(kept[key]["accuracy"]))
+        for key, (i, _) in zip(keys[len(tried) :], wanted[len(tried) :], strict=True)
     }
     return np.array(
         [
-            [judged(kept[key], share * random[place])["device_hours"] for share in TARGETS]
-            for key, (place, _) in zip(keys, tried, strict=False)
+            [judged(kept[key], share * random[i])["device_hours"] for share in TARGETS]
+            for key, (i, _) in zip(keys, tried, strict=False)
         ]
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedstale.agents import AgentSelector, tasks
-from fedstale.agents.evaluation import episode_metrics, paired
+from fedstale.agents.evaluation import HEURISTIC, episode_metrics, paired
 from fedstale.strategies.selection import (
     BALANCED,
     PAPER,
@@ -41,7 +41,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import write_result
 
 ROOT = Path(__file__).parents[2]
-HEURISTIC = "balanced"
 RULES: Mapping[str, Any] = {
     HEURISTIC: ExpectedUtility(BALANCED),
     "the agent of fedstale": AgentSelector(),

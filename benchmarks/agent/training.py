@@ -325,9 +325,9 @@ def play(recordings: Path, run: Run) -> Row:
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with threadpool_limits(1):
-        window, _ = place(recordings, run)
+        window, forecasts = place(recordings, run)
         began = time.process_time()
-        trained = trained_by(recordings, run, SELECTORS[run.selector].make())
+        trained = trained_by(window, forecasts, run, SELECTORS[run.selector].make())
         took = time.process_time() - began
     found = {
         name: round(value, 4) if isinstance(value, float) else value
@@ -338,16 +338,18 @@ def play(recordings: Path, run: Run) -> Row:
     return {**row, "cpu_s": round(took, 2), "curves": curves(trained)}
 
 
-def trained_by(recordings: Path, run: Run, selector: Selector) -> Trained:
+def trained_by(
+    window: Window, forecasts: OwnForecasts | None, run: Run, selector: Selector
+) -> Trained:
     """Train where a run plays, with any selector.
 
     Args:
-        recordings: folder of the published files.
+        window: of the run, by `place`.
+        forecasts: of its devices, by `place`.
         run: to play; its own selector does not matter.
         selector: picks the devices.
     """
     regime = REGIMES[run.regime]
-    window, forecasts = place(recordings, run)
     return train(
         window,
         opened(run.app),

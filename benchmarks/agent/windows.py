@@ -172,10 +172,12 @@ def best(agents: Mapping[Path, Agent], recordings: Path, kept: Kept) -> tuple[Pa
         row = {
             "training_seed": agent.provenance["training"]["seed"],
             "device_hours": round(ratio, 3),
+            "error": round(float(ratio * more.std() / np.sqrt(more.size)), 3),
+            "validation": agent.provenance["validation"],
+            "faults": found,
         }
-        row["error"] = round(float(ratio * more.std() / np.sqrt(more.size)), 3)
-        rows.append(row | {"validation": agent.provenance["validation"], "faults": found})
-        print(rows[-1], flush=True)
+        rows.append(row)
+        print(row, flush=True)
         if not found:
             sound[folder] = ratio
     if not sound:

@@ -174,6 +174,7 @@ def enough(
 
 
 _OVERDUE = 2.0
+"""Expected durations after which a job in flight no longer counts."""
 _EXACT = 64
 """Updates missing up to which chances are exact; beyond, a normal distribution is near enough."""
 
