@@ -580,6 +580,8 @@ def _show_run(run: "Run") -> None:
         typer.echo(not_numbers)
     for line in client_errors_in_words(run):
         typer.echo(f"client error: {line}")
+    if run.advice:
+        typer.echo(f"what cost most: {run.advice[0]}")
     if record := summary.get("record"):
         typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
     console.print(f"report: {run.folder / REPORT}", soft_wrap=True, highlight=False)

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import costs, devices, forecast_audit, learning
+from fedstale.reports import advice, costs, devices, forecast_audit, learning
 from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.timeline import Timeline, timeline
@@ -56,6 +56,7 @@ def write_run(run: "Run", out: Path) -> Path:
     figures = [
         *learning.metrics([run]),
         devices.states(run),
+        advice.waiting(run.jobs),
         costs.failures(run),
         *costs.figures(run),
         *costs.level_figures(run),
@@ -230,8 +231,10 @@ def _limits(run: "Run") -> list[tuple[str, str]]:
 
 
 def _tables(run: "Run") -> dict[str, pd.DataFrame]:
-    """Return the tables above the figures: what was sent, if it is not all training, and errors."""
+    """Return the tables above the figures: what cost most, what was sent, errors."""
     tables = {}
+    if run.advice:
+        tables["What cost most, and what governs it"] = advice.table(run.advice)
     kinds: Mapping[str, Mapping[str, float | None]] = run.summary.get("messages", {})
     if set(kinds) - {"train"}:
         rows = []

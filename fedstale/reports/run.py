@@ -20,7 +20,8 @@ from safetensors.numpy import load_file
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports import learning, page
+from fedstale.reports import advice, learning, page
+from fedstale.reports.advice import Advice
 from fedstale.reports.figure import SOURCES, Array
 from fedstale.reports.timeline import PHASES, TRACE, perfetto
 from fedstale.runs import (
@@ -132,6 +133,15 @@ class Run:
         ways; and `outcome`: used, wasted or in-flight.
         """
         return with_costs(self._table(EVENTS, _JOB_COLUMNS))
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        """What cost the run most, which setting governs it, and what another value would bring.
+
+        What saves most comes first; empty if nothing took a fiftieth of the run.
+        """
+        app = tomllib.loads(self.config_text).get("run_config", {})
+        return advice.advise(self.jobs, end_s=self.end_s, run_config=app)
 
     @cached_property
     def started(self) -> pd.DataFrame:

@@ -329,7 +329,10 @@ class Devices(Stateful):
             now: the instant in s.
         """
         is_open = (jobs["ended_at"] > now) | (jobs["visible_at"] > now)
-        jobs["status"][jobs["visible_at"] > now] = words.number(IN_FLIGHT)
+        in_flight = jobs["visible_at"] > now
+        jobs["status"][in_flight], jobs["reason"][in_flight] = map(words.number, (IN_FLIGHT, ""))
+        unclaimed = jobs["status"] == words.number(UNCLAIMED)
+        jobs["reason"][unclaimed] = words.number("reported when the server no longer waited for it")
         for name in _INSTANTS.values():
             jobs[name][is_open & (jobs[name] > now)] = NEVER
         for name in _SPENT.values():

@@ -23,6 +23,7 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
             "states",
             "durations",
             "staleness-over-time",
+            "waiting",
             "failures",
             "device-time",
             "traffic",

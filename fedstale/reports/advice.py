@@ -1,0 +1,544 @@
+"""What cost a run most, which setting governs it, and what another value of it would bring.
+
+Rules over the jobs of a run. What a rule expects follows from the same jobs: how long late replies
+took, how stale rejected ones would have been, which lost jobs would have ended with less work. It
+knows neither whom a selector would pick then nor how well the model would learn, so it is checked
+by taking it: tests/fedstale/reports/test_advice.py repeats runs with known faults without them.
+
+Real devices tell less: how long a reply took that never came is not known, and nothing is expected
+of another timeout.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedstale.reports.figure import Array, Figure, byte_unit, stepped, thinned
+from fedstale.runs import EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, STALLED, UNCLAIMED
+from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
+
+TOO_LATE, OVER_SELECTED, TOO_STALE = "too late", "over-selected", "too stale"
+DROPOUT, REFUSED, FAILED_CLIENT = "went offline", "rejected", "client error"
+NEVER_STARTED, NEVER_ENDS, RUN_ENDED = "never started", "stalled", "run ended"
+UPLOADS, IDLE = "uploads", "no job in flight"
+CAUSES = (
+    *(TOO_LATE, OVER_SELECTED, TOO_STALE, DROPOUT, REFUSED, FAILED_CLIENT, NEVER_STARTED),
+    *(NEVER_ENDS, RUN_ENDED, UPLOADS, IDLE),
+)
+"""What device-hours are lost by, and virtual time by the last one; no job fails by the last two."""
+WON = 0.75
+"""Share of the late device-hours that a proposed timeout waits for."""
+LESS_WORK = 0.5
+"""Share of the work that is proposed where devices go offline before they are done."""
+COMPRESSED = 0.25
+"""Bytes of an int8 model in proportion to those of a float32 one."""
+FEW = 0.02
+"""A cause with a smaller share of the jobs, and of the device-hours, is left out."""
+MUCH = 0.1
+"""The same of virtual time without a job, and of device-hours that a longer run would use."""
+_HOUR_S = 3600.0
+_AT_ONCE_S = 1.0
+"""A server that has enough goes on within this long after the reply that it waited for."""
+_STALE = re.compile(r"too stale: more than max_staleness = (\d+)")
+_CANCELLED = "late: the job was cancelled"
+_ROUND_TIMEOUT, _TIMEOUT, _EPOCHS = "round-timeout", "timeout of start", "local-epochs"
+_REJECTED_BY = (
+    (r"NaN or infinity|at most 1e\+15", "the learning rate, by which the training diverges"),
+    (r"the norm of the update", "Validation(norm_bound=...)"),
+    (r"the reply has", "the limits of Validation(...)"),
+)
+"""Reasons of rejections that a setting governs; all others are of the ClientApp's own making."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A cause of loss, the setting behind it, and what another value is expected to bring.
+
+    Printed, it is a sentence.
+    """
+
+    cause: str
+    """One of `CAUSES`."""
+    what: str
+    """What happened, after a number of jobs: "replies came after the timeout of 300 s"."""
+    n_jobs: int = 0
+    """Jobs that were lost by it."""
+    device_hours: float = 0.0
+    """That these jobs cost, in h; of "no job in flight", hours of virtual time."""
+    share: float = 0.0
+    """The same as a share of all."""
+    n_bytes: float = 0.0
+    """That these jobs moved, both ways."""
+    setting: str
+    """What governs it: a key of the run config, an argument of the strategy, or what to look at."""
+    value: float | None = None
+    """What the setting is proposed to be, in its own unit; None where no number follows."""
+    saves: float = 0.0
+    """Share of all device-hours (of "no job in flight", of the virtual time) that this saves."""
+    proposal: str
+    """What to change, and what that is expected to bring."""
+
+    def __str__(self) -> str:
+        hours = f" took {self.device_hours:.3g} device-hours ({self.share:.0%} of all)"
+        n = f"{self.n_jobs:,} " if self.n_jobs else ""
+        return f"{n}{self.what}{hours if self.device_hours else ''}: {self.proposal}."
+
+
+@dataclass(slots=True)
+class _Account:
+    """The jobs of a run by cause, and what all rules look at."""
+
+    jobs: pd.DataFrame
+    end_s: float
+    run_config: Mapping[str, Any]
+    total_s: float = field(init=False)
+    keeps_stragglers: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Nothing is a share of a run in which nobody did anything.
+        self.total_s = max(float(self.jobs["busy_s"].sum()), 1e-9)
+        self.keeps_stragglers = keeps_stragglers(self.jobs)
+
+    def of(self, cause: str) -> pd.DataFrame:
+        """Return the jobs that were lost by a cause; none if they are too few for a word."""
+        lost = self.jobs[self.jobs["cause"] == cause]
+        is_few = len(lost) < FEW * len(self.jobs)
+        return lost[:0] if is_few and lost["busy_s"].sum() < FEW * self.total_s else lost
+
+    def advice(self, lost: pd.DataFrame, what: str, **more: Any) -> Advice:  # noqa: ANN401 - fields
+        """Return advice on jobs that were lost, with their sums."""
+        spent_s = float(lost["busy_s"].sum())
+        return Advice(
+            cause=str(lost["cause"].iloc[0]),
+            what=what,
+            n_jobs=len(lost),
+            device_hours=spent_s / _HOUR_S,
+            share=spent_s / self.total_s,
+            n_bytes=float(lost["moved_bytes"].sum()),
+            **more,
+        )
+
+
+def advise(
+    jobs: pd.DataFrame, *, end_s: float, run_config: Mapping[str, Any] | None = None
+) -> list[Advice]:
+    """Return what cost a run most and what governs it, what saves most first.
+
+    Args:
+        jobs: one row a job in the order of sending, by `fedstale.runs.with_costs`.
+        end_s: when the run ended, in s of virtual time.
+        run_config: of the app; a setting that is a key of it is called by that key.
+    """
+    account = _Account(with_causes(jobs), end_s, run_config or {})
+    found = [advice for rule in _RULES for advice in rule(account)]
+    return sorted(found, key=lambda advice: (-advice.saves, -advice.device_hours))
+
+
+def with_causes(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return jobs with the columns `cause`, one of `CAUSES`, and `stopped_at`.
+
+    A late reply is "over-selected" if the server had gone on because it had enough, and "too late"
+    if it went on without enough, or the message had expired. The cause of a job that was used is
+    empty. `stopped_at` is when the server stopped to wait for the job's round, in s.
+    """
+    status, reason = jobs["status"], jobs["reason"]
+    stopped_at, had_enough = _rounds(jobs)
+    is_late = status.isin([LATE, UNCLAIMED]) | reason.str.startswith(_CANCELLED)
+    # Where stragglers are kept, no round ends their job; the message's time to live does.
+    expired_at = jobs["delivered_at"].where(status == LATE, inf)
+    is_over = is_late & had_enough & (stopped_at < expired_at) & (jobs["ended_at"] > stopped_at)
+    is_stale = (status == REJECTED) & reason.str.match(_STALE.pattern)
+    by_status = {
+        REJECTED: REFUSED,
+        INTERRUPTED: DROPOUT,
+        CLIENT_ERROR: FAILED_CLIENT,
+        EXPIRED: NEVER_STARTED,
+        STALLED: NEVER_ENDS,
+        IN_FLIGHT: RUN_ENDED,
+    }
+    conditions = [is_over & (not keeps_stragglers(jobs)), is_late, is_stale]
+    causes = [OVER_SELECTED, TOO_LATE, TOO_STALE]
+    found = np.select(conditions, causes, status.map(by_status).fillna(""))
+    return jobs.assign(stopped_at=stopped_at, cause=found)
+
+
+def keeps_stragglers(jobs: pd.DataFrame) -> bool:
+    """Return whether replies were used that came after a newer version."""
+    return bool((jobs["staleness"] > 0).any())
+
+
+def _rounds(jobs: pd.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Return for each job when the server stopped to wait for its round, and if it had enough.
+
+    A round lasts until the server sends anything else. It had enough if it went on at a reply, and
+    sooner than rounds do that end without one: past a deadline the first reply ends a round, too.
+    """
+    keys = [jobs["round"], jobs["kind"]]
+    begun = np.sort(jobs["sent_at"].unique())
+    last_sent = jobs["sent_at"].groupby(keys).transform("max").to_numpy(np.float64)
+    stopped_at = np.append(begun, inf)[np.searchsorted(begun, last_sent, side="right")]
+    # An app may pull all replies of a round together; of real devices only that is known.
+    arrived_at = jobs["reported_at"].where(np.isfinite(jobs["reported_at"]), jobs["delivered_at"])
+    last_used = arrived_at.where(jobs["status"] == REPORTED).groupby(keys).transform("max")
+    at_reply = stopped_at - last_used.fillna(-inf).to_numpy(np.float64) <= _AT_ONCE_S
+    lasted_s, is_over = stopped_at - last_sent, np.isfinite(stopped_at)
+    rounds = pd.DataFrame({"lasted_s": lasted_s, "at_reply": at_reply}, index=jobs.index)
+    ends = rounds[is_over].groupby([key[is_over] for key in keys]).first()
+    by_time = ends["lasted_s"][~ends["at_reply"]]
+    limit_s = float(by_time.median()) if len(by_time) > FEW * len(ends) else inf
+    return stopped_at, at_reply & is_over & (lasted_s < limit_s)
+
+
+# Rules: each yields advice on its causes, or nothing.
+
+
+def _too_late(account: _Account) -> Iterator[Advice]:
+    late = account.of(TOO_LATE)
+    if late.empty:
+        return
+    limit_s, setting = _timeout(account, late)
+    what = f"replies that came after the timeout of {_seconds(limit_s)}"
+    waits, own = waits_of(account.jobs)
+    spent = late["busy_s"].to_numpy(np.float64)
+    known_s = float(spent[np.isfinite(waits)].sum())
+    if not known_s:
+        unknown = f"{setting} governs that; how long they took is not known"
+        yield account.advice(late, what, setting=setting, proposal=unknown)
+        return
+    order = np.argsort(waits, kind="stable")
+    reached = int(np.searchsorted(np.cumsum(spent[order]), WON * known_s))
+    value = _rounded_up(float(waits[order][reached]))
+    within = own <= value
+    saved = float(spent[within].sum()) / account.total_s
+    longer = "" if account.keeps_stragglers else f" in rounds of up to {_seconds(value)}"
+    is_work = late["compute_s"].sum() > 0.5 * spent.sum()
+    less = (_EPOCHS if _EPOCHS in account.run_config else "less work") if is_work else "Compression"
+    proposal = (
+        f"{within.mean():.0%} take at most {_seconds(value)} once their device is free; {setting} "
+        f"= {value:g} uses another {saved:.0%} of the device-hours{longer}, and {less} makes jobs "
+        "shorter"
+    )
+    yield account.advice(late, what, setting=setting, value=value, saves=saved, proposal=proposal)
+
+
+def waits_of(jobs: pd.DataFrame) -> tuple[Array, Array]:
+    """Return how long replies that came too late took, in s; inf where they never came.
+
+    Args:
+        jobs: all jobs of a run, by `with_causes`.
+
+    Returns:
+        From the sending to the last byte; and the same without what the device had spent on an
+        earlier job until then. With a timeout of the first, few devices are sent to that are still
+        at work, so the second is what their next replies take. Both of shape (late jobs,).
+    """
+    free_at = jobs.groupby("device_id", sort=False)["ended_at"].shift(fill_value=-inf)
+    began_at = jobs["started_at"].where(jobs["started_at"] <= free_at, jobs["sent_at"])
+    late = jobs["cause"] == TOO_LATE
+    both = [(jobs["reported_at"] - since)[late] for since in (jobs["sent_at"], began_at)]
+    waits, own = (np.where(np.isfinite(each), each, inf) for each in both)
+    return waits, own
+
+
+def _timeout(account: _Account, late: pd.DataFrame) -> tuple[float, str]:
+    """Return after which time replies were late, in s, and the setting that says so."""
+    expired = late[late["status"] == LATE]
+    lived_s = float((expired["delivered_at"] - expired["sent_at"]).min()) if len(expired) else inf
+    round_s = float((late["stopped_at"] - late["sent_at"]).median())
+    is_round = not account.keeps_stragglers and round_s < lived_s - _AT_ONCE_S
+    if is_round and (account.jobs["base_version"] >= 0).any():
+        return round_s, "deadline_s"
+    limit_s = round_s if is_round else lived_s
+    stated = account.run_config.get(_ROUND_TIMEOUT)
+    if isinstance(stated, int | float) and not limit_s > stated + _AT_ONCE_S:
+        return float(stated), _ROUND_TIMEOUT
+    return limit_s, _TIMEOUT
+
+
+def _over_selected(account: _Account) -> Iterator[Advice]:
+    cut = account.of(OVER_SELECTED)
+    if cut.empty:
+        return
+    jobs = account.jobs
+    rounds = jobs[jobs["kind"].isin(cut["kind"].unique()) & np.isfinite(jobs["stopped_at"])]
+    by_round = rounds.groupby("round")
+    n_sent = int(by_round.size().median())
+    n_used = int((rounds["status"] == REPORTED).groupby(rounds["round"]).sum().median())
+    fails = float(rounds["cause"].isin([DROPOUT, FAILED_CLIENT, NEVER_ENDS]).mean())
+    value = min(ceil(n_used / max(1.0 - fails, FEW)), n_sent)
+    saved = float(cut["busy_s"].sum()) / account.total_s - _wasted_of(by_round, value, n_used)
+    yield account.advice(
+        cut,
+        "replies that came when the server had enough",
+        setting="concurrency",
+        value=float(value),
+        saves=max(saved, 0.0),
+        proposal=f"of {n_sent} jobs a round {n_used} are used; concurrency = {value} saves "
+        f"{max(saved, 0.0):.0%} of the device-hours and waits for slower devices, FedBuff uses "
+        "late replies, too",
+    )
+
+
+def _wasted_of(by_round: Any, n_sent: int, n_used: int) -> float:  # noqa: ANN401 - pandas' groups
+    """Return which share of the device-hours is wasted if fewer of a round's jobs are sent.
+
+    They are drawn from those that were sent, and the first to answer are used.
+    """
+    rng = np.random.default_rng(0)
+    spent_s = wasted_s = 0.0
+    for _, sent in by_round:
+        drawn = sent.iloc[np.sort(rng.permutation(len(sent))[:n_sent])]
+        busy = drawn.sort_values("reported_at", kind="stable")["busy_s"]
+        spent_s, wasted_s = spent_s + float(busy.sum()), wasted_s + float(busy[n_used:].sum())
+    return wasted_s / spent_s if spent_s else 0.0
+
+
+def _too_stale(account: _Account) -> Iterator[Advice]:
+    stale = account.of(TOO_STALE)
+    if stale.empty:
+        return
+    limit = max(int(found[1]) for found in map(_STALE.match, stale["reason"]) if found)
+    used = account.jobs[account.jobs["status"] == REPORTED]
+    versions = used["aggregated_version"][used["aggregated_version"] >= 0]
+    size = float(versions.value_counts().median()) if len(versions) else 1.0
+    # With a larger limit, what was rejected fills buffers too, and the version grows faster.
+    arrivals = np.sort(pd.concat([used, stale])["delivered_at"].to_numpy(np.float64))
+    before = np.searchsorted(arrivals, stale["sent_at"], side="right")
+    staleness = np.ceil((np.searchsorted(arrivals, stale["delivered_at"]) - before) / size)
+    value = max(float(np.quantile(staleness, 0.9, method="higher")), limit + 1.0)
+    saved = float(stale["busy_s"][staleness <= value].sum()) / account.total_s
+    yield account.advice(
+        stale,
+        f"replies that were more than {limit} versions behind",
+        setting="max_staleness",
+        value=value,
+        saves=saved,
+        proposal=f"max_staleness = {value:.0f} uses another {saved:.0%} of the device-hours, and "
+        "a lower concurrency makes replies less stale",
+    )
+
+
+def _dropout(account: _Account) -> Iterator[Advice]:
+    lost = account.of(DROPOUT)
+    if lost.empty:
+        return
+    setting = _EPOCHS if _EPOCHS in account.run_config else "local epochs"
+    what = "jobs whose device went offline"
+    jobs = account.jobs[account.jobs["kind"].isin(lost["kind"].unique())]
+    done = jobs[jobs["status"] == REPORTED]
+    if done.empty:
+        yield account.advice(lost, what, setting=setting, proposal=f"fewer {setting}, or LocalWork")
+        return
+    phases = ["compute_s", "upload_s"]
+    usual = done.groupby("device_id")[phases].median().reindex(lost["device_id"])
+    own = usual.fillna(done[phases].median()).to_numpy(np.float64)
+    spent = lost[["download_s", *phases]].to_numpy(np.float64)
+    # What was cut off would have taken longer than it had.
+    needs = spent[:, 0] + LESS_WORK * np.fmax(own[:, 0], spent[:, 1]) + own[:, 1]
+    had = lost["busy_s"].to_numpy(np.float64)
+    ends = (spent[:, 1] > 0.0) & (had >= needs)
+    # If its device is sent to again before it goes offline, the next job is lost in its place; the
+    # server comes back to a device as much sooner as jobs are shorter.
+    again_s = LESS_WORK * (done.groupby("device_id")["sent_at"].shift(-1) - done["ended_at"])
+    left_s = (had - needs)[ends, np.newaxis] - again_s.fillna(inf).to_numpy(np.float64)
+    next_s = np.maximum(left_s, 0.0).mean(axis=1).sum()
+    lost_s, still_s = float(had.sum()), float(had[~ends].sum() + next_s)
+    total_s = account.total_s - lost_s + still_s + float(needs[ends].sum())
+    saved = max(lost_s / account.total_s - still_s / total_s, 0.0)
+    yield account.advice(
+        lost,
+        what,
+        setting=setting,
+        value=LESS_WORK,
+        saves=saved,
+        proposal=f"{LESS_WORK:.0%} of the {setting} saves {saved:.0%} of the device-hours, since "
+        f"{ends.mean():.0%} of these jobs end then; so may LocalWork, and a selector with "
+        "forecasts",
+    )
+
+
+def _rejected(account: _Account) -> Iterator[Advice]:
+    lost = account.of(REFUSED)
+    if lost.empty:
+        return
+    governs = {
+        reason: next((s for pattern, s in _REJECTED_BY if re.search(pattern, reason)), "")
+        for reason in lost["reason"].unique()
+    }
+    settings = lost["reason"].map(governs)
+    most = settings.value_counts().index[0]
+    reasons = lost["reason"][settings == most]
+    setting = most or "what the ClientApp returns"
+    saved = float(lost["busy_s"][settings == most].sum()) / account.total_s
+    yield account.advice(
+        lost,
+        "replies that were rejected",
+        setting=setting,
+        saves=saved,
+        proposal=f"{len(reasons) / len(lost):.0%} because of {setting} ({reasons.iloc[0]})",
+    )
+
+
+def _client_errors(account: _Account) -> Iterator[Advice]:
+    lost = account.of(FAILED_CLIENT)
+    if lost.empty:
+        return
+    reason = lost["reason"].value_counts().index[0]
+    yield account.advice(
+        lost,
+        f"jobs of {lost['device_id'].nunique():,} devices that failed in the ClientApp",
+        setting="the ClientApp",
+        saves=float(lost["busy_s"].sum()) / account.total_s,
+        proposal=f"mend {reason}",
+    )
+
+
+def _never_started(account: _Account) -> Iterator[Advice]:
+    expired, stalled = account.of(NEVER_STARTED), account.of(NEVER_ENDS)
+    if not expired.empty:
+        setting = _ROUND_TIMEOUT if _ROUND_TIMEOUT in account.run_config else _TIMEOUT
+        yield account.advice(
+            expired,
+            "messages that expired before their device began",
+            setting=setting,
+            proposal=f"it was offline, or at work on a job that was too late; {setting} governs "
+            "how long a message lives",
+        )
+    if not stalled.empty:
+        names = list(dict.fromkeys(stalled["device_id"]))
+        some = ", ".join(names[:3]) + f" and {len(names) - 3:,} more" * (len(names) > 3)
+        yield account.advice(
+            stalled,
+            "jobs that could never end",
+            setting="the traces",
+            saves=float(stalled["busy_s"].sum()) / account.total_s,
+            proposal=f"leave out {some}, of which the traces say a rate of 0 for good",
+        )
+
+
+def _run_ended(account: _Account) -> Iterator[Advice]:
+    lost = account.of(RUN_ENDED)
+    if lost["busy_s"].sum() >= MUCH * account.total_s:
+        what = "jobs that were in flight when the run ended"
+        yield account.advice(lost, what, setting="until", proposal="a longer run uses them")
+
+
+def _uploads(account: _Account) -> Iterator[Advice]:
+    jobs = account.jobs
+    uploaded_s = float(jobs["upload_s"].sum())
+    share = uploaded_s / account.total_s
+    saved = (1.0 - COMPRESSED) * share
+    if saved < 2.0 * MUCH or (jobs["format_up"] != "").any():
+        return
+    setting = 'stages=[Compression("int8")]'
+    yield Advice(
+        cause=UPLOADS,
+        what="uploads",
+        device_hours=uploaded_s / _HOUR_S,
+        share=share,
+        n_bytes=float(jobs["uploaded_bytes"].sum()),
+        setting=setting,
+        saves=saved,
+        proposal=f"{setting} sends a quarter of the bytes and saves {saved:.0%} of the "
+        "device-hours",
+    )
+
+
+def _idle(account: _Account) -> Iterator[Advice]:
+    jobs = account.jobs
+    stopped_at = inf if account.keeps_stragglers else jobs["stopped_at"].to_numpy(np.float64)
+    until = np.fmin(np.fmin(jobs["delivered_at"].to_numpy(np.float64), stopped_at), account.end_s)
+    ends = np.maximum.accumulate(until)
+    starts = np.append(jobs["sent_at"].to_numpy(np.float64), account.end_s)
+    idle_s = float(np.maximum(starts - np.append(0.0, ends), 0.0).sum())
+    share = idle_s / account.end_s if account.end_s else 0.0
+    if share < MUCH:
+        return
+    yield Advice(
+        cause=IDLE,
+        what=f"in {share:.0%} of the virtual time ({idle_s / _HOUR_S:.3g} h) no job was in flight",
+        setting="min_available_nodes",
+        share=share,
+        saves=share,
+        proposal="too few nodes were online to begin a round, which min_available_nodes and "
+        "min_train_nodes govern",
+    )
+
+
+_RULES: tuple[Callable[[_Account], Iterator[Advice]], ...] = (
+    *(_too_late, _over_selected, _too_stale, _dropout, _rejected, _client_errors),
+    *(_never_started, _run_ended, _uploads, _idle),
+)
+
+
+def table(advice: Sequence[Advice]) -> pd.DataFrame:
+    """Return advice as a table of texts, a row for each cause."""
+    rows = []
+    for each in advice:
+        unit, size = byte_unit(each.n_bytes)
+        is_idle = each.cause == IDLE
+        rows.append(
+            {
+                "cause": each.cause,
+                "jobs": f"{each.n_jobs:,}" if each.n_jobs else "-",
+                "device-hours": "-" if is_idle else f"{each.device_hours:.3g} ({each.share:.0%})",
+                "traffic": f"{each.n_bytes / size:.3g} {unit}" if each.n_bytes else "-",
+                "governed by": each.setting,
+                "reason": f"{each.what[0].upper()}{each.what[1:]}: {each.proposal}.",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def waiting(jobs: pd.DataFrame) -> Figure | None:
+    """Return how many replies a timeout waits for; None if none was too late by a known time.
+
+    Args:
+        jobs: all jobs of a run, by `fedstale.runs.with_costs`.
+    """
+    jobs = with_causes(jobs)
+    waits, _ = waits_of(jobs)
+    waits = waits[np.isfinite(waits)]
+    if not waits.size:
+        return None
+    used = jobs[jobs["status"] == REPORTED]
+    all_s = np.sort(np.concatenate([(used["reported_at"] - used["sent_at"]).to_numpy(), waits]))
+    shown = thinned(all_s.size, 200)
+    levels = (0.5, 0.75, 0.9, 0.95, 1.0)
+    seconds = [_seconds(float(np.quantile(all_s, level, method="higher"))) for level in levels]
+    return Figure(
+        id="waiting",
+        title="What a timeout waits for",
+        about=f"Replies that came within a time since their sending: the {len(used):,} that were "
+        f"used and {waits.size:,} that came too late.",
+        traces=[stepped("replies", 0, all_s[shown], (shown + 1) / all_s.size, showlegend=False)],
+        x_title="s since the sending",
+        y_title="share of replies",
+        layout={
+            "xaxis": {"range": [0.0, float(all_s[-1])]},
+            "yaxis": {"range": [0.0, 1.0], "tickformat": ".0%"},
+        },
+        header=("share of replies", "within"),
+        rows=[[f"{level:.0%}", s] for level, s in zip(levels, seconds, strict=True)],
+    )
+
+
+def _rounded_up(seconds: float) -> float:
+    """Return the next number of two digits.
+
+    Example:
+        >>> _rounded_up(612.3), _rounded_up(60.0)
+        (620.0, 60.0)
+    """
+    step = 10.0 ** max(int(np.floor(np.log10(max(seconds, 1.0)))) - 1, 0)
+    return float(ceil(seconds / step) * step)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s"

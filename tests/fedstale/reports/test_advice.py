@@ -1,0 +1,307 @@
+"""Advice on runs with known faults: the first is the fault, and taking it brings what it says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from made_run import write_run
+
+import fedstale
+from fedstale.client import CompressionMod
+from fedstale.reports.advice import (
+    CAUSES,
+    IDLE,
+    UPLOADS,
+    advise,
+    with_causes,
+)
+from fedstale.reports.run import Run
+from fedstale.runs import with_costs
+from fedstale.strategies import parse
+from fedstale.traces import TraceSet
+
+LIVES_LONG, N_WEIGHTS = 36_000.0, 2000
+
+
+def apps() -> tuple[ServerApp, ClientApp]:
+    """Return an app of which the run config tells the strategy; nothing is learnt in it."""
+    server, client = ServerApp(), ClientApp(mods=[CompressionMod()])
+
+    @server.main()
+    def main(grid, context):
+        told = context.run_config
+        parse(told["strategy"], seed=1).start(
+            grid=grid,
+            initial_arrays=ArrayRecord([np.zeros(N_WEIGHTS, dtype=np.float32)]),
+            num_rounds=told["num-server-rounds"],
+            timeout=told["round-timeout"],
+        )
+
+    @client.train()
+    def train(message, context):
+        given = message.content
+        seed = context.node_id, given["config"]["server-round"]
+        update = np.random.default_rng(seed).lognormal(size=2)
+        (weights,) = given["arrays"].to_numpy_ndarrays()
+        with np.errstate(over="ignore"):
+            new = weights + np.float32(context.run_config["learning-rate"] * update[0])
+        metrics = MetricRecord({"num-examples": 10, "train_loss": float(update[1])})
+        content = RecordDict({"arrays": ArrayRecord([new]), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return server, client
+
+
+def settings(strategy: str, **more: Any) -> dict[str, Any]:
+    """Return what a run is told: traces, the work and the bytes of a job, and the run config."""
+    told = {"round-timeout": LIVES_LONG, "num-server-rounds": 40, "learning-rate": 0.1}
+    options = {"traces": "synthetic:100", "model_bytes": 14_000_000, "epochs": 5}
+    options |= {name: more.pop(name) for name in options if name in more}
+    told |= {name.replace("_", "-"): value for name, value in more.items()}
+    return {**options, "run_config": {**told, "strategy": strategy, "local-epochs": 5}}
+
+
+@dataclass
+class Fault:
+    """A run with a fault, what its first advice must be, and the run without it."""
+
+    cause: str
+    setting: str
+    faulty: dict[str, Any]
+    mended: Callable[[Any], dict[str, Any]]
+    """Returns the settings with the value that is proposed."""
+
+
+STOCK = "flower.FedAvg(fraction_train={}, fraction_evaluate=0.0, min_train_nodes=1, {})"
+ALL = STOCK.format(0.5, "min_available_nodes=1")
+FAULTS = {
+    "timeout of a stock strategy": Fault(
+        "too late",
+        "round-timeout",
+        settings(ALL, round_timeout=100.0),
+        lambda value: settings(ALL, round_timeout=value),
+    ),
+    "messages that live too short": Fault(
+        "too late",
+        "round-timeout",
+        settings("FedBuff(20, 5)", round_timeout=120.0),
+        lambda value: settings("FedBuff(20, 5)", round_timeout=value),
+    ),
+    "slow phones": Fault(
+        "too late",
+        "round-timeout",
+        settings("FedBuff(20, 5)", round_timeout=300.0, epochs=30),
+        lambda value: settings("FedBuff(20, 5)", round_timeout=value, epochs=30),
+    ),
+    "deadline of a schedule": Fault(
+        "too late",
+        "deadline_s",
+        settings('FedAvg(schedule=semi_synchronous(20, 60, stragglers="cancel"))'),
+        lambda value: settings(
+            f'FedAvg(schedule=semi_synchronous(20, {value}, stragglers="cancel"))'
+        ),
+    ),
+    "over-selection": Fault(
+        "over-selected",
+        "concurrency",
+        settings("FedAvg(schedule=over_selection(10, 4))", traces="synthetic:300"),
+        lambda value: settings(f"FedAvg(schedule=k_sync({value:.0f}, 10))", traces="synthetic:300"),
+    ),
+    "limit of staleness": Fault(
+        "too stale",
+        "max_staleness",
+        settings("FedBuff(40, 2, validation=Validation(max_staleness=2))", num_server_rounds=80),
+        lambda value: settings(
+            f"FedBuff(40, 2, validation=Validation(max_staleness={value:.0f}))",
+            num_server_rounds=80,
+        ),
+    ),
+    "jobs longer than devices stay": Fault(
+        "went offline",
+        "local-epochs",
+        settings("FedBuff(40, 5)", epochs=200, num_server_rounds=60, traces="synthetic:300"),
+        lambda value: settings(
+            "FedBuff(40, 5)",
+            epochs=int(200 * value),
+            num_server_rounds=120,
+            traces="synthetic:300",
+        ),
+    ),
+    "bound of norms": Fault(
+        "rejected",
+        "Validation(norm_bound=...)",
+        settings("FedBuff(20, 5, validation=Validation(norm_bound=1))", model_bytes=10**6),
+        lambda _: settings("FedBuff(20, 5)", model_bytes=10**6),
+    ),
+    "learning rate": Fault(
+        "rejected",
+        "the learning rate, by which the training diverges",
+        settings("FedBuff(20, 5)", learning_rate=1e39),
+        lambda _: settings("FedBuff(20, 5)"),
+    ),
+    "model larger than links": Fault(
+        "uploads",
+        'stages=[Compression("int8")]',
+        settings("FedBuff(20, 5)", model_bytes=200_000_000),
+        lambda _: settings('FedBuff(20, 5, stages=[Compression("int8")])', model_bytes=200_000_000),
+    ),
+    "more nodes than are ever online": Fault(
+        "no job in flight",
+        "min_available_nodes",
+        settings(STOCK.format(0.1, "min_available_nodes=45"), num_server_rounds=10),
+        lambda _: settings(STOCK.format(0.1, "min_available_nodes=1"), num_server_rounds=10),
+    ),
+}
+
+
+def measured(run: Run, cause: str) -> float:
+    """Return what a cause is judged by: a share of the run, or device-hours of a job."""
+    if cause == IDLE:
+        return next((each.saves for each in run.advice if each.cause == IDLE), 0.0)
+    spent = run.jobs["busy_s"]
+    if cause == UPLOADS:
+        return float(spent.mean())
+    return float(spent[run.jobs["outcome"] == "wasted"].sum() / spent.sum())
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_first_advice_is_the_fault_and_brings_what_it_predicts(name, tmp_path):
+    fault = FAULTS[name]
+
+    def run(options: dict[str, Any], folder: str) -> Run:
+        return fedstale.simulate(
+            apps(), out=tmp_path / folder, seed=2, work_per_example=0.9, examples=18, **options
+        )
+
+    before = run(fault.faulty, "before")
+    first = before.advice[0]
+    assert (first.cause, first.setting) == (fault.cause, fault.setting)
+    after = run(fault.mended(first.value), "after")
+    was, now = measured(before, fault.cause), measured(after, fault.cause)
+    saved = (was - now) / (was if fault.cause == UPLOADS else 1.0)
+    assert saved == pytest.approx(first.saves, rel=0.25)
+
+
+def test_clients_that_fail_are_the_first_advice(tmp_path):
+    server, client = apps()[0], ClientApp()
+
+    @client.train()
+    def train(message, context):
+        if context.node_id % 3 == 0:
+            raise ValueError("no data here")
+        metrics = MetricRecord({"num-examples": 10})
+        content = {"arrays": message.content["arrays"], "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    run = fedstale.simulate(
+        (server, client),
+        out=tmp_path / "run",
+        work_per_example=0.9,
+        examples=18,
+        **settings("FedBuff(10, 5)"),
+    )
+    first = run.advice[0]
+    failed = run.jobs["status"] == "client-error"
+    assert first.cause == "client error"
+    assert "ValueError: no data here" in str(first)
+    assert first.saves == pytest.approx(run.jobs["busy_s"][failed].sum() / run.jobs["busy_s"].sum())
+
+
+def table(**columns: Any) -> pd.DataFrame:
+    """Return jobs with some columns, one row a value; instants in s."""
+    n = len(next(iter(columns.values())))
+    usual = {"round": 0, "kind": "train", "status": "reported", "reason": "", "device_id": "a"}
+    never = ("sent_at", "started_at", "reported_at", "ended_at", "delivered_at")
+    zero = ("download_s", "upload_s", "downloaded_bytes", "uploaded_bytes")
+    texts = {"format_down": "", "format_up": "", "base_version": 0, "aggregated_version": -1}
+    jobs = pd.DataFrame(
+        {
+            **usual,
+            **dict.fromkeys(never, np.inf),
+            **dict.fromkeys(zero, 0.0),
+            **texts,
+            "compute_s": 100.0,
+            "staleness": np.nan,
+            **columns,
+        },
+        index=range(n),
+    )
+    return with_costs(jobs)
+
+
+def of_rounds(waits_s: list[float], *, next_at_s: float, status: str) -> pd.DataFrame:
+    """Return jobs of a first round by how long their replies take, and one job of the next."""
+    waits, used = np.array(waits_s), np.array(waits_s) <= next_at_s
+    first = np.where(used, "reported", status)
+    arrived = np.append(waits, np.inf)
+    return table(
+        round=[*([0] * waits.size), 1],
+        status=[*first, "in-flight"],
+        device_id=[f"d{i}" for i in range(waits.size + 1)],
+        sent_at=[*([0.0] * waits.size), next_at_s],
+        started_at=[*([0.0] * waits.size), next_at_s],
+        reported_at=arrived,
+        ended_at=arrived,
+        delivered_at=np.where(np.append(used, False), arrived, np.inf),
+    )
+
+
+def test_round_that_goes_on_at_a_reply_had_enough():
+    causes = with_causes(of_rounds([10.0, 20.0, 300.0], next_at_s=20.0, status="unclaimed"))
+    assert causes["cause"].tolist() == ["", "", "over-selected", "run ended"]
+
+
+def test_round_that_goes_on_without_a_reply_timed_out():
+    causes = with_causes(of_rounds([10.0, 20.0, 300.0], next_at_s=60.0, status="unclaimed"))
+    assert causes["cause"].tolist() == ["", "", "too late", "run ended"]
+
+
+def test_message_that_expires_is_too_late_although_the_server_had_enough_later():
+    jobs = of_rounds([10.0, 200.0, 300.0], next_at_s=200.0, status="late")
+    jobs["delivered_at"] = jobs["delivered_at"].mask(jobs["status"] == "late", 60.0)
+    assert with_causes(jobs)["cause"].tolist() == ["", "", "too late", "run ended"]
+
+
+def test_nothing_is_expected_of_a_timeout_where_replies_never_came():
+    jobs = of_rounds([10.0, 20.0, np.inf], next_at_s=60.0, status="late")
+    jobs["delivered_at"] = jobs["delivered_at"].mask(jobs["status"] == "late", 60.0)
+    (first, *_) = [a for a in advise(jobs, end_s=70.0) if a.cause == "too late"]
+    assert (first.value, first.saves) == (None, 0.0)
+
+
+def test_device_whose_rate_stays_zero_is_named(tmp_path):
+    run = fedstale.simulate(
+        apps(),
+        out=tmp_path / "run",
+        work_per_example=0.9,
+        examples=18,
+        **settings(
+            "FedBuff(4, 2)",
+            traces=TraceSet.constant(
+                4, compute=[1.0, 1.0, 1.0, 0.0], downlink_bit_per_s=1e7, uplink_bit_per_s=1e7
+            ),
+            round_timeout=1000.0,
+        ),
+    )
+    (stalled,) = [each for each in run.advice if each.cause == "stalled"]
+    assert run.jobs["device_id"][run.jobs["status"] == "stalled"].iloc[0] in str(stalled)
+
+
+def test_run_without_a_job_had_none_in_flight():
+    nothing = table(status=["reported"])[:0]
+    assert advise(nothing, end_s=0.0) == []
+    assert [each.cause for each in advise(nothing, end_s=60.0)] == [IDLE]
+
+
+def test_page_and_notebook_have_the_advice(page_of, tmp_path):
+    run = Run(write_run(tmp_path / "again"))
+    assert {each.cause for each in run.advice} <= set(CAUSES)
+    text = page_of()
+    for each in run.advice:
+        assert each.setting in text
