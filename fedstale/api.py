@@ -24,6 +24,7 @@ from fedstale.comparison import (
     Plan,
     Watch,
     analyse,
+    check_free,
     check_target,
     finished,
     grouped,
@@ -243,12 +244,13 @@ def compare(
         target: a metric and its value, such as "accuracy 0.9", to compare the times to it; replaces
             that of the plan.
         reference: variant to compare with; replaces that of the plan.
-        overwrite: whether to run everything again.
+        overwrite: whether to run everything again, and to replace a comparison of other runs.
         watch: called with the share of each run that is over, by folder, whenever one has moved.
         address: auto or HOST:PORT of a Ray cluster whose nodes run the plan; None of this machine.
 
     Raises:
-        ConfigError: the plan cannot be, a folder holds another run, or runs cannot be compared.
+        ConfigError: the plan cannot be, a folder holds another run or comparison, or runs cannot be
+            compared.
         ProtocolError: a file of a run cannot be read.
         KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
     """
@@ -262,6 +264,8 @@ def compare(
         text = ""
         if isinstance(source, Sequence) and not isinstance(source, str):
             found = _of_runs(source, target, reference)
+            if not overwrite:
+                check_free(folder, (run.folder for one in found.variants for run in one.runs))
         else:
             plan = _plan(source, {"target": target, "reference": reference})
             text = tomli_w.dumps(plan.table())
@@ -357,6 +361,8 @@ def _of_plan(
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
     runs = plan.runs(folder / RUNS)
+    if not overwrite:
+        check_free(folder, (run.folder for run in runs))
     make_folder(folder)
     watch = watch or (lambda shares: None)
     failed = run_all(

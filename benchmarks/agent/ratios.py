@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.comparison.statistics import estimate
+from fedstale.comparison.statistics import LEAST, estimate
 from lab.training import judged
 
 AGENT, RULE, RANDOM = "agent", "balanced", "random"
@@ -146,7 +146,7 @@ def ratio(found: Sequence[Pair], what: str) -> Row | None:
 
     Returns:
         `mean`, `low` and `high`, the number of `pairs` and `windows` that count, and the `bound`:
-        "exact", "at least", "at most" or "unknown". None of fewer than two windows.
+        "exact", "at least", "at most" or "unknown". None of fewer than three windows.
     """
     counted = [(one, two) for one, two in found if one["reached"] or two["reached"]]
     logs: dict[tuple[str, int], list[float]] = {}
@@ -156,7 +156,7 @@ def ratio(found: Sequence[Pair], what: str) -> Row | None:
         more = float(np.log(spent[1] / spent[0]))
         logs.setdefault((one["fleet"], one["seed"]), []).append(more)
     known = estimate([float(np.mean(each)) for each in logs.values()])
-    if known.n < 2:
+    if known.n < LEAST:
         return None
     censored = tuple(any(not pair[i]["reached"] for pair in counted) for i in range(2))
     bounds = {
@@ -186,7 +186,7 @@ def ahead(found: Sequence[Pair], what: str) -> list[float] | None:
     for one, two in found:
         each.setdefault((one["fleet"], one["seed"]), []).append(one[what] - two[what])
     known = estimate([float(np.mean(values)) for values in each.values()])
-    if known.n < 2:
+    if known.n < LEAST:
         return None
     return [round(float(x), 4) for x in (known.mean, known.low, known.high)]
 

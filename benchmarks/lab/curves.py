@@ -36,7 +36,8 @@ def ratio(base: npt.ArrayLike, values: npt.ArrayLike) -> list[float]:
     """Return how many times the base is of values, paired, with its 95 % interval.
 
     Returns:
-        Geometric mean, and the ends of Student's interval of the mean logarithm; NaN of one pair.
+        Geometric mean, and the ends of Student's interval of the mean logarithm; NaN of fewer than
+        three pairs.
     """
     found = estimate(np.log(np.asarray(base) / np.asarray(values)).tolist())
     return [float(np.exp(x)) for x in (found.mean, found.low, found.high)]

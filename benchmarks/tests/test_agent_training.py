@@ -620,26 +620,27 @@ def test_ratios_are_geometric_means_of_windows_with_students_interval(bench):
 
     own = [row("agent", 1, 1.0), row("agent", 2, 2.0), row("agent", 2, 1.0, alpha=1.0)]
     other = [row("x", 1, 2.0), row("x", 2, 2.0), row("x", 2, 4.0, alpha=1.0)]
+    own, other = [*own, row("agent", 3, 1.0)], [*other, row("x", 3, 2.0)]
     found = ratio(pairs(own, other), "hours")
     # The two skews of the second window count once: sqrt(1 x 4) = 2.
     assert (found["mean"], found["low"], found["high"]) == (2.0, 2.0, 2.0)
-    assert (found["pairs"], found["windows"], found["bound"]) == (3, 2, "exact")
+    assert (found["pairs"], found["windows"], found["bound"]) == (4, 3, "exact")
     other[1]["hours"] = 8.0
-    logs = np.log([2.0, 4.0])
-    half = 12.706 * logs.std(ddof=1) / np.sqrt(2)
+    logs = np.log([2.0, 4.0, 2.0])
+    half = 4.3027 * logs.std(ddof=1) / np.sqrt(3)
     found = ratio(pairs(own, other), "hours")
     assert found["mean"] == pytest.approx(np.exp(logs.mean()), abs=1e-3)
     assert found["high"] == pytest.approx(np.exp(logs.mean() + half), rel=1e-3)
-    assert ratio(pairs(own[:1], other), "hours") is None
+    assert ratio(pairs(own[:3], other), "hours") is None
 
 
 @pytest.mark.parametrize(
     ("arrives", "its", "bound"),
     [
-        ((True, True), (True, False), "at least"),
-        ((True, False), (True, True), "at most"),
-        ((False, True), (True, False), "unknown"),
-        ((True, True), (True, True), "exact"),
+        ((True, True, True), (True, False, True), "at least"),
+        ((True, False, True), (True, True, True), "at most"),
+        ((False, True, True), (True, False, True), "unknown"),
+        ((True, True, True), (True, True, True), "exact"),
     ],
 )
 def test_censored_runs_count_with_all_hours_and_say_so(bench, arrives, its, bound):
@@ -651,9 +652,9 @@ def test_censored_runs_count_with_all_hours_and_say_so(bench, arrives, its, boun
     own.append(row("agent", 9, 4.0, reached=False))
     other.append(row("x", 9, 4.0, reached=False))
     found = ratio(pairs(own, other), "hours")
-    assert (found["windows"], found["bound"]) == (2, bound)
+    assert (found["windows"], found["bound"]) == (3, bound)
     steps = {"at least": 1, "at most": -1}.get(bound, 0)
-    assert found["mean"] == pytest.approx(2.0 ** (steps / 2), abs=1e-3)
+    assert found["mean"] == pytest.approx(2.0 ** (steps / 3), abs=1e-3)
 
 
 def test_gini_of_counts(bench, training):

@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import click
@@ -26,6 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
+from rich.text import Text
 
 from fedstale.cli.output import (
     AsJson,
@@ -354,7 +356,10 @@ def compare(
     reference: Annotated[
         str | None, typer.Option(help="Variant to compare with; default the first.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Run everything again.")] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(help="Run everything again, and replace a comparison of other runs."),
+    ] = False,
     address: Annotated[
         str | None,
         typer.Option(
@@ -380,7 +385,7 @@ def compare(
         )
     if not plans:
         given = {o.name: o for o in context.command.params if o.name and _is_given(context, o)}
-        _refuse(given, {"workers", "overwrite", "address"}, "folders of runs", "a run that is over")
+        _refuse(given, {"workers", "address"}, "folders of runs", "a run that is over")
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
     with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
         try:
@@ -595,16 +600,23 @@ def _number(value: float | None) -> str:
 
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:
-    """Print a comparison as tables as wide as the terminal, each with the names of the variants."""
+    """Print what a comparison shows, and its table no wider than the terminal."""
     from fedstale.comparison import PAGE, printable
 
-    words = (
-        comparison.words.set_index("variant")
-        .rename_axis(None)
-        .to_string(line_width=shutil.get_terminal_size().columns)
-    )
-    for text in (*words.split("\n"), "", *comparison.notes, f"report: {folder / PAGE}"):
-        typer.echo(printable(text))
+    console, words = Console(highlight=False), comparison.words
+    table = Table(box=None, padding=(0, console.width // 80, 0, 0), pad_edge=False)
+    # What else has no blank would be broken at less.
+    table.add_column("variant", no_wrap=True)
+    for title, *cells in zip(words.columns[1:], *words.to_numpy()[:, 1:], strict=True):
+        # A title takes no more room than its longest word, or what stands below it.
+        widest = max(map(len, [*title.split(), *cells]))
+        table.add_column(title, justify="right", overflow="fold", max_width=widest)
+    for variant, *rest in words.to_numpy():
+        lines = wrap(printable(variant), console.width // 5)
+        table.add_row(Text("\n".join(lines)), *(Text(printable(cell)) for cell in rest))
+    for line in [*comparison.verdict.split("\n"), "", table, "", *comparison.notes]:
+        console.print(Text(printable(line)) if isinstance(line, str) else line)
+    console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)
 
 
 @contextmanager

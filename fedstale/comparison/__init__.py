@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped, printable
-from fedstale.comparison.page import PAGE, as_json, write
+from fedstale.comparison.page import PAGE, as_json, check_free, write
 from fedstale.comparison.plan import (
     Plan,
     PlannedRun,
@@ -13,7 +13,7 @@ from fedstale.comparison.plan import (
     seeds_in,
     state_of,
 )
-from fedstale.comparison.statistics import Estimate, difference
+from fedstale.comparison.statistics import LEAST, Estimate, difference
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ else:
     __getattr__ = names_of(__name__, {"cluster_pool": "ClusterPool bundles_of"})
 
 __all__ = [
+    "LEAST",
     "PAGE",
     "ClusterPool",
     "Comparison",
@@ -33,6 +34,7 @@ __all__ = [
     "analyse",
     "as_json",
     "bundles_of",
+    "check_free",
     "check_target",
     "difference",
     "finished",

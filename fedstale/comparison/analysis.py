@@ -9,13 +9,15 @@ import hashlib
 import html
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedstale.comparison.statistics import (
+    ANY,
+    LEAST,
     NOTHING,
     Estimate,
     Reached,
@@ -24,12 +26,14 @@ from fedstale.comparison.statistics import (
     estimate,
     speed_up,
 )
+from fedstale.comparison.verdict import verdict
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, nearest
 from fedstale.reports import SOURCES, Run, by_kind, measured_names, time_unit
 
 _DECIDING = ("server", "evaluate")
 _SHOWN, _WIDEST = 2, 80
+_POSITIVE = (0.0, np.inf)
 _COLUMNS = (
     *("variant", "measure", "n", "mean", "low", "high"),
     *("difference", "difference_low", "difference_high", "pairs", "note"),
@@ -53,6 +57,8 @@ class Variant:
     """Mean time to the target in s, in which runs that never reached it count with the time they
     had; of no values without a target."""
     speed_up: SpeedUp | None
+    device_speed_up: SpeedUp | None
+    """The same of the time that all devices had spent by then."""
 
     @property
     def n_reached(self) -> int:
@@ -80,6 +86,31 @@ class Comparison:
     """Variant, seed and reason of the runs that failed and are left out."""
 
     @property
+    def verdict(self) -> str:
+        """What each variant needs of the reference's time, or how it ends; a line a variant.
+
+        Of what is not shown, it says how many pairs would show it.
+        """
+        reference = self.reference
+        lines = [
+            verdict(
+                one.name,
+                reference,
+                target=self.target,
+                time=one.speed_up,
+                device_time=one.device_speed_up,
+                ends={
+                    name: found
+                    for name in self.shown
+                    if (found := one.differences.get(self.key(name)))
+                },
+            )
+            for one in self.variants
+            if one.name != reference
+        ]
+        return "\n".join(lines) or f"{reference} is alone: there is nothing to compare it with."
+
+    @property
     def shown(self) -> list[str]:
         """Metrics that tables show: the target's, or else the first accuracies and losses."""
         if self.target is not None:
@@ -103,15 +134,17 @@ class Comparison:
                 paired = one.differences.get(name, Estimate())
                 differences = {"difference": paired.mean, "difference_low": paired.low}
                 differences |= {"difference_high": paired.high, "pairs": paired.n or np.nan}
-                found.append((name, "", {**asdict(mean), **differences}))
+                found.append((name, "", {**mean.numbers, **differences}))
             if one.time.n:
                 n = len(one.times)
                 note = "at least" if one.is_bound else ""
-                found.append(("time_to_target_s", note, asdict(one.time)))
+                found.append(("time_to_target_s", note, one.time.numbers))
                 found.append(("reached_share", "", {"n": n, "mean": one.n_reached / n}))
-            if one.speed_up is not None:
-                note = "" if one.speed_up.bound == "exact" else one.speed_up.bound
-                found.append(("speed_up", note, asdict(one.speed_up.ratio)))
+            ratios = {"speed_up": one.speed_up, "device_speed_up": one.device_speed_up}
+            for name, ratio in ratios.items():
+                if ratio is not None:
+                    note = "" if ratio.bound == "exact" else ratio.bound
+                    found.append((name, note, ratio.ratio.numbers))
             rows += [
                 {"variant": one.name, "measure": measure, "note": note, **values}
                 for measure, note, values in found
@@ -152,16 +185,16 @@ class Comparison:
     def notes(self) -> list[str]:
         """The notes below the table, in sentences."""
         found = [
-            "Intervals hold 95% (Student's t); differences and speed-ups are paired by seed with "
-            f"{self.reference}."
+            "Intervals hold 95% (Student's t), cut where a value could not be; differences and "
+            f"speed-ups are paired by seed with {self.reference}."
         ]
-        if any(len(one.runs) < 2 for one in self.variants):
-            found.append("Fewer than two runs give no interval.")
+        if any(len(one.runs) < LEAST for one in self.variants):
+            found.append("Fewer than three runs have no interval: their values stand there.")
         if any(one.is_bound for one in self.variants):
             found.append(
                 "A run that never reached the target counts with the time that it had, so its "
-                "variant took at least the time stated; a speed-up marked ~ bounds nothing, "
-                "because such runs are on both sides."
+                "variant took at least the time stated; a ratio marked ~ bounds nothing, because "
+                "such runs are on both sides."
             )
         found += [
             f"Left out: {variant}, seed {seed}, which failed ({reason})."
@@ -170,8 +203,12 @@ class Comparison:
         return found
 
     def _repr_html_(self) -> str:
-        """Return the table in words and its notes, as notebooks show it."""
-        return f"{self.words.to_html(index=False)}<p>{html.escape(' '.join(self.notes))}</p>"
+        """Return the verdict, the table in words and its notes, as notebooks show them."""
+        first = "".join(f"<p>{html.escape(line)}</p>" for line in self.verdict.split("\n"))
+        return f"{first}{self.words.to_html(index=False)}<p>{html.escape(' '.join(self.notes))}</p>"
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.verdict}>"
 
 
 def analyse(
@@ -207,21 +244,32 @@ def analyse(
             for name, some in runs.items()
         }
     values = {name: measured(some, sources) for name, some in runs.items()}
+    limits = {
+        key: limits_of(key, [x for own in values.values() for x in own.get(key, {}).values()])
+        for key in {key for own in values.values() for key in own}
+    }
+    base = times[reference]
     return Comparison(
         variants=tuple(
             Variant(
                 name=name,
                 runs=tuple(some),
                 values=values[name],
-                means={key: estimate(list(found.values())) for key, found in values[name].items()},
+                means={
+                    key: estimate(list(found.values()), limits[key])
+                    for key, found in values[name].items()
+                },
                 differences={
-                    key: difference(found, values[reference][key])
+                    key: difference(found, values[reference][key], limits[key])
                     for key, found in values[name].items()
                     if name != reference and key in values[reference]
                 },
                 times=times[name],
-                time=estimate([time.at_s for time in times[name].values()]),
-                speed_up=None if name == reference else speed_up(times[name], times[reference]),
+                time=estimate([time.at_s for time in times[name].values()], _POSITIVE),
+                speed_up=None if name == reference else speed_up(times[name], base),
+                device_speed_up=None
+                if name == reference
+                else speed_up(times[name], base, "device_s"),
             )
             for name, some in runs.items()
         ),
@@ -260,9 +308,10 @@ def reached(run: Run, target: Until, source: str, horizon_s: float) -> Reached:
         horizon_s: what counts where nothing has cut the run off; no run is longer.
     """
     at_s = run.time_to(target, source=source)
-    if np.isfinite(at_s):
-        return Reached(at_s=at_s, ever=True)
-    return Reached(at_s=run.limit_s if np.isfinite(run.limit_s) else horizon_s, ever=False)
+    ever = bool(np.isfinite(at_s))
+    if not ever:
+        at_s = run.limit_s if np.isfinite(run.limit_s) else horizon_s
+    return Reached(at_s=at_s, ever=ever, device_s=run.device_s_until(at_s))
 
 
 def deciding_source(runs: Sequence[Run], metric: str) -> str | None:
@@ -304,6 +353,25 @@ def measured(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[
         for name, value in {**own, **run.costs}.items():
             found.setdefault(name, {})[run.seed] = value
     return found
+
+
+def limits_of(name: str, values: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the largest value that a measure can have, as far as its values tell.
+
+    Args:
+        name: of a metric, with its source, or of a cost.
+        values: of all runs.
+
+    Example:
+        >>> limits_of("server accuracy", [0.2, 0.9]), limits_of("server accuracy", [20.0, 90.0])
+        ((0.0, 1.0), (0.0, inf))
+    """
+    accuracies, losses, _ = by_kind([name])
+    is_cost = " " not in name
+    if not (accuracies or losses or is_cost) or min(values, default=0.0) < 0.0:
+        return ANY
+    is_share = name == "device_time_wasted" or (accuracies and max(values, default=0.0) <= 1.0)
+    return (0.0, 1.0) if is_share else _POSITIVE
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -5,18 +5,25 @@ distinguish colours.
 """
 
 import json
-from dataclasses import asdict, replace
+import os
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from fedstale import __version__
-from fedstale.comparison.analysis import Comparison, Variant
-from fedstale.comparison.statistics import Estimate, estimate, kaplan_meier
+from fedstale.comparison.analysis import Comparison, Variant, limits_of
+from fedstale.comparison.statistics import LEAST, NOTHING, Estimate, estimate, kaplan_meier
+from fedstale.errors import ConfigError
 from fedstale.reports import (
+    REPORT,
     Array,
     Figure,
+    Link,
     Row,
     Run,
     band,
@@ -34,7 +41,6 @@ PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json"
 _INSTANTS = 201
 # More bands than these hide one another.
 _BANDS = 4
-_ENDS = ("low", "high")
 
 
 def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
@@ -52,16 +58,41 @@ def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
     write_text(numbers + "\n", folder / NUMBERS)
     write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
     write_text(markdown(comparison), folder / MARKDOWN)
-    n_runs = sum(len(one.runs) for one in comparison.variants)
     write_figures(
         f"Compared with {comparison.reference}",
-        f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
-        f"{comparison.reference}. {' '.join(comparison.notes)}",
+        comparison.verdict,
         figures(comparison),
         folder / PAGE,
-        tables={"The variants": comparison.words},
+        tables={"The variants": comparison.words, **_runs(comparison, folder)},
+        notes=" ".join(comparison.notes),
         texts={"What was compared": plan} if plan else {},
     )
+
+
+def check_free(folder: Path, runs: Iterable[Path]) -> None:
+    """Refuse a folder that has a comparison of runs which the new one leaves out.
+
+    Args:
+        folder: of the comparison to be written.
+        runs: the folders of its runs.
+
+    Raises:
+        ConfigError: what is there would be lost.
+    """
+    path, again = folder / NUMBERS, "choose another --out, or pass --overwrite"
+    if not path.is_file():
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        before = {os.path.abspath(folder / run["folder"]) for run in found}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{str(path)!r} holds no comparison that can be read: {again}") from None
+    left_out = sorted(before - {os.path.abspath(run) for run in runs})
+    if left_out:
+        raise ConfigError(
+            f"out = {str(folder)!r} holds a comparison of other runs, such as "
+            f"{_beside(Path(left_out[0]), folder)!r}: {again}"
+        )
 
 
 def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, Any]:
@@ -69,11 +100,12 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
 
     Args:
         comparison: what is written.
-        root: the folders of runs inside it are written relative to it.
+        root: the folders of runs are written relative to it.
     """
     found = {
         "format": FORMAT,
         "fedstale": __version__,
+        "verdict": comparison.verdict,
         "reference": comparison.reference,
         "target": comparison.target,
         "horizon_s": comparison.horizon_s,
@@ -88,13 +120,13 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
                 "variant": one.name,
                 "seed": run.seed,
                 "status": run.status,
-                "folder": str(
-                    run.folder.relative_to(root)
-                    if root is not None and run.folder.is_relative_to(root)
-                    else run.folder
-                ),
+                "folder": str(run.folder) if root is None else _beside(run.folder, root),
                 **(
-                    {"time_to_target_s": time.at_s, "reached": time.ever}
+                    {
+                        "time_to_target_s": time.at_s,
+                        "device_s_to_target": time.device_s,
+                        "reached": time.ever,
+                    }
                     if (time := one.times.get(run.seed))
                     else {}
                 ),
@@ -116,27 +148,69 @@ def _row(one: Variant) -> dict[str, Any]:
     row: dict[str, Any] = {
         "variant": one.name,
         "seeds": [run.seed for run in one.runs],
-        "means": {name: asdict(found) for name, found in one.means.items()},
-        "differences": {name: asdict(found) for name, found in one.differences.items()},
+        "means": {name: found.numbers for name, found in one.means.items()},
+        "differences": {name: found.numbers for name, found in one.differences.items()},
     }
     if one.time.n:
         row |= {
             "reached": one.n_reached,
             "reached_share": one.n_reached / len(one.times),
-            "time_to_target_s": {**asdict(one.time), "at_least": one.is_bound},
+            "time_to_target_s": {**one.time.numbers, "at_least": one.is_bound},
         }
-        if one.speed_up is not None:
-            row["speed_up"] = {**asdict(one.speed_up.ratio), "bound": one.speed_up.bound}
+        ratios = {"speed_up": one.speed_up, "device_speed_up": one.device_speed_up}
+        row |= {
+            name: {**found.ratio.numbers, "bound": found.bound}
+            for name, found in ratios.items()
+            if found is not None
+        }
     return row
 
 
+def _beside(path: Path, folder: Path) -> str:
+    """Return where a file or folder is, as seen from another."""
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:  # on another drive
+        return path.as_posix()
+
+
+def _runs(comparison: Comparison, folder: Path) -> dict[str, pd.DataFrame]:
+    """Return a table of what each run came to, a row a seed, with links to their pages.
+
+    Args:
+        comparison: of the runs.
+        folder: of the page.
+    """
+    metric = next(iter(comparison.shown), None)
+    failed = {(name, seed): reason for name, seed, reason in comparison.failures}
+    cells: dict[int, dict[str, object]] = {
+        seed: {"seed": str(seed), **{one.name: NOTHING for one in comparison.variants}}
+        for seed in sorted(
+            {run.seed for one in comparison.variants for run in one.runs}
+            | {seed for _, seed in failed}
+        )
+    }
+    for one in comparison.variants:
+        for run in one.runs:
+            value = one.values.get(comparison.key(metric), {}).get(run.seed) if metric else None
+            text = run.status if value is None else f"{value:.3f}"
+            page = run.folder / REPORT
+            href = quote(_beside(page, folder))
+            cells[run.seed][one.name] = Link(text, href) if page.is_file() else text
+    for (name, seed), reason in failed.items():
+        cells[seed][name] = f"failed: {reason}"
+    title = "Each run" if metric is None else f"Each run: {metric} at the end"
+    return {title: pd.DataFrame(list(cells.values()))}
+
+
 def markdown(comparison: Comparison) -> str:
-    """Return the table and its notes as Markdown."""
+    """Return the verdict, the table and its notes as Markdown."""
     words = comparison.words
     rows = [[_in_markdown(cell) for cell in line] for line in (words.columns, *words.to_numpy())]
     lines = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{text}\n\n{' '.join(map(_in_markdown, comparison.notes))}\n"
+    first = _in_markdown(comparison.verdict).replace("\n", "\n\n")
+    return f"{first}\n\n{text}\n\n{' '.join(map(_in_markdown, comparison.notes))}\n"
 
 
 def _in_markdown(text: str) -> str:
@@ -184,7 +258,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
     unit, length_s = time_unit(comparison.horizon_s)
     instants = np.linspace(0.0, comparison.horizon_s, _INSTANTS)
     has_bands = len(comparison.variants) <= _BANDS and any(
-        len(one.runs) > 1 for one in comparison.variants
+        len(one.runs) >= LEAST for one in comparison.variants
     )
     traces: list[dict[str, Any]] = []
     for i, one in enumerate(comparison.variants):
@@ -194,15 +268,11 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         at = np.flatnonzero(np.isfinite(values).all(axis=0))
         if not at.size:
             continue
-        means, x = (
-            [estimate(column.tolist()) for column in values[:, at].T],
-            instants[at] / length_s,
-        )
-        if has_bands and len(one.runs) > 1:
-            # An interval of Student's knows no share above 1 and no loss below 0.
-            low, high = _range_of(metric, values)
-            lows, highs = (np.clip([getattr(m, e) for m in means], low, high) for e in _ENDS)
-            traces += band("", i, x, lows, highs)
+        limits = limits_of(comparison.key(metric), values[:, at].ravel().tolist())
+        means = [estimate(column.tolist(), limits) for column in values[:, at].T]
+        x = instants[at] / length_s
+        if has_bands and len(one.runs) >= LEAST:
+            traces += band("", i, x, [m.low for m in means], [m.high for m in means])
         traces.append(curve(one.name, i, x, [m.mean for m in means]))
     bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
@@ -217,12 +287,6 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         y_title=metric,
         is_wide=True,
     )
-
-
-def _range_of(metric: str, values: Array) -> tuple[float, float]:
-    """Return the least and the largest value that a metric can have, as far as its values tell."""
-    is_share = "acc" in metric.lower() and np.nanmax(values) <= 1.0
-    return (0.0 if np.nanmin(values) >= 0.0 else -np.inf), (1.0 if is_share else np.inf)
 
 
 def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array:

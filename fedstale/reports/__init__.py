@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from fedstale.reports.forecast_audit import ForecastAudit, audited
     from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names, not_numbers_in_words
-    from fedstale.reports.page import REPORT, write_comparison, write_figures, write_text
+    from fedstale.reports.page import REPORT, Link, write_comparison, write_figures, write_text
     from fedstale.reports.run import Run, report_at_end
     from fedstale.reports.run_list import (
         differences,
@@ -48,7 +48,7 @@ else:
             ),
             "forecast_audit": "ForecastAudit audited",
             "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
-            "page": "REPORT write_comparison write_figures write_text",
+            "page": "Link REPORT write_comparison write_figures write_text",
             "run": "Run report_at_end",
             "run_list": "differences ranked remove server_metrics listed_runs write_index",
         },
@@ -62,6 +62,7 @@ __all__ = [
     "Array",
     "Figure",
     "ForecastAudit",
+    "Link",
     "Row",
     "Run",
     "audited",

@@ -330,10 +330,11 @@ def forest(
         still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
         span = [-0.5, len(rows) - 0.5]
         traces.append(curve("no difference", "still", [level, level], span, **still))
+    has_bars = any(isfinite(row.low) for row in rows)
     return Figure(
         id=name,
         title=title,
-        about=f"{about} The bars are 95% intervals.",
+        about=f"{about} The bars are 95% intervals." if has_bars else about,
         traces=traces,
         x_title=x_title,
         layout={"yaxis": named_rows([row.name for row in rows], longest=LONGEST)},

@@ -115,6 +115,7 @@ def write_figures(
     *,
     cards: Sequence[tuple[str, str]] = (),
     tables: Mapping[str, pd.DataFrame] | None = None,
+    notes: str = "",
     timeline: Timeline | None = None,
     hidden: str = "",
     runs: "Sequence[Run]" = (),
@@ -124,11 +125,12 @@ def write_figures(
 
     Args:
         title: heading of the page.
-        first: what the page shows, in a sentence or two; plain text.
+        first: what the page shows, in a few sentences or lines; plain text.
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
         tables: tables of texts and `Link`s above the figures, by title.
+        notes: how the tables are to be read, in sentences.
         timeline: what devices did, before all figures.
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.
@@ -146,6 +148,7 @@ def write_figures(
         lead=first,
         cards=cards,
         tables=tables or {},
+        notes=notes,
         figures=figures,
         timeline=timeline,
         hidden=hidden,

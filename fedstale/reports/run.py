@@ -240,6 +240,19 @@ class Run:
             (float(at_s) for at_s, y in points if until.is_reached(0, {metric: float(y)})), inf
         )
 
+    def device_s_until(self, at_s: float) -> float:
+        """Return how many seconds all devices had spent by an instant, in s of virtual time.
+
+        A job that was under way then counts with the time since it started.
+        """
+        jobs = with_costs(
+            self._table(EVENTS, {*COST_COLUMNS, "started_at", "ended_at"}, alone=True)
+        )
+        busy_s = jobs["busy_s"].to_numpy(np.float64)
+        # Of a real device only the end may be known.
+        start = jobs["started_at"].fillna(jobs["ended_at"] - busy_s).to_numpy(np.float64)
+        return float(np.clip(at_s - start, 0.0, busy_s).sum())
+
     def last(self, source: str) -> dict[str, float]:
         """Return the last value of every metric from a source: server, evaluate or train."""
         last = learning.last_values(self)

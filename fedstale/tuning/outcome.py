@@ -21,7 +21,7 @@ import tomli_w
 
 from fedstale.api import check_guarded, compare, result_folder
 from fedstale.cluster import check_address, joined
-from fedstale.comparison import Comparison, Estimate, Variant, difference
+from fedstale.comparison import LEAST, Comparison, Estimate, Variant, difference
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
@@ -84,7 +84,7 @@ class Tuning:
         """Whether the best configuration is better than the defaults, in sentences."""
         objective, gain = self.space.objectives[0], self.gain
         name = f"Configuration {self.best.number}"
-        if gain.n < 2:
+        if gain.n < LEAST:
             return f"{name} cannot be judged: too few held-out runs came to their end."
         where = f"on {gain.n} held-out seeds its {objective.in_words} minus the defaults' is "
         where += gain.ends()

@@ -232,7 +232,7 @@ def test_a_config_works_from_any_directory_and_after_a_move(tmp_path, monkeypatc
 
 
 def test_options_that_mean_nothing_for_finished_runs_are_refused_by_name(tmp_path, earlier):
-    for words in (["--workers", "2"], ["--overwrite"]):
+    for words in (["--workers", "2"], ["--address", "auto"]):
         result = called("compare", earlier, *words, "--out", tmp_path / "out")
         assert result.exit_code == 2
         assert f"fedstale: {words[0]} beside folders of runs" in result.stderr

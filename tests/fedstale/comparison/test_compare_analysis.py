@@ -139,6 +139,40 @@ def test_a_comparison_pairs_seeds_and_counts_who_got_there(measured):
     assert [run["reached"] for run in plain["runs"]] == [True, False, True, True]
 
 
+def test_device_hours_to_the_target_count_work_up_to_it(measured):
+    # One device is at work for 90 s from the start, and one from the 15th to the 55th second.
+    runs = {
+        name: [
+            measured(seed=seed, accuracies=[(0.0, 0.1), (at_s + seed, 0.9)]) for seed in (1, 2, 3)
+        ]
+        for name, at_s in (("early", 20.0), ("late", 200.0))
+    }
+    early, late = analyse(runs, reference="late", target="accuracy 0.8").variants
+    assert early.times[1].device_s == (21.0 - 5.0) + (21.0 - 15.0)
+    assert late.times[1].device_s == 90.0 + 40.0
+    ratios = [130.0 / spent for spent in (22.0, 24.0, 26.0)]
+    assert early.device_speed_up.ratio.values == pytest.approx(ratios)
+
+
+def test_intervals_of_what_runs_measured_hold_only_what_can_be(measured):
+    runs = {
+        name: [
+            measured(seed=seed, accuracies=[(0.0, 0.0), (at_s, last)])
+            for seed, (at_s, last) in enumerate(ends)
+        ]
+        for name, ends in (
+            ("wide", [(10.0, 0.05), (3000.0, 1.0), (20.0, 1.0)]),
+            ("other", [(50.0, 1.0), (60.0, 0.1), (70.0, 0.1)]),
+        )
+    }
+    wide, _ = analyse(runs, reference="other", target="accuracy 0.05").variants
+    accuracy, paired = wide.means["server accuracy"], wide.differences["server accuracy"]
+    assert (accuracy.low, accuracy.high) == (0.0, 1.0)
+    assert (paired.low, paired.high) == (-1.0, 1.0)
+    assert wide.time.low == 0.0
+    assert wide.speed_up.ratio.low > 0.0
+
+
 def test_where_every_run_failed_the_reasons_are_told():
     failures = [("A", 1, "no data"), ("B", 1, "no data")]
     found = analyse({"A": [], "B": []}, reference="A", target="accuracy 0.8", failures=failures)

@@ -92,8 +92,9 @@ def test_costs_are_compared_in_their_own_units(judged):
     assert found.worst_seeds[0].startswith(f"best: {run.costs['device_s'] / 3600.0:.4g}")
 
 
-def test_one_held_out_run_judges_nothing(judged):
-    assert "cannot be judged" in judged(ended(0.8), ended(0.5)).verdict
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_held_out_runs_judge_nothing(judged, n):
+    assert "cannot be judged" in judged(ended(*[0.8, 0.9][:n]), ended(*[0.5, 0.6][:n])).verdict
 
 
 def test_the_front_holds_what_none_beats_and_is_ranked_by_the_first_objective(judged):
