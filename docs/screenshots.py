@@ -14,7 +14,7 @@ import fedstale
 from fedstale.reports.run import Run
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests" / "fedstale" / "reports"))
+sys.path.append(str(HERE.parent / "tests" / "fixtures"))
 
 from browser import browsing, missing  # noqa: E402 - the browser of the tests
 

@@ -151,7 +151,7 @@ def test_tests_that_a_page_names_are_there(page):
         assert (ROOT / test).is_file(), test
 
 
-TUTORIAL = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(text|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def cells(line):
@@ -159,12 +159,23 @@ def cells(line):
     return [cell.strip() for cell in line.strip("│ ").split("│")]
 
 
-def test_the_first_app_prints_what_its_page_shows(tmp_path):
+def put(plan, block):
+    """Write a plan, or change a line of it."""
+    before = plan.read_text(encoding="utf-8") if plan.exists() else ""
+    key = block.partition(" = ")[0]
+    text, n = re.subn(rf"^{key} = .*\n", block, before, flags=re.MULTILINE)
+    plan.write_text(text if n else block, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("page", "n"), [("first-app.md", 4), ("first-comparison.md", 2)])
+def test_a_tutorial_prints_what_its_page_shows(page, n, tmp_path, monkeypatch):
     """Each block of output is part of what the command before it prints."""
-    page = (DOCS / "first-app.md").read_text(encoding="utf-8")
+    monkeypatch.delenv("COLUMNS", raising=False)
     printed, compared = "", 0
-    for block in TUTORIAL.findall(page):
-        if block.startswith("fedstale "):
+    for kind, block in BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
+        if kind == "toml":
+            put(tmp_path / "waiting.toml", block)
+        elif block.startswith("fedstale "):
             run = subprocess.run(
                 [sys.executable, "-m", *shlex.split(block)],
                 cwd=tmp_path,
@@ -178,7 +189,7 @@ def test_the_first_app_prints_what_its_page_shows(tmp_path):
             for line in block.splitlines():
                 assert cells(line) in [cells(shown) for shown in printed.splitlines()], printed
             compared += 1
-    assert compared == 4
+    assert compared == n
 
 
 def size_of(picture):

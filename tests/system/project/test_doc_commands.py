@@ -48,7 +48,7 @@ ELSEWHERE = {
 }
 """Commands and options that another test runs."""
 
-IN_ORDER = {"first-app.md"}
+IN_ORDER = {"first-app.md", "first-comparison.md"}
 """Pages whose commands run one after the other, in `test_doc_pages.py`."""
 
 LONG = {"waiting.toml"}
