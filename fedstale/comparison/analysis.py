@@ -91,12 +91,15 @@ class Comparison:
 
         Of what is not shown, it says how many pairs would show it.
         """
-        reference = self.reference
+        (base,) = (one for one in self.variants if one.name == self.reference)
+        seeds = {run.seed for run in base.runs}
         lines = [
             verdict(
                 one.name,
-                reference,
+                base.name,
+                n=sum(run.seed in seeds for run in one.runs),
                 target=self.target,
+                is_reached=one.n_reached + base.n_reached > 0,
                 time=one.speed_up,
                 device_time=one.device_speed_up,
                 ends={
@@ -106,9 +109,9 @@ class Comparison:
                 },
             )
             for one in self.variants
-            if one.name != reference
+            if one is not base
         ]
-        return "\n".join(lines) or f"{reference} is alone: there is nothing to compare it with."
+        return "\n".join(lines) or f"{base.name} is alone: there is nothing to compare it with."
 
     @property
     def shown(self) -> list[str]:
@@ -367,10 +370,10 @@ def limits_of(name: str, values: Sequence[float]) -> tuple[float, float]:
         ((0.0, 1.0), (0.0, inf))
     """
     accuracies, losses, _ = by_kind([name])
-    is_cost = " " not in name
-    if not (accuracies or losses or is_cost) or min(values, default=0.0) < 0.0:
+    is_cost, finite = " " not in name, [value for value in values if np.isfinite(value)]
+    if not (accuracies or losses or is_cost) or min(finite, default=0.0) < 0.0:
         return ANY
-    is_share = name == "device_time_wasted" or (accuracies and max(values, default=0.0) <= 1.0)
+    is_share = name == "device_time_wasted" or (accuracies and max(finite, default=0.0) <= 1.0)
     return (0.0, 1.0) if is_share else _POSITIVE
 
 

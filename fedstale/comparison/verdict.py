@@ -33,7 +33,9 @@ def verdict(
     name: str,
     reference: str,
     *,
+    n: int,
     target: str | None,
+    is_reached: bool,
     time: SpeedUp | None,
     device_time: SpeedUp | None,
     ends: Mapping[str, Estimate],
@@ -43,7 +45,9 @@ def verdict(
     Args:
         name: of the variant.
         reference: the name of the other.
+        n: pairs of runs.
         target: a metric and its value, if times to it are compared.
+        is_reached: whether any run of the two reached it.
         time: the reference's time to the target over the variant's.
         device_time: the same of the time that all devices spent.
         ends: by metric, the variant's last value minus the reference's, in pairs.
@@ -54,11 +58,12 @@ def verdict(
         if found is not None
     ]
     last = [_end(metric, found) for metric, found in ends.items() if found.n]
-    n = max([found.n for found in ends.values()] + ([time.ratio.n] if time else []), default=0)
     if n == 0:
         return f"{name} and {reference} have no seed in common that both finished."
+    if not takes and not last:
+        return f"{name} and {reference} measured nothing by which they could be compared."
     never = ""
-    if target is not None and time is None:
+    if target is not None and not is_reached:
         never = f" No run of either reached {target}: set a nearer target or a later until."
     pairs = "1 pair" if n == 1 else f"{n} pairs"
     if any(found.is_shown for found in takes):
@@ -102,13 +107,18 @@ def _end(metric: str, found: Estimate) -> _Finding:
 
 def _advice(seen: list[_Finding]) -> str:
     """Return how many pairs would show what was seen."""
-    judged = [(found.name, found.effects) for found in seen if found.effects is not None]
-    if judged and not any(any(effects.values) for _, effects in judged):
+    judged = [
+        (found.name, own)
+        for found in seen
+        if (own := found.effects) and own.n >= LEAST and np.isfinite(own.mean)
+    ]
+    if not judged:
+        return f"Run {_ENOUGH} seeds or more."
+    if not any(any(effects.values) for _, effects in judged):
         return "Both are equal in every pair."
     needed = [(n, name) for name, effects in judged if (n := pairs_needed(effects)) is not None]
     if not needed:
         return "So small a difference takes more than 1,000 pairs to show."
     n, name = min(needed)
-    return (
-        f"If the {name} differs by as much, {n} pairs show it with 80% probability: run {n} seeds."
-    )
+    told = f"{n} pairs show it with 80% probability: run {n} seeds."
+    return f"If the {name} differs by as much, {told}"

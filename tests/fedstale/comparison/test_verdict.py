@@ -16,7 +16,7 @@ def took(times, *, never=()):
     }
 
 
-def said(own=None, reference=None, *, target="accuracy 0.5", **ends):
+def said(own=None, reference=None, *, target="accuracy 0.5", n=None, **ends):
     """Return the verdict on B against A, of times to the target and of pairs of last values."""
     ratios = [own and speed_up(own, reference, what) for what in ("at_s", "device_s")]
     pairs = {
@@ -24,7 +24,16 @@ def said(own=None, reference=None, *, target="accuracy 0.5", **ends):
         for name, pair in ends.items()
     }
     time, device_time = ratios
-    return verdict("B", "A", target=target, time=time, device_time=device_time, ends=pairs)
+    most = max([len(own or ()), *(found.n for found in pairs.values())])
+    return verdict(
+        *("B", "A"),
+        n=most if n is None else n,
+        target=target,
+        is_reached=own is not None,
+        time=time,
+        device_time=device_time,
+        ends=pairs,
+    )
 
 
 def test_what_is_shown_comes_with_its_part_of_time_and_device_hours():
@@ -85,6 +94,23 @@ def test_two_pairs_show_nothing_and_are_told_by_their_values():
     assert "Run 5 seeds or more" in found
 
 
-def test_a_target_that_no_run_reached_and_seeds_of_one_alone_are_said():
+def test_a_target_that_no_run_reached_is_said():
     assert "No run of either reached accuracy 0.5" in said(accuracy=(EVEN, EVEN))
+
+
+def test_a_target_that_all_begin_with_was_reached():
+    found = said(took([0.0] * 3), took([0.0] * 3), accuracy=([0.9] * 3, [0.8] * 3))
+    assert (
+        found
+        == "B against A, in 3 pairs: it ends with the better accuracy: +0.100 (+0.100 to +0.100)."
+    )
+
+
+def test_what_has_no_pair_or_no_metric_is_said():
     assert said(accuracy=([], [])) == "B and A have no seed in common that both finished."
+    assert "measured nothing" in said(target=None, n=4)
+
+
+def test_a_metric_that_is_not_a_number_asks_for_no_number_of_pairs():
+    found = said(target=None, loss=([0.5, float("nan"), 0.4], [0.5] * 3))
+    assert found.endswith("Run 5 seeds or more.")
