@@ -6,6 +6,7 @@ The best configuration of the search, its runner-up and the app's own defaults a
 
 import html
 import logging
+import shutil
 import tomllib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +20,14 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedstale.api import check_guarded, compare, result_folder
+from fedstale.api import RUNS, check_guarded, compare, result_folder
 from fedstale.cluster import check_address, joined
-from fedstale.comparison import LEAST, Comparison, Estimate, Variant, difference
-from fedstale.config import read_toml
+from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
+from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
-from fedstale.runs import make_folder
+from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import How, Ledger, Proposals, Trial
@@ -222,10 +223,22 @@ def _judged(
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
+    forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, workers=workers, address=address)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
     _write_page(found)
     return found
+
+
+def forget_others(runs: Sequence[PlannedRun]) -> None:
+    """Remove what is in the place of some runs, made with other settings.
+
+    A search that goes on may find another best: what was held out before is not asked for again.
+    """
+    for run in runs:
+        path = run.folder / CONFIG
+        if path.is_file() and SimulationConfig.read(path).differing(run.config):
+            shutil.rmtree(run.folder)
 
 
 def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from compared_runs import BASE as BASE_RUN
 from compared_runs import write_finished
 from spaces import space
 
 from fedstale.comparison.analysis import analyse
+from fedstale.comparison.plan import PlannedRun, state_of
 from fedstale.reports.run import Run
 from fedstale.tuning.objective import Objective
-from fedstale.tuning.outcome import Tuning
+from fedstale.tuning.outcome import Tuning, forget_others
 from fedstale.tuning.trials import Report, Trial
 
 BASE = space()
@@ -95,6 +97,14 @@ def test_costs_are_compared_in_their_own_units(judged):
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_or_two_held_out_runs_judge_nothing(judged, n):
     assert "cannot be judged" in judged(ended(*[0.8, 0.9][:n]), ended(*[0.5, 0.6][:n])).verdict
+
+
+def test_held_out_runs_of_another_best_make_room_and_others_stay(tmp_path):
+    runs = [PlannedRun(variant=v, config=BASE_RUN, folder=tmp_path / v) for v in ("best", "same")]
+    write_finished(runs[0].folder, run_config={"learning-rate": 0.5})
+    write_finished(runs[1].folder)
+    forget_others([*runs, PlannedRun(variant="new", config=BASE_RUN, folder=tmp_path / "new")])
+    assert [state_of(run) for run in runs] == ["new", "done"]
 
 
 def test_the_front_holds_what_none_beats_and_is_ranked_by_the_first_objective(judged):
