@@ -18,7 +18,7 @@ from fedstale.agents.env import (
     cross_fitted,
 )
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
-from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, save
+from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.agents.worlds import (
     WorldEvaluation,
@@ -70,6 +70,7 @@ __all__ = [
     "evaluate_worlds",
     "faults",
     "load",
+    "observation",
     "outside_of_fit",
     "read_spread",
     "save",

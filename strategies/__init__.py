@@ -5,7 +5,7 @@ The strategies are here; their parts are in `selection`, `schedule`, `weighting`
 """
 
 from fedstale.strategies import robust, schedule, selection, server_optimizer, stages, weighting
-from fedstale.strategies.expression import parse, with_arguments
+from fedstale.strategies.expression import parse, with_arguments, with_whole_paths
 from fedstale.strategies.methods import (
     CA2FL,
     FADAS,
@@ -86,4 +86,5 @@ __all__ = [
     "stages",
     "weighting",
     "with_arguments",
+    "with_whole_paths",
 ]

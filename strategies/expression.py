@@ -12,7 +12,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from inspect import BoundArguments, isabstract, isroutine, signature
 from math import inf
+from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
@@ -103,6 +105,45 @@ def with_arguments(text: str, arguments: Mapping[str, object]) -> str:
         raise ConfigError(f"strategy = {text!r}: {problem}") from None
     keywords = [ast.keyword(argument, value) for argument, value in given.items()]
     return ast.unparse(ast.Call(call.func, [], keywords))
+
+
+def with_whole_paths(text: str) -> str:
+    """Return a text that means the same from any directory: paths in it that exist are whole.
+
+    Args:
+        text: the call of a method; anything else is returned as it is.
+
+    Example:
+        >>> with_whole_paths("FedBuff(20, 5, resume='no such folder')")
+        "FedBuff(20, 5, resume='no such folder')"
+    """
+    is_changed = False
+    try:
+        tree = _call(text)
+        for call in ast.walk(tree):
+            for path in _paths(call) if isinstance(call, ast.Call) else ():
+                place = Path(str(path.value))
+                if path.value and not place.is_absolute() and place.exists():
+                    path.value, is_changed = str(place.resolve()), True
+    except _UnreadableError:
+        return text
+    return ast.unparse(tree) if is_changed else text
+
+
+def _paths(call: ast.Call) -> list[ast.Constant]:
+    """Return the arguments of a call that are texts where a path is expected."""
+    make, name = _named(call.func), ast.unparse(call.func)
+    if not callable(make):
+        return []
+    how = signature(make)
+    given = _bound(how.bind_partial, name, call.args, _keywords(call, name)).arguments
+    return [
+        value
+        for argument, value in given.items()
+        if isinstance(value, ast.Constant)
+        and isinstance(value.value, str)
+        and Path in get_args(how.parameters[argument].annotation)
+    ]
 
 
 def names() -> list[str]:

@@ -21,15 +21,20 @@ from gymnasium.vector.utils import batch_space
 
 from fedstale.agents.env.scenario import Scenario, as_scenarios
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.env.windows import Action, Observation, Rounds
-from fedstale.agents.policy import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES
+from fedstale.agents.env.windows import Action, Rounds
+from fedstale.agents.policy import (
+    HEURISTIC_LIMIT,
+    LIMIT,
+    N_CONTEXT,
+    N_FEATURES,
+    N_MAX,
+    Observation,
+)
 from fedstale.errors import ConfigError
 from fedstale.traces import Array, Mask, TraceSet
 
 Actions: TypeAlias = npt.NDArray[Any]
 
-N_MAX = 64
-"""Candidates that are shown at a time, by default."""
 SCORE_LIMIT = 10.0
 """No score of an action is larger than this, or smaller than its negative."""
 # Positions of a ranking that may name a candidate, over the slots: some name one again.

@@ -7,7 +7,7 @@ order that is drawn for the window and turned at each choice, so that a place me
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,11 @@ from fedstale.agents.env.episodes import Episodes
 from fedstale.agents.env.rounds import rollout, top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward, Simulator
-from fedstale.agents.policy import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy import N_CONTEXT, N_FEATURES, Observation
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.types import is_count
 from fedstale.traces import Array, Index, Mask, stream
 
-Observation: TypeAlias = dict[str, npt.NDArray[np.float32]]
 Action = Literal["scores", "ranking"]
 
 BLOCK = 16

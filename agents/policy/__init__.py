@@ -5,8 +5,10 @@ from fedstale.agents.policy.features import (
     LIMIT,
     N_CONTEXT,
     N_FEATURES,
+    N_MAX,
     SCHEMA,
     Inputs,
+    Observation,
     features,
     heuristic_scores,
     row_medians,
@@ -27,7 +29,7 @@ from fedstale.agents.policy.scorer import (
     load,
     save,
 )
-from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
+from fedstale.agents.policy.selector import AgentSelector, Choice, OwnPolicy, Shadow, observation
 
 __all__ = [
     "FILES",
@@ -35,6 +37,7 @@ __all__ = [
     "LIMIT",
     "N_CONTEXT",
     "N_FEATURES",
+    "N_MAX",
     "SCHEMA",
     "TEMPERATURE",
     "Agent",
@@ -42,6 +45,8 @@ __all__ = [
     "Choice",
     "Floats",
     "Inputs",
+    "Observation",
+    "OwnPolicy",
     "Score",
     "Shadow",
     "Weights",
@@ -54,6 +59,7 @@ __all__ = [
     "heuristic_scores",
     "initial",
     "load",
+    "observation",
     "row_medians",
     "save",
 ]

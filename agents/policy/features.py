@@ -8,7 +8,7 @@ holds for a hundred thousand.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from fedstale.traces import Array, Mask
 
 Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]
+Observation: TypeAlias = dict[str, Single]
+"""What a policy of one's own sees of b choices, by name, as `SelectionEnv` says it."""
 _T = TypeVar("_T", bound=np.generic)
 
 FEATURES = (
@@ -64,6 +66,8 @@ SCHEMA: Mapping[str, object] = {"version": 3, "features": FEATURES, "context": C
 
 N_FEATURES, N_CONTEXT = len(FEATURES), len(CONTEXT)
 
+N_MAX = 64
+"""Candidates that a policy of one's own is shown at a time, by default."""
 LIMIT = 8.0
 """No feature is larger than this, or smaller than its negative."""
 HEURISTIC_LIMIT = 20.0

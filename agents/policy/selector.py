@@ -1,7 +1,11 @@
 """The trained agent as a `Selector`: it scores all candidates at once and draws k by the scores.
 
-It needs NumPy alone. Whatever is wrong with its files or its numbers, a run goes on: one line of
-the log says so, and the heuristic that the agent was trained to beat decides instead.
+It needs NumPy alone. Whatever is wrong with its files or its numbers, a run on real devices goes
+on: the log and the summary say so, and the heuristic that the agent was trained to beat decides
+instead. A simulation ends where the files are missing or refused, unless it is to go on so.
+
+A policy of one's own, whatever has trained it, picks as an agent does: it sees the `observation`
+that the environments show.
 
 `Shadow` runs one selector in the shadow of another: what it would have picked, and how those jobs
 ended. An operator can so see for days what a trained agent would do, on the real fleet and without
@@ -11,14 +15,16 @@ risk, before it decides anything.
 import json
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fedstale.agents.policy.features import Inputs, features
+from fedstale.agents.policy.features import N_MAX, Inputs, Observation, Single, features
 from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import (
@@ -34,6 +40,11 @@ from fedstale.traces import Index, Mask
 
 logger = logging.getLogger(__name__)
 
+OwnPolicy = Callable[[Observation], npt.NDArray[Any]]
+"""From an observation of b choices to scores of their places, of which the highest are picked;
+shape (b, n_max)."""
+
+_WITHOUT = "the agent is not used, the balanced rule decides"
 # Time limits of the jobs that agents are trained on are 3 to 8 times what the median device takes.
 _PATIENCE = 5.0
 
@@ -70,27 +81,37 @@ class AgentSelector(Selector):
 
     Args:
         path: folder of agent.toml and agent.safetensors, or an agent; None takes the one that comes
-            with fedstale.
+            with fedstale. Or a policy of your own: a function from an `observation` to scores of
+            its places, shape (1, n_max), the highest of which are picked.
+        n_max: places that a policy of your own sees; of more candidates, so many at random, as in
+            training, and as many times as it takes to pick enough.
         exploration: share of the picks that goes to candidates never picked before, by chance (to
             all candidates where there are none), in [0, 1].
         fairness: share of the picks that goes to those picked least often, in [0, 1].
         sure: chance in (0, 1] that the next server step gets what it still misses, where jobs that
             are late for it are cancelled: no more are sent than that takes, see `Enough`; 1 sends
             all that is asked for.
+        fallback: whether a simulation goes on by the heuristic where the agent cannot be read; real
+            deployments do anyway.
 
     Example:
         >>> nodes = Candidates.of([7, 8, 9], forecast_p_finish=[0.1, 0.9, 0.5])
         >>> sorted(AgentSelector().select(nodes, 2, 0.0, np.random.default_rng(0)))
         [8, 9]
+        >>> lowest = AgentSelector(lambda seen: -seen["heuristic"])
+        >>> lowest.select(nodes, 1, 0.0, np.random.default_rng(0))
+        [7]
     """
 
     def __init__(
         self,
-        path: str | Path | Agent | None = None,
+        path: str | Path | Agent | OwnPolicy | None = None,
         *,
+        n_max: int = N_MAX,
         exploration: float = 0.0,
         fairness: float = 0.0,
         sure: float = SURE,
+        fallback: bool = False,
     ) -> None:
         """Read the agent; one that cannot be read is replaced by the heuristic, see the module."""
         require(0 <= exploration <= 1, "selector.exploration", exploration, "a share in [0, 1]")
@@ -99,18 +120,25 @@ class AgentSelector(Selector):
             *("selector.fairness", fairness, "a share in [0, 1 - exploration]"),
         )
         require(0 < sure <= 1, "selector.sure", sure, "a chance in (0, 1]")
+        require(is_count(n_max), "selector.n_max", n_max, "an integer >= 1")
         self.path, self.exploration, self.fairness = path, exploration, fairness
-        self.sure = sure
+        self.n_max, self.sure, self.fallback = n_max, sure, fallback
         self._heuristic = ExpectedUtility(BALANCED)
         self._agent: Agent | None = None
+        self._policy: OwnPolicy | None = None
         self._warned = False
         try:
-            self._agent = path if isinstance(path, Agent) else load(path or embedded())
+            if callable(path):
+                self._policy = path
+            else:
+                self._agent = path if isinstance(path, Agent) else load(path or embedded())
         except FedstaleError as problem:
-            self._warn(str(problem))
+            self.fault = f"{_WITHOUT}: {problem}"
 
     def described(self) -> dict[str, Any]:
         """Return its settings, and which agent it is by the digest of its weights."""
+        if self._policy is not None:
+            return super().described()
         if self._agent is None:
             return self._heuristic.described()
         settings = {
@@ -124,13 +152,14 @@ class AgentSelector(Selector):
     @property
     def falls_back(self) -> bool:
         """Whether the agent could not be read, so that the heuristic decides."""
-        return self._agent is None
+        return bool(self.fault)
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Draw as many as the next server step is likely to need; the rule decides alone."""
-        if self._agent is None:
+        if self.falls_back:
+            self._warn(self.fault)
             return self._heuristic.select(candidates, k, now, rng)
         return enough(candidates, now, self.sure, lambda: self._drawn(candidates, k, now, rng))
 
@@ -139,7 +168,8 @@ class AgentSelector(Selector):
     ) -> list[int]:
         """Pick the shares for exploration and fairness, and draw the others, the best first."""
         k = min(k, len(candidates))
-        scores = self.scores(candidates, k, now)
+        own = self._policy and self._by_policy(self._policy, candidates, k, now, rng)
+        scores = self.scores(candidates, k, now) if own is None else own
         if scores is None:
             return self._heuristic.select(candidates, k, now, rng)
         free = np.ones(len(candidates), dtype=np.bool_)
@@ -152,7 +182,8 @@ class AgentSelector(Selector):
                 part = _of(free, -wanted.astype(np.float64), n, rng)
                 free[part] = False
                 parts.append(part)
-        best = _of(free, drawn(scores, rng), k - n_explore - n_fair, rng)
+        scores = drawn(scores, rng) if own is None else scores
+        best = _of(free, scores, k - n_explore - n_fair, rng)
         chosen = best
         for part in parts:
             # Whichever are kept of all, a share of them is these.
@@ -170,17 +201,44 @@ class AgentSelector(Selector):
         if self._agent is None:
             return None
         given = inputs_of(candidates, k, now)
-        scores = score(self._agent.weights, *(values[0] for values in given))
+        return self._finite(score(self._agent.weights, *(values[0] for values in given)))
+
+    def _by_policy(
+        self,
+        policy: OwnPolicy,
+        candidates: Candidates,
+        k: int,
+        now: float,
+        rng: np.random.Generator,
+    ) -> Floats | None:
+        """Return the scores of an own policy, the lowest of all for whom it does not see.
+
+        Raises:
+            ConfigError: it returns something else.
+        """
+        n_parts = -(-k // self.n_max)
+        shown = rng.permutation(len(candidates))[: n_parts * self.n_max]
+        found = np.full(len(candidates), -np.inf)
+        for part in np.array_split(shown, n_parts):
+            seen = observation(candidates.take(part), -(-k // n_parts), now, n_max=self.n_max)
+            scores = np.asarray(policy(seen), dtype=np.float64)
+            accepted = f"a function that returns scores of shape {(1, self.n_max)}"
+            require(scores.shape == (1, self.n_max), "selector.path", policy, accepted)
+            found[part] = scores[0, : part.size]
+        return None if self._finite(found[shown]) is None else found
+
+    def _finite(self, scores: Floats) -> Floats | None:
         if np.isfinite(scores).all():
             return scores
         self._warn(
-            f"{np.count_nonzero(~np.isfinite(scores))} of {scores.size} scores are no numbers"
+            f"{_WITHOUT}: {np.count_nonzero(~np.isfinite(scores))} of {scores.size} scores are no "
+            "numbers"
         )
         return None
 
     def _warn(self, problem: str) -> None:
         if not self._warned:
-            logger.warning("the agent is not used, the balanced rule decides: %s", problem)
+            logger.warning("%s", problem)
         self._warned = True
 
 
@@ -205,6 +263,48 @@ def inputs_of(candidates: Candidates, k: int, now: float) -> Inputs:
         # Training always has a limit.
         deadline_s=at.deadline_s if isfinite(at.deadline_s) else _patience(candidates),
     )
+
+
+def observation(
+    candidates: Candidates, k: int, now: float, *, n_max: int | None = None
+) -> Observation:
+    """Return what the environments show of a choice: one, in arrays with a first axis of 1.
+
+    Args:
+        candidates: nodes that may be picked, each at the place that it has among them.
+        k: how many are to be picked.
+        now: the instant in s.
+        n_max: places; those without a candidate are 0. None takes one for each candidate.
+
+    Returns:
+        `features`, `context`, `heuristic`, `mask`, `slots` and `clock`, see `SelectionEnv`; the
+        clock is 0, since nobody knows when a run will be over.
+
+    Raises:
+        ConfigError: there are fewer places than candidates.
+
+    Example:
+        >>> seen = observation(Candidates.of([7, 8, 9]), 2, 0.0, n_max=64)
+        >>> {name: values.shape for name, values in seen.items()}  # doctest: +NORMALIZE_WHITESPACE
+        {'features': (1, 64, 23), 'context': (1, 9), 'heuristic': (1, 64), 'mask': (1, 64),
+         'slots': (1, 1), 'clock': (1, 1)}
+    """
+    n = len(candidates)
+    room = n if n_max is None else n_max
+    require(room >= n, "n_max", room, f"at least {n}, a place for each candidate")
+    given = inputs_of(candidates, k, now)
+
+    def placed(values: Single) -> Single:
+        return np.pad(values, [(0, 0), (0, room - n), *[(0, 0)] * (values.ndim - 2)])
+
+    return {
+        "features": placed(given.features),
+        "context": given.context,
+        "heuristic": placed(given.heuristic),
+        "mask": placed(np.ones((1, n), dtype=np.float32)),
+        "slots": np.full((1, 1), min(k, n), dtype=np.float32),
+        "clock": np.zeros((1, 1), dtype=np.float32),
+    }
 
 
 def _patience(candidates: Candidates) -> float:

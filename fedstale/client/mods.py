@@ -21,7 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedstale import __version__
 from fedstale.client import compression, local_work
-from fedstale.errors import ConfigError, ProtocolError
+from fedstale.errors import ConfigError, ProtocolError, TraceError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.server import (
     advertised,
@@ -78,7 +78,8 @@ class ForecastMod:
 
     Args:
         forecaster: folder of a trained forecaster; None takes one that comes with fedstale.
-            One that cannot be read is an `error` in each reply, and a line in the device's log.
+            One that cannot be read is an `error` in each reply, and a line in the device's log; of
+            a simulated device, the job fails.
         fleet: what this device is, to take the forecaster of its kind from fedstale: "phones",
             "desktops", "cars" or "any".
         work: work units of one training, in the forecaster's unit; None where unknown.
@@ -91,6 +92,8 @@ class ForecastMod:
             come before these arguments; a simulated device has a trace instead.
         available: when the device can take a job, as of `RecordingRules`: "online", "charging" or
             "recording".
+        fallback: whether simulated devices go on without forecasts where the forecaster cannot be
+            read; real ones do anyway.
 
     Raises:
         ConfigError: the work is not a number above 0, or there is no such word for available.
@@ -106,11 +109,12 @@ class ForecastMod:
         monitor: "ResourceMonitor | None" = None,
         journal: str | Path | None = None,
         available: Literal["online", "charging", "recording"] = "online",
+        fallback: bool = False,
     ) -> None:
         if work is not None and not (math.isfinite(work) and work > 0):
             raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
         self._folder, self._fleet, self._work = forecaster, fleet, work
-        self._enabled_by, self._monitor = enabled_by, monitor
+        self._enabled_by, self._monitor, self._fallback = enabled_by, monitor, fallback
         if available not in (words := ("online", "charging", "recording")):
             raise ConfigError(f"available = {available!r}: expected one of {', '.join(words)}")
         self._recorded: dict[str, str | Path | None] = {"journal": journal, "available": available}
@@ -200,7 +204,10 @@ class ForecastMod:
                 journal=self._journal(context),
             )
         except Exception as problem:
-            # Whatever it was, it must not cost a training.
+            is_refused = isinstance(problem, TraceError) and not self._fallback
+            if is_refused and not isinstance(device, Machine):
+                raise
+            # Whatever it was, it must not cost a training on a real device.
             record = {"error": self._failed(problem)}
         reply.content[FORECAST_RECORD] = ConfigRecord({**record})
         return reply

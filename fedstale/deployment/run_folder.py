@@ -4,6 +4,7 @@ The server sees when it sends a job and when the reply arrives; what a device di
 how many bytes a lost job has moved, it does not see. These stay NaN in events.parquet.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
 from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import MOST_REASON
+
+logger = logging.getLogger(__name__)
 
 _UNSEEN = (
     *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
@@ -192,4 +195,5 @@ def written_at_end(
         folder.write_events(events())
         wall_s = round(time.perf_counter() - started, 3)
         summary = {"status": status, "reason": reason, **facts(), "wall_s": wall_s}
-        write_run(folder, run, metrics, summary)
+        if hint := write_run(folder, run, metrics, summary).summary["hint"]:
+            logger.warning("%s", hint)

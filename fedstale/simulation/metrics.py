@@ -7,13 +7,14 @@ messages.
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+import pyarrow.compute as pc
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded, nearest
@@ -42,7 +43,8 @@ from fedstale.strategies.server import (
     means_of,
     numbers,
 )
-from fedstale.strategies.types import Stateful, n_cores
+from fedstale.strategies.stages import QUERY
+from fedstale.strategies.types import FORECAST_RECORD, Stateful, n_cores
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,10 @@ _OLDER = ("fitres.metrics", "evaluateres.metrics")
 class RunMetrics(Stateful, Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
 
-    saved = ("rounds", "server_evaluates", "rows", "latest", "not_numbers", "limits")
+    saved = (
+        *("rounds", "server_evaluates", "rows", "latest", "not_numbers", "limits"),
+        *("n_forecasts", "no_forecast"),
+    )
 
     until: Until
     """Limit of the run."""
@@ -84,6 +89,10 @@ class RunMetrics(Stateful, Callback):
         default_factory=lambda: {"capped": {}, "clipped": {}}
     )
     """How often numbers of examples were capped and norms clipped, of each node."""
+    n_forecasts: int = 0
+    """Forecasts in replies."""
+    no_forecast: str = ""
+    """What the first reply says that has none although it should."""
     began: float | None = None
     """Instant of `time.perf_counter` at which the run began; None measures no wall time."""
     wall_s: list[float] = field(default_factory=list)
@@ -92,8 +101,12 @@ class RunMetrics(Stateful, Callback):
     _has_warned: bool = False
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Count the metrics of a reply that are no numbers."""
+        """Count the metrics of a reply that are no numbers, and whether it has a forecast."""
         if not reply.has_error():
+            forecast = entries(reply.content).get(FORECAST_RECORD)
+            if isinstance(forecast, ConfigRecord):
+                self.no_forecast = self.no_forecast or str(forecast.get("error", ""))
+                self.n_forecasts += "error" not in forecast
             source = reply.metadata.message_type.split(".")[0]
             for name in _not_numbers(reply.content):
                 self._count_not_number(f"{source} {name}")
@@ -136,6 +149,12 @@ class RunMetrics(Stateful, Callback):
         if decides and values and not self._has_warned and (why := self.unmeasured()):
             self._has_warned = True
             logger.warning("%s; the run goes on, since it may still come", why)
+
+    def without_forecasts(self) -> str:
+        """Return in words that no device made the forecast that it should; nothing if one did."""
+        if self.n_forecasts or not self.no_forecast:
+            return ""
+        return f"no device made a forecast; the first says: {self.no_forecast}"
 
     def unmeasured(self) -> str:
         """Return in words that no metric that decides is the limit's, so far; nothing if one is."""
@@ -413,6 +432,9 @@ def write_run(
         reason = f"{facts['reason']}; {why}" if facts["reason"] else why
         status = "failed" if facts["status"] == "finished" else "stuck"
         facts = {**facts, "status": status, "reason": reason}
+    events = folder.read_events((*COST_COLUMNS, *LEVEL_COLUMNS))
+    kinds = by_kind(events)
+    hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds)]
     folder.write_metrics(metrics.rows)
     folder.write_wall(metrics.wall_s)
     if metrics.arrays is not None:
@@ -420,12 +442,13 @@ def write_run(
     folder.write_summary(
         {
             **facts,
+            "hint": "; ".join(filter(None, (facts.get("hint"), *hints))),
             "versions": versions(),
             "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
-            **ledger(events := folder.read_events((*COST_COLUMNS, *LEVEL_COLUMNS))),
-            "messages": by_kind(events),
+            **ledger(events),
+            "messages": kinds,
             **levels(events),
             "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
             "rejected": rejections(rejected := folder.read_events(ERROR_COLUMNS, status=REJECTED)),
@@ -440,6 +463,24 @@ def write_run(
         }
     )
     return report_at_end(folder.path)
+
+
+def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield in words which kinds of messages no client has answered but with an error.
+
+    A run in which every training fails has failed; other messages it may go on without.
+    """
+    for kind, found in kinds.items():
+        if found["reported"] or kind.startswith("train"):
+            continue
+        jobs = folder.read_events(["kind", "reason"], status=CLIENT_ERROR)
+        reasons = jobs.filter(pc.equal(jobs["kind"], kind))["reason"]
+        if len(reasons):
+            mend = "; a ClientApp answers it that ForecastMod().client_app() has made"
+            yield (
+                f"none of {found['sent']:,} messages {kind} was answered; the first: {reasons[0]}"
+                f"{mend if kind == QUERY else ''}"
+            )
 
 
 def ending(problem: BaseException) -> tuple[str, str]:

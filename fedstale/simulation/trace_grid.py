@@ -150,6 +150,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             n_in_flight=lambda: own._open,
             name_of=lambda node_id: own._fleet.device_id(node_id - FIRST_NODE_ID),
         )
+        self.runtime.is_exact = True
         self.runtime.add(self._threads)
 
     # The run.

@@ -4,6 +4,7 @@ A selector sees candidates, that is, what the server honestly knows, and returns
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from inspect import signature
 from math import inf, isfinite
@@ -17,6 +18,19 @@ from fedstale.strategies.types import Candidates, Floats, Part, require, require
 
 class Selector(Part, ABC):
     """Picks nodes for the next jobs."""
+
+    fault: str = ""
+    """Why it does not pick as it was asked to, such as an agent that cannot be read."""
+    fallback: bool = False
+    """Whether a simulation goes on although there is a fault, as real deployments do."""
+
+    def faulty(self) -> Iterator["Selector"]:
+        """Yield those with a fault: of this one, and of the selectors in it."""
+        if self.fault:
+            yield self
+        for part in vars(self).values():
+            if isinstance(part, Selector):
+                yield from part.faulty()
 
     @abstractmethod
     def select(

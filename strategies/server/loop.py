@@ -82,6 +82,8 @@ class EventLoop(Stateful):
         self.selector, weighting, optimizer, stages = deepcopy(
             (strategy.selector, strategy.weighting, strategy.server_optimizer, strategy.run_stages)
         )
+        for part in self.selector.faulty():
+            grid.runtime.fault(part.fault, is_allowed=part.fallback)
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
         self.checkpointer, self.should_stop = checkpointer, should_stop

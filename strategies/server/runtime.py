@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstale.errors import RunEnded
+from fedstale.errors import ConfigError, RunEnded
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import ClientUpdate, NodeSet, State
 
@@ -275,6 +275,10 @@ class Runtime:
         """Loops of rounds that go on: none where an app sends its messages itself."""
         self.tells = False
         """Whether the loop that goes on tells its rounds itself."""
+        self.is_exact = False
+        """Whether a part that is not as it was asked for ends the run, as in a simulation."""
+        self.hints: list[str] = []
+        """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()
         """Of the loop that goes on: replies rejected by kind, as "rejected: KIND"."""
         for callback in callbacks:
@@ -295,6 +299,21 @@ class Runtime:
     def now(self) -> float:
         """Return the instant in s."""
         return self.clock.now()
+
+    def fault(self, fault: str, *, is_allowed: bool) -> None:
+        """Note that a part is not as it was asked for.
+
+        Args:
+            fault: what is missing, and what is there in its place.
+            is_allowed: whether a simulation goes on so.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.is_exact and not is_allowed:
+            raise ConfigError(f"{fault}; a simulation goes on so with fallback=True alone")
+        if fault not in self.hints:
+            self.hints.append(fault)
 
     @property
     def rounds(self) -> int:

@@ -218,6 +218,8 @@ class StaleStrategy(Strategy):
         self._check()
 
     def _check(self) -> None:
+        accepted = "a selector such as Oort(), or AgentSelector('agents/mine') of a folder"
+        require(isinstance(self.selector, Selector), "selector", self.selector, accepted)
         require_choice("normalise", self.normalise, "examples", "buffer_size", "weights", "steps")
         require_choice("update", self.update, "delta", "model")
         share, every = self.fraction_evaluate, self.evaluate_every

@@ -20,7 +20,7 @@ from fedstale.strategies import (
     stages,
     weighting,
 )
-from fedstale.strategies.expression import names, with_arguments
+from fedstale.strategies.expression import names, with_arguments, with_whole_paths
 
 
 def offered(module, *bases):
@@ -92,6 +92,27 @@ def test_every_part_of_every_room_has_a_name():
 )
 def test_a_text_describes_what_the_same_call_makes(text, same):
     assert repr(parse(text)) == repr(same)
+
+
+def test_paths_that_exist_become_whole(tmp_path, monkeypatch):
+    (tmp_path / "agents").mkdir()
+    monkeypatch.chdir(tmp_path)
+    inner = "stages=[AuditRecord('agents')], selector=Enough(AgentSelector('agents'))"
+    text = with_whole_paths(f"FedBuff(20, 5, {inner}, resume='nowhere', normalise='weights')")
+    whole = str(tmp_path / "agents")
+    assert text.count(repr(whole)) == 2
+    assert "resume='nowhere', normalise='weights'" in text
+    assert with_whole_paths(text) == text
+
+
+@pytest.mark.parametrize("text", ["FedBuff(20,5)", "FedAvg", "Nonsense('agents')", "a b", ""])
+def test_a_text_without_paths_stays_as_it_is(text):
+    assert with_whole_paths(text) == text
+
+
+def test_a_selector_that_is_none_is_refused_in_one_sentence():
+    with pytest.raises(ConfigError, match=r"selector = 'agents/mine': expected .*AgentSelector"):
+        parse("FedBuff(20, 5, selector='agents/mine')")
 
 
 def test_a_strategy_of_flowers_is_made_and_takes_no_seed():

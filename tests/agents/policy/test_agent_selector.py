@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 from made_agent import save
 
+from fedstale.agents import SelectionEnv
 from fedstale.agents.policy import scorer, selector
-from fedstale.agents.policy.selector import AgentSelector, Shadow
+from fedstale.agents.policy.selector import AgentSelector, Shadow, observation
 from fedstale.errors import ConfigError
-from fedstale.strategies.selection import BALANCED, ExpectedUtility, Oort, Random, Selector
+from fedstale.strategies.selection import (
+    BALANCED,
+    Enough,
+    ExpectedUtility,
+    Likely,
+    Oort,
+    Random,
+    Selector,
+)
 from fedstale.strategies.types import Candidates, SelectionContext
 
 
@@ -256,3 +265,82 @@ def test_a_shadow_in_a_checkpoint_is_both_its_selectors():
     other.load_state_dict(one.state_dict())
     assert other.deciding.state_dict() == one.deciding.state_dict()
     assert other.deciding.state_dict() != Oort().state_dict()
+
+
+def test_an_own_policy_sees_what_the_environment_shows(scenario):
+    env = SelectionEnv(scenario, n_max=40)
+    shown, _ = env.reset(seed=0)
+    seen = observation(fleet(30), 5, 60.0, n_max=40)
+    assert {name: array.shape[1:] for name, array in seen.items()} == {
+        name: array.shape for name, array in shown.items()
+    }
+    assert env.observation_space.contains({name: array[0] for name, array in seen.items()})
+    given = selector.inputs_of(fleet(30), 5, 60.0)
+    assert np.array_equal(seen["features"][0, :30], given.features[0])
+    assert np.array_equal(seen["heuristic"][0, :30], given.heuristic[0])
+    assert np.array_equal(seen["context"], given.context)
+    assert seen["mask"][0].tolist() == [1.0] * 30 + [0.0] * 10
+    assert not seen["features"][0, 30:].any()
+    assert (seen["slots"].item(), seen["clock"].item()) == (5.0, 0.0)
+
+
+def test_there_is_a_place_for_each_candidate():
+    assert observation(fleet(30), 5, 60.0)["mask"].shape == (1, 30)
+    with pytest.raises(ConfigError, match="n_max = 20: expected at least 30"):
+        observation(fleet(30), 5, 60.0, n_max=20)
+
+
+@pytest.mark.parametrize("n", [3, 64])
+def test_an_own_policy_picks_the_highest_of_its_scores(n):
+    nodes = fleet(n)
+    rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
+    for seed in range(5):
+        chooser = AgentSelector(lambda seen: seen["heuristic"])
+        assert pick(chooser, nodes, 3, seed) == pick(rule, nodes, 3, seed)
+
+
+def test_of_more_candidates_than_places_some_are_shown_and_enough_are_picked():
+    shown = []
+
+    def policy(seen):
+        shown.append(int(seen["mask"].sum()))
+        return np.ones((1, 8))
+
+    chooser = AgentSelector(policy, n_max=8)
+    firsts = {pick(chooser, fleet(30), 1, seed)[0] for seed in range(30)}
+    assert set(shown) == {8}
+    assert len(firsts) > 10
+    shown.clear()
+    chosen = pick(chooser, fleet(30), 20)
+    assert len(set(chosen)) == 20
+    assert shown == [8, 8, 8]
+
+
+def test_an_own_policy_shares_and_sends_no_more_than_enough_as_an_agent():
+    step = SelectionContext(buffer_size=3, n_missing=3)
+    nodes = Candidates.of(np.arange(20), step, forecast_p_finish=[0.99] * 20)
+    assert len(pick(AgentSelector(lambda seen: seen["heuristic"]), nodes, 8)) == 3
+    few = fleet(300)
+    new = set(few.node_ids[few.times_picked == 0].tolist())
+    chosen = pick(AgentSelector(lambda seen: seen["heuristic"], exploration=0.5), few, 20)
+    assert len(set(chosen) & new) >= 10
+
+
+def test_scores_of_another_shape_are_refused_and_no_numbers_are_not_used():
+    with pytest.raises(ConfigError, match=r"scores of shape \(1, 64\)"):
+        pick(AgentSelector(lambda seen: seen["heuristic"][0]), fleet(9), 2)
+    chooser = AgentSelector(lambda seen: seen["heuristic"] * np.nan)
+    assert pick(chooser, fleet(30), 5) == pick(ExpectedUtility(BALANCED), fleet(30), 5)
+
+
+def test_a_description_says_that_no_other_process_can_make_an_own_policy():
+    described = AgentSelector(lambda seen: seen["heuristic"]).described()
+    assert described["settings"]["path"] == {"opaque": "function"}
+
+
+def test_selectors_name_those_in_them_that_lack_their_agent(tmp_path, untrained):
+    lacking = AgentSelector(tmp_path / "nowhere")
+    inside = Enough(Likely(0.5, lacking))
+    assert list(inside.faulty()) == [lacking]
+    assert "no agent.toml there" in lacking.fault
+    assert not list(Enough(AgentSelector(untrained)).faulty())
