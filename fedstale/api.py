@@ -46,6 +46,7 @@ from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
 from fedstale.simulation import FlowerApp, WorkHook
 from fedstale.simulation import simulate as simulate_config
+from fedstale.strategies import parse
 from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 
@@ -57,7 +58,7 @@ def simulate(
     app: str | Path | ClientApp | tuple[ServerApp, ClientApp],
     *,
     traces: str | Path | TraceSet,
-    strategy: Strategy | None = None,
+    strategy: Strategy | str | None = None,
     initial_arrays: ArrayRecord | Mapping[str, npt.ArrayLike] | None = None,
     evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     until: str | None = None,
@@ -98,7 +99,9 @@ def simulate(
             config.toml, and its clients run in this process.
         traces: file of device traces, synthetic:N, synthetic:N@desktops or ideal:N, or the traces
             themselves.
-        strategy: what runs a ClientApp; an app with a ServerApp starts its own.
+        strategy: what runs a ClientApp, or takes the place of the strategy that a ServerApp starts:
+            a text such as "FedBuff(20, 5)", or a strategy. A run under a strategy that is no text
+            cannot be repeated from its config.toml.
         initial_arrays: the first model of a strategy: a record of Flower, or arrays by name.
         evaluate: central evaluation of a strategy, called with version and model.
         until: when to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9).
@@ -147,29 +150,36 @@ def simulate(
         raise ConfigError("resume and pause_at: expected out, the folder of the run that goes on")
     declared = _declared(costs, work)
     own, hook = Costs.from_table(declared), work if callable(work) else None
-    if not isinstance(app, ClientApp) and (strategy, initial_arrays, evaluate) != (None,) * 3:
+    if not isinstance(app, ClientApp) and (initial_arrays, evaluate) != (None, None):
         raise ConfigError(
-            "strategy, initial_arrays and evaluate: expected together with a ClientApp alone, "
-            "because a ServerApp starts a strategy of its own; pass it options by run_config"
+            "initial_arrays and evaluate: expected together with a ClientApp alone, because a "
+            "ServerApp has its own; pass it options by run_config"
         )
-    objects, name = None, str(app)
-    if not isinstance(app, str | Path):
-        server, client = (
-            (_server(strategy, initial_arrays, until, evaluate), app)
-            if isinstance(app, ClientApp)
-            else app
+    objects, name, named = None, str(app), strategy
+    if isinstance(app, ClientApp):
+        made = parse(strategy, seed=seed) if isinstance(strategy, str) else strategy
+        server, name, named = (
+            _server(made, initial_arrays, until, evaluate),
+            type(made).__name__,
+            None,
         )
-        name = "ServerApp" if strategy is None else type(strategy).__name__
-        defaults = dict(run_config or {})
-        objects = FlowerApp(Path.cwd(), name, server, client, defaults, own, work=hook)
-    elif hook is not None:
-        objects = replace(FlowerApp.find(app), work=hook)
+        objects = FlowerApp(Path.cwd(), name, server, app, dict(run_config or {}), own, work=hook)
+    elif not isinstance(app, str | Path):
+        name = "ServerApp"
+        objects = FlowerApp(Path.cwd(), name, *app, dict(run_config or {}), own, work=hook)
+    elif hook is not None or isinstance(strategy, Strategy):
+        found = FlowerApp.find(app)
+        objects = found if hook is None else replace(found, work=hook)
+    if isinstance(named, Strategy):
+        assert objects is not None
+        objects, named = replace(objects, strategy=named), f"a {type(named).__name__}"
     config = SimulationConfig(
         app=name,
         traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),
         devices=devices,
         partitions=partitions,
         node_config=str(node_config) if isinstance(node_config, Path) else node_config,
+        strategy=named,
         seed=seed,
         until=until,
         on_interrupt=on_interrupt,

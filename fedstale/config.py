@@ -24,7 +24,10 @@ NODE_VALUES = f"a device id with {_PLAIN}"
 """What each entry of a node config is expected to be."""
 NodeTables = Mapping[str, Mapping[str, Any]]
 """What devices have in their node config, by device id."""
-_OPTIONAL = ("devices", "partitions", "node_config", "workers", "gpus", "client_limit_s")
+_OPTIONAL = (
+    *("devices", "partitions", "node_config", "strategy"),
+    *("workers", "gpus", "client_limit_s"),
+)
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
@@ -179,6 +182,9 @@ class SimulationConfig:
     node_config: str | NodeTables | None = None
     """What devices have in their node config besides: tables by device id, or a file of them, TOML
     with a table for each device or CSV with a column device-id."""
+    strategy: str | None = None
+    """What takes the place of the app's own strategy, such as 'FedBuff(20, 5)'; of an app whose run
+    config has such a text, the text."""
     seed: int = 0
     """Seeds everything that is random."""
     until: str | None = None
@@ -218,6 +224,7 @@ class SimulationConfig:
             ("devices", _is_number(self.devices, 1), "a whole number >= 1"),
             ("partitions", _is_number(self.partitions, 1), "a whole number >= 1"),
             ("node_config", isinstance(self.node_config, str | Mapping), "a file, or tables"),
+            ("strategy", isinstance(self.strategy, str), "a text such as 'FedBuff(20, 5)'"),
             ("workers", _is_number(self.workers, 1), "a whole number of processes >= 1"),
             ("seed", _is_number(self.seed, 0), "a whole number >= 0"),
             (

@@ -106,6 +106,12 @@ def up(
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides as in flwr run.")
     ] = "",
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategy in the run config of an app that has it there, as 'FedBuff(20, 5)'."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -142,6 +148,8 @@ def up(
     from fedstale.simulation import FlowerApp
 
     found = FlowerApp.find(app)
+    if strategy is not None:
+        run_config = found.overrides_with(run_config, strategy)
     faults = [f.text for f in check_app(found, run_config) if f.is_fault]
     if faults and not force:
         raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")

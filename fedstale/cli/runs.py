@@ -551,7 +551,12 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live import duration
-    from fedstale.reports import REPORT, client_errors_in_words, not_numbers_in_words
+    from fedstale.reports import (
+        REPORT,
+        client_errors_in_words,
+        not_numbers_in_words,
+        strategy_in_words,
+    )
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
@@ -581,6 +586,10 @@ def _show_run(run: "Run") -> None:
     console.print(table)
     if run.status not in _WORDS:
         typer.echo(f"{run.status}: {run.reason}")
+    if summary.get("in_place_of"):
+        typer.echo(f"strategy: {strategy_in_words(run)}")
+    if hint := summary.get("hint"):
+        typer.echo(f"hint: {hint}")
     if not_numbers := not_numbers_in_words(run):
         typer.echo(not_numbers)
     for line in client_errors_in_words(run):

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     )
     from fedstale.reports.forecast_audit import ForecastAudit, audited
     from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names, not_numbers_in_words
-    from fedstale.reports.page import REPORT, Link, write_comparison, write_figures, write_text
+    from fedstale.reports.page import (
+        REPORT,
+        Link,
+        strategy_in_words,
+        write_comparison,
+        write_figures,
+        write_text,
+    )
     from fedstale.reports.run import Run, report_at_end
     from fedstale.reports.run_list import (
         differences,
@@ -48,7 +55,7 @@ else:
             ),
             "forecast_audit": "ForecastAudit audited",
             "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
-            "page": "Link REPORT write_comparison write_figures write_text",
+            "page": "Link REPORT strategy_in_words write_comparison write_figures write_text",
             "run": "Run report_at_end",
             "run_list": "differences ranked remove server_metrics listed_runs write_index",
         },
@@ -86,6 +93,7 @@ __all__ = [
     "rows_of_bars",
     "server_metrics",
     "stepped",
+    "strategy_in_words",
     "thinned",
     "time_text",
     "time_unit",

@@ -208,9 +208,19 @@ def lead(run: "Run") -> str:
             f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
-    hint = str(summary.get("hint", ""))
-    more = hint and f"{hint[0].upper()}{hint[1:]}.", learning.not_numbers_in_words(run)
+    strategy, hint = strategy_in_words(run), str(summary.get("hint", ""))
+    more = (
+        strategy and f"Strategy: {strategy}.",
+        hint and f"{hint[0].upper()}{hint[1:]}.",
+        learning.not_numbers_in_words(run),
+    )
     return " ".join(filter(None, (text, *more)))
+
+
+def strategy_in_words(run: "Run") -> str:
+    """Return which strategy a run had, and in the place of which; nothing if it had none."""
+    strategy, own = (str(run.summary.get(key, "")) for key in ("strategy", "in_place_of"))
+    return f"{strategy} in the place of {own}" if own else strategy
 
 
 def cards(run: "Run") -> list[tuple[str, str]]:

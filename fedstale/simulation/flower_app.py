@@ -5,6 +5,7 @@ combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what
 how clients can be trained together.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
 
 from fedstale.config import Change, Costs, SimulationConfig
 from fedstale.errors import ConfigError, nearest, not_installed
@@ -26,6 +28,8 @@ from fedstale.simulation.costs import WorkHook
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
+_STRATEGY = "strategy"
+"""Key of a run config under which apps have their strategy as a text."""
 BUILT_IN = Path(__file__).parent.parent / "apps"
 LIBRARIES = {"site-packages", "dist-packages"}
 """Names of folders of what is installed, which may lie in an app's directory."""
@@ -136,6 +140,8 @@ class FlowerApp:
     """The packages that pyproject.toml declares, as requirements."""
     work: str | WorkHook | None = None
     """Reference of the function that says the work of a message, module:attribute; or itself."""
+    strategy: Strategy | None = None
+    """What takes the place of the app's own strategy, if it is an object."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -211,7 +217,7 @@ class FlowerApp:
         Raises:
             ConfigError: a key is not one of the app's or of costs, or a cost is none.
         """
-        run_config = self.run_config(config.run_config)
+        run_config, strategy = self.with_strategy(config)
         for change in config.changes:
             self.run_config(Change.parse(change).run_config)
         costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
@@ -224,9 +230,58 @@ class FlowerApp:
             app=str(Path(config.app).resolve()) if has_place else config.app,
             traces=str(traces.resolve()) if traces.exists() else config.traces,
             node_config=str(Path(nodes).resolve()) if isinstance(nodes, str) else nodes,
+            strategy=strategy,
             run_config=run_config,
             costs=costs.table(),
         )
+
+    def with_strategy(self, config: SimulationConfig) -> tuple[UserConfig, str | None]:
+        """Return the run config of a run, and the strategy that is named and not said there.
+
+        Raises:
+            ConfigError: a key is not one of the app's, or there is no such strategy.
+        """
+        # What an app says by itself needs no strategies here.
+        from fedstale.strategies import parse, with_whole_paths  # noqa: PLC0415
+
+        run_config, named = self.run_config(config.run_config), config.strategy
+        if named is not None and self.strategy is None:
+            parse(named)
+            named = with_whole_paths(named)
+            if self.says_strategy:
+                run_config, named = {**run_config, _STRATEGY: named}, None
+        if isinstance(text := run_config.get(_STRATEGY), str):
+            run_config[_STRATEGY] = with_whole_paths(text)
+        return run_config, named
+
+    def overrides_with(self, overrides: str, strategy: str) -> str:
+        """Return overrides of the run config, as `flwr run` takes them, with a strategy.
+
+        Raises:
+            ConfigError: there is no such strategy, or the app does not read it there.
+        """
+        from fedstale.strategies import parse, with_whole_paths  # noqa: PLC0415
+
+        parse(strategy)
+        if not self.says_strategy:
+            raise ConfigError(
+                f"strategy = {strategy!r}: on real devices an app starts its own; expected one "
+                "whose run config has such a text, which its ServerApp gives to "
+                "fedstale.strategies.parse, as those of `fedstale new` do"
+            )
+        values = {**overrides_in([overrides], "run-config"), _STRATEGY: with_whole_paths(strategy)}
+        return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+    @property
+    def says_strategy(self) -> bool:
+        """Whether its run config has its strategy as a text, of which the app makes it."""
+        from fedstale.strategies import parse  # noqa: PLC0415
+
+        try:
+            parse(str(self.defaults.get(_STRATEGY, "")))
+        except ConfigError:
+            return False
+        return True
 
     @property
     def is_built_in(self) -> bool:

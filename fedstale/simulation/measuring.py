@@ -28,8 +28,9 @@ from fedstale.simulation.costs import (
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import NodeConfigs
+from fedstale.simulation.replacement import Replacement
 from fedstale.simulation.run import seed_server
-from fedstale.simulation.stock_strategies import server_fn_on
+from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.stages import StepsDone
 from fedstale.traces import TraceSet
@@ -106,7 +107,7 @@ def measure(
             its number of examples.
     """
     app = FlowerApp.find(config.app)
-    run_config = app.run_config(config.run_config)
+    run_config, named = app.with_strategy(config)
     declared = Costs.from_table({**app.costs.table(), **config.costs})
     traces = TraceSet.ideal(config.devices or n_devices)
     with app.importable():
@@ -124,7 +125,8 @@ def measure(
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)
         modules, ended = app.modules(), suppress(RunEnded, SystemExit)
-        with grid.running(*modules), server_fn_on(grid, *modules), ended:
+        replacing = stock_strategies_reporting(grid.runtime, Replacement(named, seed=config.seed))
+        with grid.running(*modules), replacing, server_fn_on(grid, *modules), ended:
             server(grid, Context(1, 1, {}, RecordDict(), run_config))
     costs = _costs(executor, declared, run_config)
     by_example = {"train": "work-per-example", "evaluate": "evaluate-work-per-example"}

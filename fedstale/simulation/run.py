@@ -40,6 +40,7 @@ from fedstale.simulation.nodes import (
     node_configs,
     too_few_partitions,
 )
+from fedstale.simulation.replacement import Replacement
 from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import (
@@ -158,8 +159,17 @@ def _until_change(
         server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
             check_costs(client, costs)
+        named = app.strategy or config.strategy
+        if named is not None and features.has("parts of a ServerApp") and legacy.is_older(server):
+            raise ConfigError(
+                f"strategy = {config.strategy!r}: the ServerApp is of Flower's older API "
+                "(server_fn), whose strategies are of another kind; expected one that starts a "
+                "strategy under @app.main()"
+            )
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
-        with executor_for(app, client, *where, limit_s=limit_s, address=address) as executor:
+        # What trains clients elsewhere needs no functions of this process.
+        clients = replace(app, strategy=None, work=None)
+        with executor_for(clients, client, *where, limit_s=limit_s, address=address) as executor:
             if limit_s is not None and not executor.is_remote:
                 raise ConfigError(
                     f"client_limit_s = {limit_s:g}: a client of this process can be ended only "
@@ -179,7 +189,11 @@ def _until_change(
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)
             messages = MessageRounds()
-            for callback in (metrics, messages, NoneGood(traces.n_devices), *callbacks):
+            replacement = Replacement(named, seed=config.seed)
+            for callback in (
+                *(metrics, messages, NoneGood(traces.n_devices), replacement),
+                *callbacks,
+            ):
                 grid.runtime.add(callback)
             folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
             folder.reopen()
@@ -204,11 +218,13 @@ def _until_change(
             modules = app.modules()
             with (
                 grid.running(*modules),
-                stock_strategies_reporting(grid.runtime),
+                stock_strategies_reporting(grid.runtime, replacement),
                 server_fn_on(grid, *modules),
             ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
                 status, reason = _outcome(lambda: grid.serve(server, context), app.directory)
+                if status == "finished":
+                    status, reason = _outcome(replacement.check, app.directory)
             if keeper.is_change_due:
                 return None
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
@@ -222,6 +238,8 @@ def _until_change(
                 "devices": traces.n_devices,
                 "seed": config.seed,
                 "epoch": traces.epoch,
+                "strategy": "; ".join(replacement.ran),
+                "in_place_of": ", ".join(replacement.replaced),
                 "executor": executor.description,
                 "trained_for_nothing": grid.n_ahead,
                 "hint": hint,

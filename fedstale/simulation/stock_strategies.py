@@ -31,6 +31,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import features, legacy
 from fedstale.simulation.clock import replaced
+from fedstale.simulation.replacement import Replacement, started
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server import (
     Runtime,
@@ -61,13 +62,16 @@ _Listener = Callable[[int, Any, Any], None]
 
 
 @contextmanager
-def stock_strategies_reporting(runtime: Runtime) -> Iterator[None]:
+def stock_strategies_reporting(
+    runtime: Runtime, replacement: Replacement | None = None
+) -> Iterator[None]:
     """Let stock strategies report while the block runs, also those that are defined in it.
 
     An app may call their verbs from a loop of its own, which is no strategy's `start`.
 
     Args:
         runtime: of the run.
+        replacement: what may start in the place of a strategy, and is told of all that start.
     """
     verbs = _Verbs(runtime)
 
@@ -75,7 +79,7 @@ def stock_strategies_reporting(runtime: Runtime) -> Iterator[None]:
         if not runtime.n_loops:
             runtime.metrics(version, "server", numbers(metrics))
 
-    undo = report_stock_strategies(verbs.replace)
+    undo = report_stock_strategies(verbs.replace, replacement)
     try:
         with _results_heard(evaluated):
             yield
@@ -85,11 +89,13 @@ def stock_strategies_reporting(runtime: Runtime) -> Iterator[None]:
 
 def report_stock_strategies(
     more: Callable[[type[Strategy]], Mapping[str, Any]] = lambda owner: {},
+    replacement: Replacement | None = None,
 ) -> Callable[[], None]:
     """Let stock strategies report, those that are defined by now and those to come.
 
     Args:
         more: returns other attributes that are replaced in a class.
+        replacement: what may start in the place of a strategy.
 
     Returns:
         Puts back what was replaced.
@@ -100,8 +106,11 @@ def report_stock_strategies(
     def report(owner: type[Strategy]) -> None:
         stand_ins = dict(more(owner))
         # It may stand in a class that is no strategy, beside the one that it is mixed into.
-        if not hasattr(owner.start, "reports") and owner.start is not StaleStrategy.start:
-            stand_ins["start"] = _started(owner.start)
+        if not hasattr(owner.start, "reports"):
+            if owner.start is not StaleStrategy.start:
+                stand_ins["start"] = _started(owner.start, replacement)
+            elif replacement is not None and owner is StaleStrategy:
+                stand_ins["start"] = _replaced(owner.start, owner.start, replacement)
         for name, stand_in in stand_ins.items():
             replaced.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, stand_in)
@@ -136,12 +145,32 @@ def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
         yield from _family(kind)
 
 
-def _started(original: Callable[..., Any]) -> Callable[..., Any]:
+def _replaced(
+    original: Callable[..., Any], start: Callable[..., Any], replacement: Replacement
+) -> Callable[..., Any]:
+    """Return a `start` that may start another strategy; `start` is the original or around it."""
+    parameters = signature(original)
+
+    def start_or_replace(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        grid = _grid_in(args, kwargs)
+        if grid is None or (made := replacement.starting(grid.runtime, self)) is self:
+            return start(self, *args, **kwargs)
+        return started(made, parameters.bind(self, *args, **kwargs), args)
+
+    start_or_replace.reports = True  # type: ignore[attr-defined]
+    return wraps(original)(start_or_replace)
+
+
+def _grid_in(args: Sequence[object], kwargs: Mapping[str, object]) -> RuntimeGrid | None:
+    values = (*args, *kwargs.values())
+    return next((value for value in values if isinstance(value, RuntimeGrid)), None)
+
+
+def _started(original: Callable[..., Any], replacement: Replacement | None) -> Callable[..., Any]:
     parameters = signature(original)
 
     def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
-        values = (*args, *kwargs.values())
-        grid = next((value for value in values if isinstance(value, RuntimeGrid)), None)
+        grid = _grid_in(args, kwargs)
         if grid is None:
             return original(self, *args, **kwargs)
         runtime, call = grid.runtime, parameters.bind(self, *args, **kwargs)
@@ -173,6 +202,8 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
         with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
             return original(*call.args, **call.kwargs)
 
+    if replacement is not None:
+        return _replaced(original, start, replacement)
     start.reports = True  # type: ignore[attr-defined]
     return wraps(original)(start)
 

@@ -218,7 +218,7 @@ def _judged(
         table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
     )
     chosen = _chosen(space, ledger.trials)
-    variants = {n: {"run-config": space.run_config(t.parameters)} for n, t in chosen.items()}
+    variants = {n: space.settings(t.parameters) for n, t in chosen.items()}
     plan = space.plan({**variants, _DEFAULTS: {}}, held_out=True, reference=_DEFAULTS)
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])

@@ -251,14 +251,17 @@ class Space:
             table["seed-key"] = self.seed_key
         return Plan.from_table(table, where="space")
 
-    def run_config(self, parameters: Parameters) -> dict[str, Plain]:
-        """Return what a configuration has in its run config: keys, and arguments of `strategy`.
+    def settings(self, parameters: Parameters) -> dict[str, Any]:
+        """Return what a configuration has of its own, as a variant of a plan.
+
+        That is keys of the run config, and the strategy with its arguments: in the run config of an
+        app that has it there, unless the top of the file names another.
 
         Raises:
             ConfigError: the strategy has no such argument.
         """
-        if not any(key.startswith(_STRATEGY) for key in parameters):
-            return dict(parameters)
+        if not any(f"{key}.".startswith(_STRATEGY) for key in parameters):
+            return {"run-config": dict(parameters)}
         defaults = self._defaults()
         keys = {k: v for k, v in parameters.items() if not _is_argument(k, defaults)}
         arguments = {
@@ -266,13 +269,21 @@ class Space:
             for key, value in parameters.items()
             if key not in keys
         }
-        if not arguments:
-            return keys
-        # Loads all strategies, which a search of other keys never does here.
-        from fedstale.strategies import with_arguments  # noqa: PLC0415
+        is_named = self._names_strategy(defaults)
+        usual = self.shared["strategy"] if "strategy" in self.shared else defaults.get("strategy")
+        text = keys.pop("strategy", usual)
+        if arguments:
+            # Loads all strategies, which a search of other keys never does here.
+            from fedstale.strategies import with_arguments  # noqa: PLC0415
 
-        text = keys.get("strategy", defaults["strategy"])
-        return {**keys, "strategy": with_arguments(str(text), arguments)}
+            text = with_arguments(str(text), arguments)
+        if is_named:
+            return {"run-config": keys, "strategy": text}
+        return {"run-config": keys | {"strategy": text}}
+
+    def _names_strategy(self, defaults: Mapping[str, Any]) -> bool:
+        """Return whether the strategy is a setting of runs, and no key of their run config."""
+        return "strategy" in self.shared or "strategy" not in defaults
 
     def _defaults(self) -> Mapping[str, Any]:
         """Return the run config of all runs."""
@@ -285,8 +296,7 @@ class Space:
         Raises:
             ConfigError: the app cannot run so.
         """
-        variant = {"run-config": self.run_config(parameters)}
-        plan = self.plan({"trial": variant}, held_out=False, reference="trial")
+        plan = self.plan({"trial": self.settings(parameters)}, held_out=False, reference="trial")
         return [
             PlannedRun(
                 variant="trial", config=plan.config("trial", seed), folder=folder / f"seed-{seed}"
@@ -309,9 +319,12 @@ class Space:
     def _check_app(self, where: str) -> None:
         """Check the searched keys and their values, and that the defaults can run."""
         app = FlowerApp.find(self.shared["app"])
+        has_strategy = any("strategy" in keys for keys in (self.shared, self.domains, app.defaults))
         seed_key = "seed" if self.seed_key is None else self.seed_key
         for key, domain in self.domains.items():
-            if _is_argument(key, app.defaults) and "strategy" in app.defaults:
+            if _is_argument(key, app.defaults) and has_strategy:
+                continue
+            if key == "strategy" and self._names_strategy(app.defaults):
                 continue
             _check_key(key, app.defaults, {seed_key, *self.shared.get("run-config", {})}, where)
             default = app.defaults[key]
@@ -338,8 +351,7 @@ class Space:
 
     def _check_variant(self, parameters: Parameters) -> None:
         """Check that one configuration can run, by what it has in its run config."""
-        variant = {"run-config": self.run_config(parameters)}
-        plan = self.plan({"one": variant}, held_out=False, reference="one")
+        plan = self.plan({"one": self.settings(parameters)}, held_out=False, reference="one")
         plan.config("one", self.seeds[0])
 
 

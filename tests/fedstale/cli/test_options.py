@@ -43,6 +43,7 @@ GIVEN = {
     "traces": "ideal:5",
     "until": "1 rounds",
     "on_interrupt": "pause",
+    "strategy": "FedBuff(4, 2)",
     "executor": "inline",
     "address": "auto",
     "workers": "1",

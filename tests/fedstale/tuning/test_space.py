@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray  # noqa: F401 - which starts a process when it is first imported
+from small_app import write_small_app
 from spaces import TABLE, space, table
 
 import fedstale
@@ -218,3 +219,45 @@ def test_a_space_is_read_from_its_file(tmp_path):
     path.write_text('app = "digits"\ntraces = ', encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         Space.read(path)
+
+
+def test_the_strategy_of_any_app_is_searched_where_the_space_names_it(tmp_path):
+    app = write_small_app(tmp_path / "small")
+    found = space(
+        app=str(app),
+        strategy="FedBuff(4, 2)",
+        search={"strategy.buffer_size": [2, 3], "local-epochs": [1, 2]},
+        run_config=None,
+    )
+    (first, *_) = found.runs({"strategy.buffer_size": 3, "local-epochs": 1}, tmp_path)
+    assert first.config.strategy == "FedBuff(concurrency=4, buffer_size=3)"
+    assert first.config.run_config["local-epochs"] == 1
+    assert first.config.run_config["strategy"] == "FedAvg", "a key of the app's own"
+    named = space(
+        app=str(app),
+        strategy="FedAvg()",
+        search={"strategy": ["FedBuff(4, 2)", "FedAsync(4)"]},
+        run_config=None,
+    )
+    (first, *_) = named.runs({"strategy": "FedAsync(4)"}, tmp_path)
+    assert first.config.strategy == "FedAsync(4)"
+
+
+def test_a_strategy_that_a_space_names_is_that_of_a_built_in_app_too(tmp_path):
+    named = space(
+        strategy="FedBuff(4, 2)", search={"strategy.buffer_size": [2, 3]}, run_config=None
+    )
+    (first, *_) = named.runs({"strategy.buffer_size": 3}, tmp_path)
+    assert first.config.run_config["strategy"] == "FedBuff(concurrency=4, buffer_size=3)"
+    assert first.config.strategy is None
+
+
+def test_a_search_of_strategies_that_are_none_is_refused(tmp_path):
+    app = write_small_app(tmp_path / "small")
+    with pytest.raises(ConfigError, match="'FedBof' is unknown: expected 'FedBuff'"):
+        space(
+            app=str(app),
+            strategy="FedAvg()",
+            search={"strategy": ["FedBuff(4, 2)", "FedBof(4)"]},
+            run_config=None,
+        )
