@@ -106,11 +106,13 @@ def report_stock_strategies(
     def report(owner: type[Strategy]) -> None:
         stand_ins = dict(more(owner))
         # It may stand in a class that is no strategy, beside the one that it is mixed into.
-        if not hasattr(owner.start, "reports"):
-            if owner.start is not StaleStrategy.start:
-                stand_ins["start"] = _started(owner.start, replacement)
-            elif replacement is not None and owner is StaleStrategy:
-                stand_ins["start"] = _replaced(owner.start, owner.start, replacement)
+        start = owner.start
+        if not hasattr(start, "reports") and start is not StaleStrategy.start:
+            start = _started(start)
+        if replacement is not None and not hasattr(start, "replaces"):
+            start = _replaced(start, replacement)
+        if start is not owner.start:
+            stand_ins["start"] = start
         for name, stand_in in stand_ins.items():
             replaced.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, stand_in)
@@ -145,20 +147,18 @@ def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
         yield from _family(kind)
 
 
-def _replaced(
-    original: Callable[..., Any], start: Callable[..., Any], replacement: Replacement
-) -> Callable[..., Any]:
-    """Return a `start` that may start another strategy; `start` is the original or around it."""
+def _replaced(original: Callable[..., Any], replacement: Replacement) -> Callable[..., Any]:
+    """Return a `start` that may start another strategy."""
     parameters = signature(original)
 
-    def start_or_replace(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
         grid = _grid_in(args, kwargs)
         if grid is None or (made := replacement.starting(grid.runtime, self)) is self:
-            return start(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         return started(made, parameters.bind(self, *args, **kwargs), args)
 
-    start_or_replace.reports = True  # type: ignore[attr-defined]
-    return wraps(original)(start_or_replace)
+    start.replaces = True  # type: ignore[attr-defined]
+    return wraps(original)(start)
 
 
 def _grid_in(args: Sequence[object], kwargs: Mapping[str, object]) -> RuntimeGrid | None:
@@ -166,7 +166,7 @@ def _grid_in(args: Sequence[object], kwargs: Mapping[str, object]) -> RuntimeGri
     return next((value for value in values if isinstance(value, RuntimeGrid)), None)
 
 
-def _started(original: Callable[..., Any], replacement: Replacement | None) -> Callable[..., Any]:
+def _started(original: Callable[..., Any]) -> Callable[..., Any]:
     parameters = signature(original)
 
     def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
@@ -202,8 +202,6 @@ def _started(original: Callable[..., Any], replacement: Replacement | None) -> C
         with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
             return original(*call.args, **call.kwargs)
 
-    if replacement is not None:
-        return _replaced(original, start, replacement)
     start.reports = True  # type: ignore[attr-defined]
     return wraps(original)(start)
 

@@ -160,9 +160,9 @@ def test_what_is_missing_is_one_sentence_that_names_it(client, tmp_path, changes
     assert not (tmp_path / "run").exists()
 
 
-def test_a_strategy_for_an_app_that_starts_its_own_is_one_sentence():
-    with pytest.raises(ConfigError, match="a ServerApp starts a strategy of its own"):
-        fedstale.simulate("digits", traces="synthetic:5", strategy=FedBuff(5, 2))
+def test_a_model_for_an_app_that_starts_its_own_is_one_sentence():
+    with pytest.raises(ConfigError, match="initial_arrays and evaluate: expected together with a"):
+        fedstale.simulate("digits", traces="synthetic:5", initial_arrays={"w": np.zeros(2)})
 
 
 def test_finished_runs_are_compared_from_python(tmp_path):

@@ -24,7 +24,7 @@ from fedstale.cli.main import app as command
 from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation import FlowerApp, dry_run
+from fedstale.simulation import FlowerApp, dry_run, report_stock_strategies
 from fedstale.simulation.executors import choice
 from fedstale.simulation.run import simulate
 from fedstale.strategies import FedBuff
@@ -182,6 +182,14 @@ def test_a_start_of_ones_own_is_replaced_as_a_whole_with_the_arguments_that_both
     renamed = fedstale.simulate((server(Options(**KEYS)), client()), strategy=NAMED, **IDEAL)
     assert renamed.status == "failed"
     assert "initial_arrays" in renamed.reason
+
+
+def test_it_takes_the_place_of_a_strategy_that_reports_already(small, tmp_path):
+    undo = report_stock_strategies()
+    try:
+        assert simulated(small, tmp_path / "run").summary["in_place_of"] == "FedAvg"
+    finally:
+        undo()
 
 
 def test_the_same_strategy_by_run_config_and_by_name_gives_the_same_bytes(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from clothes import write_clothes
+from made_agent import save
 from places import RECORDINGS, ROOT
 from typer.testing import CliRunner
 
@@ -135,6 +136,9 @@ def prepare(name, words):
             called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
     if name in {"record", "compose"}:
         Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
+    if "fleet.parquet" in words and name == "simulate":
+        shutil.copy("phones.parquet", "fleet.parquet")
+        save(Path("agents/mine"))
     if "--tensorboard" in words:
         pytest.importorskip("tensorboard")
     if name == "compare" and "runs/a" in words:
