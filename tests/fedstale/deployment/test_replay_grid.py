@@ -20,6 +20,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fedstale.agents import AgentSelector
+from fedstale.client import ForecastMod
 from fedstale.config import Costs
 from fedstale.deployment.realtime import REALTIME_RECORD, RealtimeApp
 from fedstale.deployment.replay_grid import ReplayGrid
@@ -319,6 +321,23 @@ def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "nan" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).lower()
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_server_without_its_agent_and_forecasts_goes_on_and_says_so(tmp_path, caplog):
+    mod, inner = ForecastMod(tmp_path / "no forecaster"), trainer()
+    acting = ActingGrid(4, lambda message, context: mod(message, context, inner))
+    selector, context = AgentSelector(tmp_path / "nowhere"), Context(1, 1, {}, RecordDict(), {})
+    with (
+        identity(1),
+        caplog.at_level("WARNING"),
+        recorded(connected_to(acting), tmp_path / "run", context, app="adder") as grid,
+    ):
+        FedBuff(3, 2, selector=selector).start(grid, initial(), 2, timeout=60.0)
+    hint = Run(tmp_path / "run").summary["hint"]
+    for words in ("no agent.toml there", "no device made a forecast"):
+        assert words in hint
+        assert words in caplog.text
+        assert words in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_device_that_never_answers_is_named_after_its_timeout_and_the_run_goes_on(
