@@ -112,7 +112,7 @@ class Replacement(Callback):
 
     def check(self) -> None:
         """Raise ConfigError if a strategy was to be replaced, and the app has started none."""
-        if self._named is not None and not self.replaced:
+        if self._named is not None and not self._pairs:
             raise ConfigError(
                 f"strategy = {self._words!r}: the app starts no strategy of Flower's or fedstale's "
                 "that it could take the place of; leave it out"

@@ -288,6 +288,13 @@ def test_a_strategy_that_is_an_object_takes_the_place_as_it_is(small, tmp_path):
         FlowerApp.find(again.app).resolved(again)
 
 
+def test_a_strategy_in_its_own_place_is_in_no_others():
+    own = FedAvg(**KEYS, fraction_evaluate=0.0)
+    found = fedstale.simulate((server(own), client()), strategy=own, **IDEAL)
+    assert found.status == "finished", found.reason
+    assert (found.summary["strategy"], found.summary["in_place_of"]) == ("FedAvg", "")
+
+
 def test_clients_in_processes_get_no_strategy_that_is_an_object(small, monkeypatch):
     def sent(load, *args, **options):
         return LocalWorkers(pickle.loads(pickle.dumps(load)), *args, **options)
