@@ -118,6 +118,22 @@ class Replacement(Callback):
                 "that it could take the place of; leave it out"
             )
 
+    def unheeded(self, text: str) -> str:
+        """Return in words that the app has not started what its run config says; nothing if it has.
+
+        Args:
+            text: of the run config.
+        """
+        named = text.partition("(")[0].rpartition(".")[2].strip()
+        classes = [words.partition("(")[0] for words in self.ran]
+        if self._named is not None or named in classes:
+            return ""
+        return (
+            f"the run config has strategy = {text!r}, but the app has started "
+            f"{', '.join(classes) or 'none'}: its ServerApp does not read the key; remove it, and "
+            "a strategy that is named takes the place of the app's own"
+        )
+
 
 def started(made: Strategy, call: BoundArguments, given: Sequence[object]) -> object:
     """Start a strategy with the arguments of another's `start`, as far as it has them.

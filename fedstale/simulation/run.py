@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.serverapp import ServerApp
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
@@ -159,13 +160,7 @@ def _until_change(
         server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
             check_costs(client, costs)
-        named = app.strategy or config.strategy
-        if named is not None and features.has("parts of a ServerApp") and legacy.is_older(server):
-            raise ConfigError(
-                f"strategy = {config.strategy!r}: the ServerApp is of Flower's older API "
-                "(server_fn), whose strategies are of another kind; expected one that starts a "
-                "strategy under @app.main()"
-            )
+        replacement = _replacement(app, config, server)
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
         # What trains clients elsewhere needs no functions of this process.
         clients = replace(app, strategy=None, work=None)
@@ -189,7 +184,6 @@ def _until_change(
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)
             messages = MessageRounds()
-            replacement = Replacement(named, seed=config.seed)
             for callback in (
                 *(metrics, messages, NoneGood(traces.n_devices), replacement),
                 *callbacks,
@@ -233,6 +227,8 @@ def _until_change(
             messages.finish(grid.runtime)
             if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
                 status, reason = "failed", _NO_CHANGE
+            if app.says_strategy and (why := replacement.unheeded(str(run_config["strategy"]))):
+                grid.runtime.hints.append(why)
             facts = {
                 "app": app.name,
                 "devices": traces.n_devices,
@@ -358,6 +354,22 @@ class SimulationCheckpointer(Checkpointer):
         if is_change:
             self.is_change_due = True
             raise RunEnded("its settings change")
+
+
+def _replacement(app: FlowerApp, config: SimulationConfig, server: ServerApp) -> Replacement:
+    """Return what takes the place of the app's strategies.
+
+    Raises:
+        ConfigError: something is to, and the ServerApp has strategies of the older API.
+    """
+    named = app.strategy or config.strategy
+    if named is not None and features.has("parts of a ServerApp") and legacy.is_older(server):
+        raise ConfigError(
+            f"strategy = {config.strategy!r}: the ServerApp is of Flower's older API (server_fn), "
+            "whose strategies are of another kind; expected one that starts a strategy under "
+            "@app.main()"
+        )
+    return Replacement(named, seed=config.seed)
 
 
 def _last_checkpoint(folder: RunFolder) -> State | None:

@@ -13,7 +13,7 @@ from interruptions import files, power_cut
 from local_workers import LocalWorkers
 from made_agent import save
 from server_fn_app import write_server_fn_app
-from small_app import SERVER, write_small_app
+from small_app import PYPROJECT, SERVER, write_small_app
 from test_run import patchy
 from tiny import fleet
 from typer.testing import CliRunner
@@ -202,6 +202,19 @@ def test_the_same_strategy_by_run_config_and_by_name_gives_the_same_bytes(tmp_pa
     assert (by_name.folder / "config.toml").read_text() == (
         by_key.folder / "config.toml"
     ).read_text()
+
+
+def test_an_app_that_does_not_read_its_key_is_told(tmp_path):
+    pyproject = PYPROJECT.replace('strategy = "FedAvg"', 'strategy = "FedBuff(3, 2)"')
+    fixed = SERVER.replace('config["strategy"]', '"FedAvg"')
+    app = write_small_app(tmp_path / "fixed", pyproject=pyproject, server=fixed)
+    hint = simulated(app, tmp_path / "run").summary["hint"]
+    assert f"strategy = {NAMED!r}, but the app has started FedAvg" in hint
+    parsed = "from fedstale.strategies import parse\n" + SERVER.replace(
+        'getattr(strategies, config["strategy"])(', '(lambda **own: parse(config["strategy"]))('
+    )
+    reads = write_small_app(tmp_path / "reads", pyproject=pyproject, server=parsed)
+    assert not simulated(reads, tmp_path / "other").summary["hint"]
 
 
 def test_a_run_that_was_killed_goes_on_under_the_strategy_that_was_named(small, tmp_path):
