@@ -485,12 +485,11 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
         is_idle = each.cause == IDLE
         rows.append(
             {
-                "cause": each.cause,
+                "what, and what to do": f"{each.what[0].upper()}{each.what[1:]}: {each.proposal}.",
+                "governed by": each.setting,
                 "jobs": f"{each.n_jobs:,}" if each.n_jobs else "-",
                 "device-hours": "-" if is_idle else f"{each.device_hours:.3g} ({each.share:.0%})",
                 "traffic": f"{each.n_bytes / size:.3g} {unit}" if each.n_bytes else "-",
-                "governed by": each.setting,
-                "reason": f"{each.what[0].upper()}{each.what[1:]}: {each.proposal}.",
             }
         )
     return pd.DataFrame(rows)

@@ -162,7 +162,8 @@ def states(run: "Run") -> Figure | None:
     edges = np.append(np.arange(0.0, run.end_s, step_s), run.end_s)
 
     def mean(start: Array, end: Array) -> Array:
-        return np.diff(worked_by(start, end, edges)) / np.diff(edges)
+        # Differences of long sums may be below 0 by a rounding, and an axis then begins there.
+        return np.maximum(np.diff(worked_by(start, end, edges)) / np.diff(edges), 0.0)
 
     is_used, is_lost, goes_on = (jobs["state"].to_numpy(np.int64) == s for s in range(3))
     at = jobs[list(PHASES)].to_numpy(np.float64)

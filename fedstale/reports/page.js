@@ -100,7 +100,7 @@
       type: own.type === "log" ? "logarithmic" : "linear",
       title: { display: Boolean(own.title && own.title.text), text: own.title && own.title.text, color: colour("ink") },
       grid: { color: colour("grid"), display: own.showgrid !== false }, border: { color: colour("line") },
-      ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, ...format },
+      ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, includeBounds: false, ...format },
       beginAtZero: own.rangemode === "tozero", ...more,
     };
     if (own.type === "log") {
