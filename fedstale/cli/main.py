@@ -55,10 +55,10 @@ app.command(
     rich_help_panel=_RUN, epilog="Example: fedstale new my_app && fedstale simulate my_app"
 )(apps.new)
 app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
-app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits-0")(runs.report)
+app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits")(runs.report)
 app.command(
     rich_help_panel=_ANALYSE,
-    epilog="Example: fedstale audit runs/digits-0 --fail-on-alarm",
+    epilog="Example: fedstale audit runs/digits --fail-on-alarm",
 )(forecaster.audit)
 app.command(
     rich_help_panel=_ANALYSE,

@@ -243,67 +243,42 @@ class _Stderr:
 
 
 @contextmanager
-def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator[None]:
-    """Show on stderr what an app logs, as `flwr run` shows it, each line once.
+def app_log(*, verbose: bool) -> Iterator[None]:
+    """Show on stderr the warnings and errors that an app logs, and all that it logs if asked to.
 
-    What the app prints and logs by itself is left alone: whatever handlers it configures get its
-    own lines, but neither Flower's nor ours, which have one already.
+    The folder of a run has its whole log, shown or not. What the app prints and logs by itself is
+    left alone: whatever handlers it configures get its own lines, but neither Flower's nor ours,
+    which have one already.
 
     Args:
-        quiet: whether to leave out what Flower says below a warning.
-        verbose: whether to show all that fedstale logs, and not only its warnings.
-        file: for all of both logs, whatever is shown.
-
-    Raises:
-        ConfigError: the file cannot be written.
+        verbose: whether to show Flower's log as `flwr run` does, each line once, and fedstale's.
     """
     from fedstale.flower import command_line
 
-    # The only step that may fail comes before anything is changed.
-    kept = [] if file is None else [_log_file(file)]
     stream, is_terminal = cast("TextIO", _Stderr()), sys.stderr.isatty()
     flower, ours = logging.getLogger("flwr"), logging.getLogger("fedstale")
     shows = command_line.console()
     shown_before = shows.level, shows.stream, getattr(shows, "colored", None)
     shows.colored, shows.stream = is_terminal, stream
     own = copy.copy(shows)
-    flower_level = logging.WARNING if quiet else logging.DEBUG
-    own_level = logging.DEBUG if verbose else logging.WARNING
     loggers, handlers = [flower, ours], [shows, own]
-    levels = [flower_level, own_level]
     before = [(one.level, one.propagate) for one in loggers]
     ours.addHandler(own)
-    for one, handler, level in zip(loggers, handlers, levels, strict=True):
+    for one, handler in zip(loggers, handlers, strict=True):
         one.propagate = False
-        handler.setLevel(level)
-        # What nobody sees is not made.
-        one.setLevel(logging.DEBUG if kept else level)
-        for own_file in kept:
-            one.addHandler(own_file)
+        handler.setLevel(logging.DEBUG if verbose else logging.WARNING)
+        # A line for each job is made only for who sees it.
+        one.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
         yield
     finally:
         for shown in handlers:
             shown.flush()
         ours.removeHandler(own)
-        for own_file in kept:
-            flower.removeHandler(own_file)
-            ours.removeHandler(own_file)
-            own_file.close()
         shows.level, shows.stream, shows.colored = shown_before
         for one, (level, propagates) in zip(loggers, before, strict=True):
             one.setLevel(level)
             one.propagate = propagates
-
-
-def _log_file(path: Path) -> logging.Handler:
-    """Return what writes a log to a file, without times: a ServerApp's clock is virtual."""
-    try:
-        handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-    except OSError as problem:
-        raise ConfigError(f"log-file = {str(path)!r} cannot be written: {problem}") from None
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    return handler
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _BESIDE_RESUME = {
     *("resume", "until", "executor", "workers", "client_limit_s", "address"),
-    *("live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"),
+    *("live", "live_at", "tensorboard", "events", "as_json", "quiet", "verbose"),
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
 
@@ -126,7 +126,9 @@ def simulate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder of the run; default runs/APP-SEED."),
+        typer.Option(
+            "--out", "-o", help="Folder of the run; default runs/APP, or the next free runs/APP-N."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     resume: Annotated[
@@ -179,15 +181,10 @@ def simulate(
             help="Of a running Ray cluster whose nodes run clients; for the executor ray.",
         ),
     ] = None,
-    log_file: Annotated[
-        Path | None, typer.Option(help="Write all of Flower's log and fedstale's into this file.")
-    ] = None,
     as_json: AsJson = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and of Flower's log the warnings.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show fedstale's own log as well.")
+        bool, typer.Option("--verbose", "-v", help="Show Flower's log and fedstale's.")
     ] = False,
     **settings: Any,  # noqa: ANN401 - as their fields say
 ) -> None:
@@ -213,8 +210,6 @@ def simulate(
         run_config=run_config or [],
         costs=costs or [],
     )
-    name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
-    out = out or Path("runs") / f"{name}-{config.seed}"
     from fedstale.live import RepeatedInterrupt
     from fedstale.simulation import simulate as simulate_config
     from fedstale.traces import TraceSet
@@ -224,7 +219,7 @@ def simulate(
         _measure_costs(config, trace_set, as_json=as_json)
         return
     if dry_run:
-        with end_on_signals(), app_log(quiet=True, verbose=verbose):
+        with end_on_signals(), app_log(verbose=verbose):
             _show_dry_run(config, trace_set, as_json=as_json)
         return
     watching = _watching(
@@ -236,11 +231,13 @@ def simulate(
         tensorboard=tensorboard,
     )
     free = stdout_kept_free() if as_json else nullcontext()
-    log = app_log(quiet=quiet, verbose=verbose, file=log_file)
-    with end_on_signals() as heard, free, watching as callbacks, log:
+    name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
+    place = _new_place(Path("runs") / name, replaces=overwrite) if out is None else nullcontext(out)
+    log = app_log(verbose=verbose)
+    with end_on_signals() as heard, free, watching as callbacks, log, place as folder:
         run = simulate_config(
             config,
-            out,
+            folder,
             traces=trace_set,
             overwrite=overwrite,
             resume=resume is not None,
@@ -249,8 +246,38 @@ def simulate(
         )
     _show_end(run, is_new=resume is None, as_json=as_json)
     if run.status in _WORDS:
-        note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}")
+        more = f"; fedstale simulate --resume {run.folder} goes on with it"
+        can_go_on = run.status == "interrupted"
+        note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}{more if can_go_on else ''}")
         raise typer.Exit(1)
+
+
+@contextmanager
+def _new_place(path: Path, *, replaces: bool) -> Iterator[Path]:
+    """Yield a folder for a run whose user names none, and say which if others had its name.
+
+    Args:
+        path: the folder, if it does not exist.
+        replaces: whether an earlier run there may be removed; else the next free name is taken.
+    """
+    from fedstale.runs import is_unfinished, new_folder
+
+    if replaces:
+        yield path
+        return
+    folder = new_folder(path)
+    namesakes = (one for one in sorted(path.parent.iterdir()) if one.name.startswith(path.name))
+    for one in filter(is_unfinished, namesakes):
+        note(f"{one} holds a run that did not come to its end: --resume {one} goes on with it")
+    if folder != path:
+        note(f"this run is in {folder}, since {path} is there already")
+    try:
+        yield folder
+    finally:
+        # Settings that are not usable leave nothing.
+        for empty in (folder, folder.parent):
+            with suppress(OSError):
+                empty.rmdir()
 
 
 def _changed(
@@ -557,6 +584,7 @@ def _show_run(run: "Run") -> None:
         not_numbers_in_words,
         strategy_in_words,
     )
+    from fedstale.runs import LOG
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
@@ -598,7 +626,8 @@ def _show_run(run: "Run") -> None:
         typer.echo(f"what cost most: {run.advice[0]}")
     if record := summary.get("record"):
         typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
-    console.print(f"report: {run.folder / REPORT}", soft_wrap=True, highlight=False)
+    for name, path in (("report", REPORT), ("log", LOG)):
+        console.print(f"{name}: {run.folder / path}", soft_wrap=True, highlight=False)
 
 
 def _number(value: float | None) -> str:

@@ -67,13 +67,14 @@ def tune(
 
     What is done is kept: the same command goes on after an interrupt or a kill.
     """
+    from fedstale.flower import command_line
     from fedstale.tuning import tune as tune_space
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
-    with end_on_signals(), free, app_log(quiet=True, verbose=False):
+    with end_on_signals(), free, app_log(verbose=False):
         # What an app logs of each configuration would hide what comes of them.
-        logging.getLogger("flwr").setLevel(logging.ERROR)
+        command_line.console().setLevel(logging.ERROR)
         try:
             found = tune_space(
                 space,

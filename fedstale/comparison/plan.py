@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedstale.cluster import check_address, joined
 from fedstale.config import Change, SimulationConfig, Until, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
+from fedstale.flower import command_line
 from fedstale.live import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports import Run
@@ -404,7 +405,7 @@ def simulated(
         app: where the app is; None if it is where the settings say.
         pause_at: virtual instant in s at which to interrupt it.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    command_line.console().setLevel(logging.ERROR)
     return simulate(
         run.config,
         run.folder,

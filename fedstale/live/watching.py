@@ -37,6 +37,8 @@ class Watcher(Callback):
             every_s: wall time between two looks.
         """
         self.until, self.of_rounds, self.rounds = until, of_rounds, 0
+        self.latest = ""
+        """The last metric in words: an accuracy, if one is measured."""
         self._every_s, self._due_at = every_s, -inf
 
     def share(self, run: Runtime) -> float | None:
@@ -50,8 +52,11 @@ class Watcher(Callback):
         """Show where the run is; a subclass says how."""
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Count rounds."""
+        """Count rounds, and keep what was measured last."""
         self.rounds = run.rounds
+        accuracies = [name for name in values if "acc" in name]
+        for name in accuracies or ([] if "acc" in self.latest else list(values)[:1]):
+            self.latest = f"{name} {values[name]:.3g}"
 
     def time_moved(self, run: Runtime) -> None:
         """Look, a few times a second."""
@@ -93,27 +98,20 @@ class ProgressLine(Watcher):
     def __init__(self, bar: "Progress", until: Until, *, of_rounds: int | None = None) -> None:
         """Draw on a display that is shown."""
         super().__init__(until, of_rounds=of_rounds)
-        self._bar, self._accuracy = bar, ""
+        self._bar = bar
         self._task = bar.add_task("run", total=None, clock="starting", state="")
-
-    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Note how far and how good the run is."""
-        super().metrics(run, version, source, values)
-        for name, value in values.items():
-            if "acc" in name:
-                self._accuracy = f"acc {value:.3f}"
 
     def look(self, run: Runtime) -> None:
         """Draw the line."""
         share = self.share(run)
         # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
-        counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
+        counts = f"round {self.rounds}  {run.n_online()} online"
         self._bar.update(
             self._task,
             total=None if share is None else 1.0,
             completed=share or 0.0,
             clock=duration(run.now()),
-            state=f"{counts}  {self._accuracy}".rstrip(),
+            state=f"{counts}  {self.latest}".rstrip(),
         )
 
 
@@ -141,7 +139,8 @@ class ProgressNotes(Watcher):
             left_s = elapsed_s * (1.0 - share) / share
             done, left = f"{share:.0%} done, ", f", {left_s / 60:.1f} min left"
         counts = f"{run.n_online()} online, {run.n_in_flight()} in flight"
-        self._say(f"{done}round {self.rounds}, {duration(run.now())}, {counts}{left}")
+        latest = f", {self.latest}" if self.latest else ""
+        self._say(f"{done}round {self.rounds}, {duration(run.now())}, {counts}{latest}{left}")
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Say nothing: the result follows."""

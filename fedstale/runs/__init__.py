@@ -25,6 +25,7 @@ from fedstale.runs.folder import (
     INTERRUPTED,
     LATE,
     LOCK,
+    LOG,
     METRICS,
     METRICS_SCHEMA,
     MODEL,
@@ -40,8 +41,10 @@ from fedstale.runs.folder import (
     WALL_SCHEMA,
     RunFolder,
     has_earlier,
+    is_unfinished,
     lost,
     make_folder,
+    new_folder,
 )
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "IN_FLIGHT",
     "LATE",
     "LOCK",
+    "LOG",
     "METRICS",
     "METRICS_SCHEMA",
     "MODEL",
@@ -78,9 +82,11 @@ __all__ = [
     "by_kind",
     "client_errors",
     "has_earlier",
+    "is_unfinished",
     "ledger",
     "lost",
     "make_folder",
+    "new_folder",
     "rejected_devices",
     "rejections",
     "with_costs",

@@ -4,11 +4,12 @@ Every file is written under another name and renamed, so a folder never holds ha
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,7 @@ CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 WALL = "wall.parquet"
 ONLINE = "online.parquet"
+LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 """Name of the file that is locked while a run goes on."""
@@ -86,9 +88,21 @@ def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
         return False
     is_ours = all((path / mark).is_file() for mark in marks)
     if not (overwrite and is_ours):
-        hint = "or pass --overwrite" if is_ours else "or another path"
+        hint = "or --overwrite to replace what it holds" if is_ours else "or another path"
+        hint = f"--resume {path} to go on with its run, {hint}" if is_unfinished(path) else hint
         raise ConfigError(f"out = {str(path)!r} is not empty: expected a new folder, {hint}")
     return True
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder holds a run that was killed or interrupted, and can go on."""
+    try:
+        ended = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]
+    except FileNotFoundError:
+        return bool(lost(folder))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return bool(ended == "interrupted")
 
 
 def lost(folder: Path) -> str:
@@ -183,6 +197,28 @@ class RunFolder:
         """Forget how the run ended, because it goes on; what it measured stays until it ends."""
         (self.path / SUMMARY).unlink(missing_ok=True)
 
+    @contextmanager
+    def logging(self, *, appends: bool) -> Iterator[None]:
+        """Write into the folder what Flower and fedstale log meanwhile, as far as they do.
+
+        Lines have no times: those of a ServerApp are virtual.
+
+        Args:
+            appends: whether the run goes on, and so does its log.
+        """
+        path, mode = self.path / LOG, "a" if appends else "w"
+        handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        loggers = logging.getLogger("flwr"), logging.getLogger("fedstale")
+        for logger in loggers:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(handler)
+            handler.close()
+
     def write_config(self, config: SimulationConfig) -> None:
         """Write the resolved settings."""
         with replacing(self.path / CONFIG) as file:
@@ -242,6 +278,25 @@ def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
     if isinstance(value, list | tuple):
         return [_strict(each) for each in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def new_folder(path: Path) -> Path:
+    """Make a folder that does not exist: PATH, or else PATH-2, PATH-3 and so on; return it.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    make_folder(path.parent)
+    for number in count(1):
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as problem:
+            raise ConfigError(f"out = {str(folder)!r} cannot be made: {problem.strerror}") from None
+        return folder
+    raise AssertionError
 
 
 def make_folder(path: Path) -> None:

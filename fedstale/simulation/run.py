@@ -192,6 +192,7 @@ def _until_change(
             folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
             folder.reopen()
             folder.write_config(config)
+            stack.enter_context(folder.logging(appends=resume))
             grid.runtime.folder = folder.path
             if state is None:
                 (folder.path / RECORD).unlink(missing_ok=True)
@@ -415,7 +416,7 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
         if end.code not in (None, 0):
             return "failed", f"the ServerApp called sys.exit({end.code!r})"
     except Exception as problem:
-        logger.debug("the ServerApp failed", exc_info=True)
+        logger.info("the ServerApp failed", exc_info=True)
         return "failed", _sentence(problem, directory)
     return "finished", ""
 

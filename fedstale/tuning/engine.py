@@ -43,6 +43,7 @@ from fedstale.comparison import ClusterPool, bundles_of
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
+from fedstale.flower import command_line
 from fedstale.reports import write_text
 from fedstale.tuning.space import Plain, Space
 from fedstale.tuning.trials import SCORE, Proposals, Report, Trial, reach, result_of
@@ -127,7 +128,7 @@ class _Actor(Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take another configuration in the same process."""
-        logging.getLogger("flwr").setLevel(logging.ERROR)
+        command_line.console().setLevel(logging.ERROR)
         self._number = int(new_config["number"])
         self._rung = 0
         self._parameters: dict[str, Plain] = json.loads(new_config["parameters"])

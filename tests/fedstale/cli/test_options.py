@@ -34,7 +34,7 @@ SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "gpus",
     "checkpoint_every",
 }
-SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
+SHOWN = {"live", "live_at", "tensorboard", "events", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
 PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
 OTHERS = {"run_config", "costs", "address"}
@@ -145,7 +145,7 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
 @pytest.mark.parametrize("name", sorted((SETTINGS | OTHERS | PLACES | SHOWN) - {"app", "resume"}))
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
     free = {"executor", "workers"} | SHOWN
-    files = {key: str(tmp_path / key) for key in ("tensorboard", "events", "log_file")}
+    files = {key: str(tmp_path / key) for key in ("tensorboard", "events")}
     flag = FLAGS["simulate"][name]
     if name == "tensorboard":
         pytest.importorskip("tensorboard")

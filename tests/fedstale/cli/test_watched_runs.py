@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 
 import pytest
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 from fedstale.cli.main import app
 from fedstale.config import Until
 from fedstale.live.watching import ProgressNotes
+from fedstale.runs import LOG
 
+DIGITS = [os.path.join("runs", name) for name in ("digits", "digits-2", "digits-3")]
 SHORT = ("--traces", "synthetic:30", "-c", "num-server-rounds=3")
 
 
@@ -44,23 +47,59 @@ def test_events_are_lines_of_json_the_same_each_time_and_tell_what_the_tables_do
     assert last["values"]
 
 
-def test_a_log_file_has_everything_whatever_is_shown(place):
-    done = called("simulate", "digits", *SHORT, "-q", "--log-file", "log")
+@pytest.mark.parametrize(
+    ("strategy", "text"),
+    [("flower.FedAvg()", "[ROUND 3/3]"), ("FedBuff(5, 2)", "FedBuff(concurrency=5")],
+)
+def test_a_run_has_its_whole_log_and_the_terminal_what_is_amiss(place, strategy, text):
+    words = ("simulate", "digits", *SHORT, "-c", f"strategy='{strategy}'", "--out")
+    asked = {"plain": (), "quiet": ("-q",), "shown": ("-v",)}
+    stderr = {name: called(*words, name, *more).stderr for name, more in asked.items()}
+    logs = [(place / name / LOG).read_text().splitlines() for name in ("plain", "quiet")]
+    assert logs[0] == logs[1]
+    assert [line.startswith("INFO ") for line in logs[0] if text in line] == [True]
+    assert [text in stderr[name] for name in ("plain", "quiet")] == [False, False]
+    assert stderr["shown"].count(text) == 1, "each line once"
+    assert ("WARNING" in stderr["quiet"]) == any(line.startswith("WARNING") for line in logs[0])
+
+
+def test_a_log_goes_on_with_its_run(place):
+    done = called("simulate", "digits", *SHORT, "--until", "2 rounds", "--out", "run")
     assert done.exit_code == 0, done.output
-    assert "[ROUND 3/3]" not in done.stderr
-    lines = (place / "log").read_text().splitlines()
-    assert sum("[ROUND 3/3]" in line for line in lines) == 1
+    before = (place / "run" / LOG).read_text()
+    assert called("simulate", "--resume", "run", "--until", "3 rounds").exit_code == 0
+    assert (place / "run" / LOG).read_text().startswith(before)
+    assert "[ROUND 3/3]" in (place / "run" / LOG).read_text().removeprefix(before)
 
 
-@pytest.mark.parametrize("option", ["--events", "--log-file"])
-def test_a_file_that_cannot_be_written_is_one_sentence(place, option):
+def test_a_run_that_is_not_kept_changes_no_handler(place):
     shown = [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
-    refused = called("simulate", "digits", *SHORT, option, "nowhere/file")
+    refused = called("simulate", "digits", *SHORT, "--events", "nowhere/file")
     assert refused.exit_code == 2
     assert shown == [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
-    assert re.match(rf"fedstale: {option[2:]} = 'nowhere/file' cannot be written", refused.stderr)
+    assert re.match("fedstale: events = 'nowhere/file' cannot be written", refused.stderr)
     assert refused.stderr.count("\n") == 1
     assert not (place / "runs").exists()
+
+
+def test_the_same_command_takes_the_next_free_folder_and_offers_to_go_on(place):
+    words = ("simulate", "digits", *SHORT, "--json")
+    first, second = (called(*words) for _ in range(2))
+    assert [json.loads(run.stdout)["out"] for run in (first, second)] == DIGITS[:2]
+    assert DIGITS[1] in second.stderr
+    assert "--resume" not in second.stderr
+    # As a kill leaves it.
+    (place / DIGITS[1] / "summary.json").unlink()
+    third = called(*words)
+    assert json.loads(third.stdout)["out"] == DIGITS[2]
+    assert f"--resume {DIGITS[1]} goes on" in third.stderr
+    refused = [called(*words, "--out", folder).stderr for folder in DIGITS[:2]]
+    assert ["--resume" in sentence for sentence in refused] == [False, True]
+    assert all("--overwrite" in sentence for sentence in refused)
+    assert called("simulate", "--resume", DIGITS[1]).exit_code == 0
+    replaced = called(*words, "--overwrite")
+    assert json.loads(replaced.stdout)["out"] == DIGITS[0]
+    assert not (place / f"{DIGITS[0]}-4").exists()
 
 
 def test_a_run_in_which_nothing_was_sent_leaves_no_table_and_no_folder(place):

@@ -90,6 +90,7 @@ def test_what_is_done_is_kept_and_what_is_half_done_or_failed_goes_on(plan, tmp_
     assert set(seen[0].values()) == {0.0}
     assert set(seen[-1].values()) == {1.0}
     one, two = (run.folder for run in runs)
+    assert "[ROUND 1/" in (one / "log.txt").read_text(), "each run has its log, with Flower's"
     written, expected = (one / "summary.json").stat().st_mtime_ns, digests(two)
     for name in ("summary.json", "events.parquet", "metrics.parquet"):
         (two / name).unlink()

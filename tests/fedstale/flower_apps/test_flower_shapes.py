@@ -9,6 +9,8 @@ from invoked_command import invoked
 from shared_fleets import named
 from written_apps import APPS, source_of, write_app
 
+from fedstale.runs import LOG
+
 FIRST = [0.75, 1.125, 1.3125]
 """The weights after each round in which clients 0 to 3 go half the way to their number."""
 
@@ -247,10 +249,10 @@ def fleet(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("log", ["flower", "quiet", "json"])
+@pytest.mark.parametrize("log", ["plain", "verbose", "json"])
 def test_what_an_app_prints_and_logs_is_shown_once(tmp_path, fleet, capsys, log):
     app = write_app(tmp_path / "app", "own_start")
-    flags = {"flower": [], "quiet": ["--quiet"], "json": ["--json"]}[log]
+    flags = {"plain": [], "verbose": ["--verbose"], "json": ["--json"]}[log]
     command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
     code, out, err = invoked([*command, *flags], capsys)
     assert code == 0, err
@@ -259,7 +261,8 @@ def test_what_an_app_prints_and_logs_is_shown_once(tmp_path, fleet, capsys, log)
     assert len(best) == len(set(best)) > 0
     assert err.count("a warning of the app") == 1
     for text in ("starting Saving", *(f"round {i} of the app" for i in range(1, 5))):
-        assert err.count(text) == (0 if log == "quiet" else 1)
+        assert err.count(text) == (log == "verbose")
+        assert (tmp_path / "run" / LOG).read_text().count(text) == 1
     jobs = json.loads((tmp_path / "run" / "summary.json").read_text())["jobs"]
     assert printed.count("training ") == jobs["reported"], "the client that is checked runs twice"
     if log == "json":
@@ -274,7 +277,7 @@ def test_an_app_that_configures_logging_gets_its_lines_once(tmp_path, fleet, cap
     configured = "logging.basicConfig(level='INFO', format='own: %(message)s')\n\nclient, server"
     source = source.replace("client, server", configured, 1)
     (app / "own_start.py").write_text(source, encoding="utf-8")
-    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
+    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run", "--verbose"]
     code, _, err = invoked(command, capsys)
     assert code == 0
     assert err.count("own: a warning of the app") == err.count("a warning of the app") == 1

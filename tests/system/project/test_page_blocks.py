@@ -75,7 +75,7 @@ def test_the_table_in_the_readme_is_what_the_demo_prints(demo):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert DEMO in readme
     assert demo.returncode == 0
-    assert demo.stderr.count("[ROUND 40/40]") == 1, "Flower's log is shown, each line once"
+    assert "[ROUND" not in demo.stderr, "Flower's log is in log.txt"
 
     def rows(text):
         # Wall time is the machine's, and the last digits of a loss are its instruction set's.
