@@ -13,22 +13,27 @@ help: ## show this list
 
 # Torch goes first and alone: resolved together with the rest, pip may pick a CUDA build.
 $(VENV)/torch.stamp: constraints.txt
-	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@echo "making $(VENV): 1.6 GB for the demo, which takes minutes"
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
+	@echo "installing torch, half of it"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
 $(VENV)/run.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) -c constraints.txt -e ".[server,torch]"
+	@echo "installing fedstale, Flower and what they need"
+	@$(PIP) -c constraints.txt -e ".[server,torch]"
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
-	$(PIP) -c constraints.txt -e ".[dev]"
+	@echo "installing what tests and checks need, 1 GB more"
+	@$(PIP) -c constraints.txt -e ".[dev]"
 	@touch $@
 
 setup: $(VENV)/dev.stamp ## install everything that development needs
 
 demo: $(VENV)/run.stamp ## simulate the built-in app on synthetic devices
 	$(BIN)/fedstale simulate digits --out runs/demo --overwrite
+	@echo "from now on: source $(BIN)/activate, then fedstale; or $(BIN)/fedstale"
 
 format: setup ## format the sources
 	$(BIN)/ruff format $(SOURCES)
