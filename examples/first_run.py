@@ -16,8 +16,8 @@ if __name__ == "__main__":  # clients may train in processes of their own
 
     print(f"accuracy 0.6 after {run.time_to('accuracy 0.6') / 60:.0f} minutes")
 
-    print(f"{run.costs['jobs']:.0f} jobs, {run.costs['device_s'] / 3600:.1f} hours of device time")
-    print(f"{run.costs['device_time_wasted']:.0%} of it wasted:")
+    print(f"{run.costs['jobs']:.0f} jobs, {run.costs['device_s'] / 3600:.1f} device-hours")
+    print(f"{run.costs['device_time_wasted']:.0%} of them wasted:")
     wasted = run.jobs[run.jobs["outcome"] == "wasted"]
     print((wasted.groupby("status")["busy_s"].sum() / 3600).round(1).to_string(header=False))
 

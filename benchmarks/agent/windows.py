@@ -8,7 +8,7 @@ finish, or of their loss.
 Then the embedded agent plays among generated devices, few and many (`--sizes` alone does that).
 
 Agents that are in the folder already are not trained again. `--ship` makes one of those without
-faults the embedded one: which needs the least device-hours in real training of the devices that
+faults the embedded one: which needs the fewest device-hours in real training of the devices that
 agents learn from.
 
 Run it with: OMP_NUM_THREADS=1 python benchmarks/agent/windows.py RECORDINGS --out FOLDER [--ship]

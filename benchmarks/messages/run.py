@@ -1,4 +1,4 @@
-"""What smaller messages are worth: time to a target, device time and bytes both ways.
+"""What smaller messages are worth: time to a target, device-hours and bytes both ways.
 
 Recorded phones train the built-in apps for four hours (`messages.runs`), with 14 MB on 5G links and
 56 MB on LTE and UMTS links. Every arm, with the full messages among them, has the server's rate

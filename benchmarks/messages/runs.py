@@ -56,7 +56,7 @@ class Curve:
     at_s: list[float]
     accuracy: list[float]
     device_s: list[float]
-    """Device time that jobs had taken by then, in s."""
+    """What jobs had taken of all devices by then, in s."""
     up_bytes: list[float]
     down_bytes: list[float]
     jobs: int

@@ -54,7 +54,7 @@ LEGEND = (
 
 
 class Panel(NamedTuple):
-    """A rectangle with device time from left to right."""
+    """A rectangle with virtual time from left to right."""
 
     left: float
     width: float
@@ -130,7 +130,7 @@ def timeline(
 
 
 def axis(panel: Panel, top: float, bottom: float) -> Iterator[str]:
-    """Yield the axis of device time."""
+    """Yield the axis of virtual time."""
     for minutes in range(0, 121, 30):
         x = panel.x(60.0 * minutes)
         yield f'<path class="g" d="M{x} {top}V{bottom}"/>'
@@ -139,9 +139,9 @@ def axis(panel: Panel, top: float, bottom: float) -> Iterator[str]:
 
 
 def curves(runs: dict[str, Run], panel: Panel, top: float) -> Iterator[str]:
-    """Yield accuracy against device time, each curve with its name at its end."""
+    """Yield accuracy against virtual time, each curve with its name at its end."""
     bottom = top + CURVES
-    yield text(LEFT, top - 12, "Test accuracy against device time", "h")
+    yield text(LEFT, top - 12, "Test accuracy against virtual time", "h")
     yield from axis(panel, top, bottom)
     for percent in range(0, 101, 25):
         y = bottom - CURVES * percent / 100
@@ -218,7 +218,7 @@ def drawing(runs: dict[str, Run], traces: TraceSet) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
         f"<title>What phones did under {' and '.join(SHOWN)}, and test accuracy after two hours of "
-        f"device time: {escape(said)}</title><style>{style()}</style>{''.join(parts)}</svg>\n"
+        f"virtual time: {escape(said)}</title><style>{style()}</style>{''.join(parts)}</svg>\n"
     )
 
 

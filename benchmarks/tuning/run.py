@@ -1,9 +1,9 @@
-"""What stopping at instants of device time saves, and what the tuned configuration is worth.
+"""What stopping at instants of virtual time saves, and what the tuned configuration is worth.
 
 Thirty recorded phones train the built-in apps for four hours (`tuning.runs`). In each repetition a
 search of its own draws 24 configurations, as `fedstale tune --search random` draws them, and all
 are run to the end on three seeds. On these runs the following are played, by the scheduler and the
-scores of `fedstale tune` with one worker: ASHA with rungs in device time, the same by the last
+scores of `fedstale tune` with one worker: ASHA with rungs in virtual time, the same by the last
 evaluation alone, and with rungs in server steps; and random search that ends after the processor
 time that ASHA took. Accuracy is the mean over the last eighth of the time, as `fedstale tune` has
 it. Regret is how much less accurate the chosen configuration is at the end than the best of all 24,
@@ -228,10 +228,10 @@ def searches(app: str, repetition: int, curves: Curves) -> list[Row]:
     later = replace(space, rungs_s=space.rungs_s[1:])
     by_one = Readings.of(curves, space.instants_s, Curve.last_by)
     for name, (searched, readings) in {
-        "device time": (space, by_time),
-        "device time, a third goes on": (replace(space, keep=1 / 3), by_time),
-        "device time, from an hour on": (later, Readings.of(curves, later.instants_s)),
-        "device time, by one evaluation": (space, by_one),
+        "virtual time": (space, by_time),
+        "virtual time, a third goes on": (replace(space, keep=1 / 3), by_time),
+        "virtual time, from an hour on": (later, Readings.of(curves, later.instants_s)),
+        "virtual time, by one evaluation": (space, by_one),
         "server steps": (space, by_steps(space, curves)),
     }.items():
         found = [asha(searched, readings, order.tolist()) for order in orders]

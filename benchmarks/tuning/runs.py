@@ -2,7 +2,7 @@
 
 Thirty phones train for some hours under `TraceGrid`, with the arithmetic of `lab.apps` and the work
 and bytes that the app declares. The strategy is the one that the run config names, as the app would
-make it. The model is evaluated at most once a minute of device time, whatever the strategy, so that
+make it. The model is evaluated at most once a minute of virtual time, whatever strategy, so that
 a strategy of many small steps is charged no more for it.
 """
 
@@ -55,7 +55,7 @@ class Curve:
     """What a run came to; lists of one length, in the order of time."""
 
     at_s: list[float]
-    """Instants of device time at which the model was evaluated."""
+    """Instants of virtual time at which the model was evaluated."""
     version: list[int]
     accuracy: list[float]
     cpu_s: list[float]
@@ -64,7 +64,7 @@ class Curve:
     """Processor seconds of all of it."""
 
     def by(self, at_s: float) -> float:
-        """Return the accuracy by an instant of device time, as `fedstale tune` has it."""
+        """Return the accuracy by an instant of virtual time, as `fedstale tune` has it."""
         return recent_mean(np.array(self.at_s), np.array(self.accuracy), at_s)
 
     def last_by(self, at_s: float) -> float:
@@ -76,7 +76,7 @@ class Curve:
         return recent_mean(np.array(self.version), np.array(self.accuracy), version)
 
     def cost_by(self, at_s: float) -> float:
-        """Return the processor seconds until an instant of device time."""
+        """Return the processor seconds until an instant of virtual time."""
         times, costs = [*self.at_s, np.inf], [*self.cpu_s, self.total_cpu_s]
         return costs[int(np.searchsorted(times, at_s, side="left"))]
 

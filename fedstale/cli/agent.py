@@ -471,7 +471,7 @@ def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
     found = wide(table)
     rewards = ["reward", "agent's advantage", *TERMS[1:]]
     jobs = found.drop(columns=rewards)
-    jobs.insert(1, "wasted, device-h", jobs.pop("wasted_s") / 3600.0)
+    jobs.insert(1, "device-hours wasted", jobs.pop("wasted_s") / 3600.0)
     typer.echo(
         f"\n{about}; advantage of the agent in reward, with its 95 % interval\n\n"
         f"{table_text(found[rewards])}\n\nWhat became of the jobs\n\n{table_text(jobs)}"

@@ -495,7 +495,13 @@ def _watching(
             from fedstale.live import PORT, Board, parse_address, serving
 
             title = f"{config.app} on {config.traces}"
-            board = Board(title, until=until, of_rounds=of_rounds, settings=settings)
+            board = Board(
+                title,
+                until=until,
+                of_rounds=of_rounds,
+                settings=settings,
+                time_name="virtual time",
+            )
             # A second run beside one that is watched has a page of its own.
             at = (*parse_address(live_at),) if live_at else ("127.0.0.1", PORT)
             url = stack.enter_context(serving(board, *at, or_any=live_at is None))
@@ -595,11 +601,11 @@ def _show_run(run: "Run") -> None:
     if summary["rounds"]:
         table.add_row("rounds", str(summary["rounds"]))
     table.add_row("virtual time", duration(summary["virtual_s"]))
-    accounts = ("device_s", "device time", "h", 3600.0), ("bytes", "traffic", "MB", 1e6)
+    accounts = ("device_s", "device-hours", "", 3600.0), ("bytes", "traffic", " MB", 1e6)
     for name, label, unit, scale in accounts:
         parts = summary[name]
         share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
-        table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}")
+        table.add_row(label, f"{parts['total'] / scale:,.1f}{unit}")
         table.add_row(f"{label} wasted", f"{share:.0%}")
     for status, count in summary["jobs"].items():
         table.add_row(f"jobs {status}", f"{count:,}")

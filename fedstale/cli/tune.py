@@ -1,4 +1,4 @@
-"""`fedstale tune`: search settings of a simulation on device time."""
+"""`fedstale tune`: search settings of a simulation on virtual time."""
 
 import logging
 from contextlib import nullcontext
@@ -63,7 +63,7 @@ def tune(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search settings on device time, then judge them on held-out seeds and devices.
+    """Search settings on virtual time, then judge them on held-out seeds and devices.
 
     What is done is kept: the same command goes on after an interrupt or a kill.
     """

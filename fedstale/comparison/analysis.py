@@ -179,7 +179,7 @@ class Comparison:
                 row.append((f"{metric} at the end", one.means.get(key, Estimate()).half_width()))
                 row.append(("difference", "reference" if is_reference else paired))
             share = one.means.get("device_time_wasted")
-            row.append(("device time wasted", NOTHING if share is None else f"{share.mean:.0%}"))
+            row.append(("device-hours wasted", NOTHING if share is None else f"{share.mean:.0%}"))
             rows.append(row)
         header = [name for name, _ in rows[0]]
         return pd.DataFrame([[text for _, text in row] for row in rows], columns=header)

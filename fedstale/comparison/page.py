@@ -254,7 +254,7 @@ def _row_of(number: int, one: Variant, value: Estimate, text: str) -> Row:
 
 
 def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
-    """Return the mean over seeds of a metric against device time."""
+    """Return the mean over seeds of a metric against virtual time."""
     unit, length_s = time_unit(comparison.horizon_s)
     instants = np.linspace(0.0, comparison.horizon_s, _INSTANTS)
     has_bands = len(comparison.variants) <= _BANDS and any(
@@ -283,7 +283,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         about=f"{metric} from {comparison.sources[metric]}; a run that has ended keeps its last "
         f"value.{bands}",
         traces=traces,
-        x_title=f"device time ({unit})",
+        x_title=f"virtual time ({unit})",
         y_title=metric,
         is_wide=True,
     )
@@ -296,7 +296,7 @@ def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array
 
 
 def _times(comparison: Comparison) -> Figure:
-    """Return the share of a variant's runs that had reached the target, against device time."""
+    """Return the share of a variant's runs that had reached the target, against virtual time."""
     unit, length_s = time_unit(comparison.horizon_s)
     traces: list[dict[str, Any]] = []
     for i, one in enumerate(comparison.variants):
@@ -317,14 +317,14 @@ def _times(comparison: Comparison) -> Figure:
     return Figure(
         id="times",
         title=f"Runs that had reached {comparison.target}",
-        about="Share of the runs of a variant against device time (Kaplan and Meier). A hollow "
+        about="Share of the runs of a variant against virtual time (Kaplan and Meier). A hollow "
         "mark is where the time of a run was over that had not reached it.",
         traces=traces,
-        x_title=f"device time ({unit})",
+        x_title=f"virtual time ({unit})",
         y_title="runs",
         layout={"yaxis": {"tickformat": ".0%", "range": [0, 1]}},
         is_wide=True,
-        header=["variant", "seed", f"device time ({unit})", "reached"],
+        header=["variant", "seed", f"virtual time ({unit})", "reached"],
         rows=[
             [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
             for one in comparison.variants

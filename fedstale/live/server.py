@@ -106,6 +106,7 @@ class Board(Watcher):
         until: Until = NO_LIMIT,
         of_rounds: int | None = None,
         settings: str = "",
+        time_name: str = "time",
         every_s: float = 0.25,
     ) -> None:
         """Begin with an empty board.
@@ -115,10 +116,11 @@ class Board(Watcher):
             until: limit of the run, to show how much of it is done.
             of_rounds: how many rounds the app makes, if that is known.
             settings: of the run, as text.
+            time_name: what its instants are, such as virtual time.
             every_s: seconds of wall time from one look at the clock to the next.
         """
         super().__init__(until, of_rounds=of_rounds, every_s=every_s)
-        self.title, self.settings = title, settings
+        self.title, self.settings, self.time_name = title, settings, time_name
         self._share: float | None = None
         self._began_at = time.perf_counter()
         self._lock = threading.Lock()
@@ -213,9 +215,9 @@ class Board(Watcher):
 
     def _cards(self, now: str) -> list[list[str]]:
         if not self._online.kept:
-            return [["device time", "not started"]]
+            return [[self.time_name, "not started"]]
         cards = [
-            ["device time", now],
+            [self.time_name, now],
             ["rounds", f"{self.rounds:,}"],
             ["online", f"{self._online.last[1]:,}"],
             ["in flight", f"{self._in_flight.last[1]:,}"],
@@ -228,7 +230,7 @@ class Board(Watcher):
         return cards[:10]
 
     def _over_time(self, unit: str, length_s: float) -> list[Figure]:
-        """Return the figures of metrics and of devices against device time."""
+        """Return the figures of metrics and of devices over time."""
 
         def named(key: str) -> list[dict[str, Any]]:
             chosen = [names for names in sorted(self._metrics) if key in names[1].lower()]
@@ -254,7 +256,7 @@ class Board(Watcher):
         from_zero = {"yaxis": {"rangemode": "tozero"}}
         is_share = all(0.0 <= y <= 1.0 for t in named("acc") for y in t["y"] if y is not None)
         in_percent = {"yaxis": {"tickformat": ".0%"}} if is_share else {}
-        x_title = f"device time ({unit})"
+        x_title = f"{self.time_name} ({unit})"
         return [
             Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
             for key, title, about, traces, layout in (

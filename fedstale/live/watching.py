@@ -218,8 +218,8 @@ def event_writer(folder: Path) -> Any:  # noqa: ANN401 - of an extra
 class TensorBoard(Watcher):
     """Writes event files, beside whatever else is logged there; close it at the end.
 
-    The wall time of a point is device time, so TensorBoard's "relative" axis shows hours on
-    devices. The step is the model version for metrics, and whole seconds of device time for the
+    The wall time of a point is virtual time, so TensorBoard's "relative" axis shows hours on
+    devices. The step is the model version for metrics, and whole seconds of virtual time for the
     rest.
     """
 

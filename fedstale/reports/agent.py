@@ -28,7 +28,7 @@ _TERMS = ("gain", "time", "waste")
 _FORESTS = {
     "reward": ("What the agent earns more than each", "difference in reward"),
     "valid_ratio": ("Share of jobs that are of use", "difference in the share"),
-    "wasted_s": ("Device time wasted in a window", "difference in device-hours"),
+    "wasted_s": ("Device-hours wasted in a window", "difference in device-hours"),
 }
 _SIZES = {"wasted_s": 3600.0}
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, time_unit
+from fedstale.reports.figure import Figure, byte_unit, rows_of_bars
 from fedstale.runs import OUTCOMES, PHASES, REASONS, WAYS
 
 if TYPE_CHECKING:
@@ -35,18 +35,17 @@ def client_errors_in_words(run: "Run") -> list[str]:
 
 
 def figures(run: "Run") -> list[Figure]:
-    """Return the closed ledger: device time by phase and bytes by direction, by what they became.
+    """Return the closed ledger: device-hours by phase and bytes by direction, by what they became.
 
     Nothing is returned for an account in which nothing was spent.
     """
     jobs = run.jobs
-    unit, length_s = time_unit(float(jobs["busy_s"].sum()))
     size_unit, size = byte_unit(float(jobs["moved_bytes"].sum()))
     phases = dict(zip(PHASES, ("download", "training", "upload"), strict=True))
     ways = dict(zip(WAYS, ("to devices", "to the server"), strict=True))
     sums = jobs.groupby("outcome")[[*phases, *ways]].sum().reindex(OUTCOMES, fill_value=0.0).T
     accounts = (
-        ("device-time", "Where device time went", phases, f"device-{unit}", length_s),
+        ("device-hours", "Where device-hours went", phases, "device-hours", 3600.0),
         ("traffic", "Where the bytes went", ways, size_unit, size),
     )
     return [

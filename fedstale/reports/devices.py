@@ -202,7 +202,7 @@ def states(run: "Run") -> Figure | None:
             for name, y in counts.items()
             if y.any()
         ],
-        x_title=f"device time ({unit})",
+        x_title=f"{run.time_name} ({unit})",
         y_title="devices",
     )
 

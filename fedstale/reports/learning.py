@@ -32,7 +32,7 @@ POINTS = 600
 PAIRS = 800
 """Pairs of staleness and weight that the figure of weights shows at most."""
 AXES = {
-    "time": "device time",
+    "time": "virtual time",
     "versions": "versions of the model",
     "bytes": "traffic",
     "device_s": "work of all devices",
@@ -182,7 +182,11 @@ def metric(
     targets = {until.target for run in runs if (until := run.until).metric in members}
     targets = targets if len(targets) == 1 else set()
     drawn = [points for *_, points in kept]
-    axes = {which: _axis(which, drawn, has_target=bool(targets)) for which in axes_of(runs)}
+    names = {**AXES, "time": runs[0].time_name}
+    axes = {
+        which: _axis(which, names[which], drawn, has_target=bool(targets))
+        for which in axes_of(runs)
+    }
     x_axis, positions = axes.pop(against)
     others: list[Any] = []
     for which, (axis, each) in axes.items():
@@ -211,7 +215,7 @@ def metric(
 
 
 def _axis(
-    which: str, lines: Sequence[pd.DataFrame], *, has_target: bool
+    which: str, name: str, lines: Sequence[pd.DataFrame], *, has_target: bool
 ) -> tuple[dict[str, Any], list[Array]]:
     """Return a horizontal axis in the words of plotly, and the positions of each line's points."""
     largest = max((float(points[which].max()) for points in lines), default=0.0)
@@ -220,7 +224,7 @@ def _axis(
         ends = [np.array([instants[0].min(), largest])] if has_target else []
         # Plotly takes milliseconds since 1970.
         positions = [1000.0 * np.round(each) for each in (*instants, *ends)]
-        return {"title": {"text": AXES[which]}, "type": "date"}, positions
+        return {"title": {"text": name}, "type": "date"}, positions
     unit, size = {
         "time": time_unit(largest),
         "versions": ("", 1.0),
@@ -230,12 +234,12 @@ def _axis(
     }[which]
     positions = [points[which].to_numpy(np.float64) / size for points in lines]
     ends = [np.array([0.0, largest / size])] if has_target else []
-    text = f"{AXES[which]} ({unit})" if unit else AXES[which]
+    text = f"{name} ({unit})" if unit else name
     return {"title": {"text": text}}, [*positions, *ends]
 
 
 def _clock_of(run: "Run", lines: Sequence[pd.DataFrame]) -> tuple[float, float]:
-    """Return the instant of device time 0 on the clock, and the unit that it is drawn in, in ms."""
+    """Return the virtual instant 0 on the clock, and the unit that it is drawn in, in ms."""
     assert run.epoch is not None
     unit_s = time_unit(max(float(points["time"].max()) for points in lines))[1]
     return round(run.epoch.value / 1e6), 1000.0 * unit_s
@@ -324,7 +328,7 @@ def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
                 *band("middle 80%", "series-0", middle, low, high),
                 curve("median", "series-0", middle, mid),
             ],
-            x_title=f"device time ({unit})",
+            x_title=f"{run.time_name} ({unit})",
             y_title="staleness (versions)",
             layout={"yaxis": {"rangemode": "tozero"}},
         )
@@ -345,7 +349,7 @@ def versions(run: "Run") -> tuple[tuple[str, ...], list[list[str]]]:
         [f"{version:,}", f"{at[version] / length_s:.4g}", *values.loc[version, names]]
         for version in kept
     ]
-    return ("version", f"device time ({unit})", *map(str, names)), lines
+    return ("version", f"{run.time_name} ({unit})", *map(str, names)), lines
 
 
 def _number(value: float) -> str:

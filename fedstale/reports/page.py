@@ -96,7 +96,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
         ProtocolError: a table of a run cannot be read.
     """
     runs = _distinct(runs)
-    first = "Metrics of each run against device time, versions, traffic and work."
+    first = "Metrics of each run over time, versions, traffic and work."
     return write_figures(
         f"{len(runs)} runs compared",
         f"{first} {learning.hidden(runs)}".strip(),
@@ -201,11 +201,12 @@ def lead(run: "Run") -> str:
     best = "".join(f", {name} {value}" for name, value in _last_values(run)[:2])
     text = (
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
-        f"{time_text(run.end_s)} of device time{rounds}{best}."
+        f"{time_text(run.end_s)} of {run.time_name}{rounds}{best}."
     )
     if run.jobs["busy_s"].any():
         text += (
-            f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
+            f" Of {run.costs['device_s'] / 3600.0:,.3g} device-hours"
+            f" {run.costs['device_time_wasted']:.0%} were wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
     strategy, hint = strategy_in_words(run), str(summary.get("hint", ""))
@@ -227,7 +228,7 @@ def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
     facts = _facts(run)
     if not run.jobs["busy_s"].any():
-        del facts["device time wasted"]
+        del facts["device-hours"], facts["device-hours wasted"]
     if not run.summary["rounds"]:
         del facts["rounds"]
     return [*_last_values(run)[:2], *facts.items(), *_limits(run)]
@@ -275,11 +276,12 @@ def _facts(run: "Run") -> dict[str, str]:
     n_bytes = float(run.jobs["moved_bytes"].sum())
     unit, size = byte_unit(n_bytes)
     return {
-        "device time": time_text(run.end_s),
+        run.time_name: time_text(run.end_s),
         "rounds": f"{run.summary['rounds']:,}",
         "jobs": f"{len(run.jobs):,}",
         "devices used": f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}",
-        "device time wasted": f"{run.costs['device_time_wasted']:.0%}",
+        "device-hours": f"{run.costs['device_s'] / 3600.0:,.3g}",
+        "device-hours wasted": f"{run.costs['device_time_wasted']:.0%}",
         "traffic": f"{n_bytes / size:.3g} {unit}",
     }
 

@@ -27,6 +27,7 @@ from fedstale.reports.timeline import PHASES, TRACE, perfetto
 from fedstale.runs import (
     CONFIG,
     COST_COLUMNS,
+    DEPLOYED,
     EVENTS,
     IN_FLIGHT,
     METRICS,
@@ -114,6 +115,11 @@ class Run:
             return None
 
     @property
+    def time_name(self) -> str:
+        """What its instants are: virtual time, or just time on real devices."""
+        return "time" if self.summary.get("executor") == DEPLOYED else "virtual time"
+
+    @property
     def until(self) -> Until:
         """What ended the run, if its app did not."""
         return Until.parse(tomllib.loads(self.config_text).get("until"))
@@ -198,7 +204,7 @@ class Run:
     def costs(self) -> Mapping[str, float]:
         """What the run took: rounds, virtual_s, jobs, device_s, device_time_wasted and bytes.
 
-        `device_time_wasted` is the share of device time that came to nothing, 0 if there was none.
+        `device_time_wasted` is the share of device-hours that came to nothing, 0 of none.
         """
         # A comparison holds many runs: it keeps these sums and not the jobs of each.
         jobs = with_costs(self._table(EVENTS, set(COST_COLUMNS), alone=True))
@@ -267,7 +273,7 @@ class Run:
 
         Args:
             metric: its name, as the app reports it.
-            against: device time, versions of the model, the bytes that all devices have moved, the
+            against: virtual time, versions of the model, the bytes that all devices have moved, the
                 seconds that they have spent, in hours, the local clock of the traces, or wall time.
 
         Raises:

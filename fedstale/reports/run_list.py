@@ -122,7 +122,7 @@ def write_index(root: Path, runs: Sequence[ListedRun]) -> Path:
                 "status": run.status,
                 **{name: str(run.facts.get(name, "-")) for name in ("app", "traces", "seed")},
                 "rounds": str(run.facts.get("rounds", "-")),
-                "device time (h)": "-" if took is None else f"{took / 3600.0:.4g}",
+                "virtual time (h)": "-" if took is None else f"{took / 3600.0:.4g}",
                 **{name: _value(run.facts.get(name)) for name in metrics},
             }
         )

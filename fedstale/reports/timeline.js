@@ -77,7 +77,7 @@
       pen.fillStyle = colour("ink");
       pen.fillText(String(Number((k * step).toPrecision(6))), at, height - BOTTOM + 11);
     }
-    pen.fillText(`device time (${given.unit})`, (left + width - RIGHT) / 2, height - 8);
+    pen.fillText(`${given.time} (${given.unit})`, (left + width - RIGHT) / 2, height - 8);
     pen.fillStyle = colour("faint");
     let last = -3;
     for (const at of given.versions) {
@@ -130,7 +130,7 @@
     if (end >= begin) pen.fillRect(begin, top, Math.max(end - begin, least), high);
   };
 
-  // Each cell of a raster holds the shares of its device time that went into each state.
+  // Each cell of a raster holds the shares of its device-hours that went into each state.
   const drawRaster = (width, height) => {
     const { rows, columns, states, levels } = given.raster, shares = data[order.selectedIndex];
     const picture = new ImageData(columns, rows);

@@ -2,7 +2,7 @@
 
 Each device is a row, with its jobs in the colours of their phases. Of many devices a raster is
 drawn instead: rows stand for groups of devices, and the colour of a cell tells what share of its
-device time went into each state.
+device-hours went into each state.
 """
 
 import base64
@@ -77,7 +77,13 @@ def timeline(run: "Run") -> Timeline | None:
     is_raster = len(jobs) > JOBS or len(table) > DEVICES
     unit, unit_s = time_unit(run.end_s)
     data: dict[str, Any] = {
-        **{"end": run.end_s, "unit": unit, "unit_s": unit_s, "versions": _versions(run)},
+        **{
+            "end": run.end_s,
+            "time": run.time_name,
+            "unit": unit,
+            "unit_s": unit_s,
+            "versions": _versions(run),
+        },
         **{"n_devices": len(table), "n_jobs": len(jobs), "ticks": _TICKS},
     }
     if is_raster:
@@ -140,7 +146,7 @@ def _brightened(shares: Array) -> Array:
 
 
 def raster(run: "Run", jobs: pd.DataFrame, order: "pd.Index[Any]") -> Array:
-    """Return the shares of device time in each state, of groups of devices over time.
+    """Return the shares of device-hours in each state, of groups of devices over time.
 
     Args:
         run: of the jobs.
@@ -196,7 +202,7 @@ def _packed(numbers: npt.NDArray[Any]) -> str:
 def perfetto(run: "Run") -> str:
     """Return the jobs of a run in Chrome's trace format, which opens in ui.perfetto.dev.
 
-    A device is a thread and a phase a slice; time is device time. What was lost is one slice, with
+    A device is a thread and a phase a slice; time is virtual time. What was lost is one slice, with
     its reason.
     """
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in _trace_events(run))

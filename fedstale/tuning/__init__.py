@@ -1,4 +1,4 @@
-"""Settings of a federated run searched on device time, and judged on held-out seeds and devices."""
+"""Settings of a run searched on virtual time, and judged on held-out seeds and devices."""
 
 from fedstale.tuning.outcome import BEST, PAGE, Tuning, tune
 from fedstale.tuning.trials import Trial

@@ -1,6 +1,6 @@
 """What a search makes better: a metric, the time to a target, the devices' time, or traffic.
 
-It is the mean over seeds of what runs have come to at one instant of device time. A metric is that
+It is the mean over seeds of what runs have come to at one instant of virtual time. A metric is that
 of evaluations, of the server if there is one, in the mean over the last eighth of the time: where
 clients have different data, a single evaluation tells who trained last as much as how well it goes.
 A run that never reached its target counts with the whole time that it could have had, and is

@@ -129,7 +129,7 @@ def tune(
     address: str | None = None,
     watch: Callable[[Trial], None] | None = None,
 ) -> Tuning:
-    """Search settings of a simulation on device time, and judge them on held-out seeds and devices.
+    """Search settings on virtual time, and judge them on held-out seeds and devices.
 
     What is done is kept, so the same call goes on after an interrupt or a kill. Runs are processes
     of their own: a script calls this below `if __name__ == "__main__":`.
@@ -368,7 +368,7 @@ def _write_page(found: Tuning) -> None:
     ]
     shown = found.trials.map(lambda value: "-" if pd.isna(value) else _text(value))
     write_figures(
-        "Settings searched on device time",
+        "Settings searched on virtual time",
         f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
         [figure for figure in figures if figure.traces],
         found.folder / PAGE,
@@ -386,7 +386,7 @@ def _text(value: object) -> str:
 
 
 def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
-    """Return an objective against device time, a line a configuration."""
+    """Return an objective against virtual time, a line a configuration."""
     unit, length_s = time_unit(space.until_s)
     objective, named = space.objectives[number], set[str]()
     traces = []
@@ -411,7 +411,7 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
         f"seeds; {better} is better. A run that has not reached its target counts with all of its "
         "time.",
         traces=traces,
-        x_title=f"device time ({unit})",
+        x_title=f"virtual time ({unit})",
         y_title=objective.unit,
         is_wide=True,
         header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],

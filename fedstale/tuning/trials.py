@@ -5,7 +5,7 @@ to there is kept beside them, so that nothing is run or measured twice, whatever
 
 Optuna proposes, and ASHA decides at rungs. ASHA counts time in whatever a report calls time. Here
 that is a power of its reduction factor for each rung, so that its milestones are the rungs,
-whatever instants of device time these are. A search that goes on tells Optuna and ASHA from the
+whatever instants of virtual time these are. A search that goes on tells Optuna and ASHA from the
 file, in its order, what has happened; and Optuna draws with a seed of each configuration's own, so
 that it proposes what it would have proposed.
 

@@ -49,7 +49,7 @@ class Exponents:
 BALANCED = Exponents(chance=3.0, utility=0.7, duration=2.0, picked=1.5, temperature=0.1)
 """Likely to finish, soon, useful, and not always the same ones; drawn.
 
-The exponents are near the least device-hours of real trainings on devices that agents learn from
+The exponents are near the fewest device-hours of real trainings on devices that agents learn from
 (`benchmarks/agent/exponents.py`); half or twice any of them costs a few percent.
 """
 PISCES = Exponents(chance=0.0, staleness=0.5)

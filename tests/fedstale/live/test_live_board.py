@@ -14,9 +14,9 @@ def figure(board, name):
 
 
 def test_an_empty_board_can_be_shown():
-    shown = Board("digits").snapshot()
+    shown = Board("digits", time_name="virtual time").snapshot()
     assert shown["figures"] == []
-    assert shown["cards"] == [["device time", "not started"]]
+    assert shown["cards"] == [["virtual time", "not started"]]
     json.dumps(shown, allow_nan=False)
 
 

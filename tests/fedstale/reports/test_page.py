@@ -10,8 +10,10 @@ from read_page import Seen, plots_of
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
+from fedstale.reports.figure import time_text
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run, report_at_end
+from fedstale.runs import DEPLOYED
 
 
 def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
@@ -25,7 +27,7 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
             "staleness-over-time",
             "waiting",
             "failures",
-            "device-time",
+            "device-hours",
             "traffic",
             "participation",
         ),
@@ -38,6 +40,21 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
         assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in plot["traces"])
         assert plot["layout"]["xaxis"]["title"]["text"]
     assert '<section id="timeline">' in text
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"), [("inline", "virtual time"), (DEPLOYED, "time")], ids=str
+)
+def test_time_is_virtual_in_a_simulation_and_device_hours_are_a_sum(
+    page_of, tmp_path, executor, name
+):
+    page = page_of(executor=executor)
+    cards = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    run = Run(tmp_path / "run")
+    assert cards[name] == time_text(run.end_s)
+    assert float(cards["device-hours"]) == pytest.approx(run.jobs["busy_s"].sum() / 3600, rel=0.01)
+    titles = {plot["layout"]["xaxis"]["title"]["text"] for plot in plots_of(page).values()}
+    assert any(title.startswith(f"{name} (") for title in titles)
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):

@@ -38,12 +38,13 @@ def test_work_before_an_instant_is_the_sum_of_overlaps(jobs, instants):
 
 def test_the_ledger_on_the_page_closes(record):
     run = record()
-    device_time, traffic = costs.figures(run)
-    minutes, moved = run.jobs["busy_s"].sum() / 60.0, run.jobs["moved_bytes"].sum()
-    for figure, total in ((device_time, minutes), (traffic, moved)):
-        drawn = sum(value for trace in figure.traces for value in trace["x"])
-        unit = {"device-min": 1.0, "device-h": 1 / 60.0, "MB": 1e-6}[figure.x_title]
-        assert drawn == pytest.approx(total * unit, rel=1e-6)
+    busy_s, moved = run.jobs["busy_s"].sum(), run.jobs["moved_bytes"].sum()
+    totals = {"device-hours": busy_s / 3600.0, "MB": moved / 1e6}
+    drawn = {
+        figure.x_title: sum(value for trace in figure.traces for value in trace["x"])
+        for figure in costs.figures(run)
+    }
+    assert drawn == pytest.approx(totals, rel=1e-6)
 
 
 def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
@@ -193,7 +194,9 @@ def test_states_sum_to_the_work_of_jobs_and_the_rest_of_who_was_online(record):
     hours = {trace["name"]: np.array(trace["y"][:-1]) for trace in figure.traces}
     edges = (
         np.array(figure.traces[0]["x"])
-        * {"min": 60.0, "h": 3600.0}[figure.x_title.removeprefix("device time (").removesuffix(")")]
+        * {"min": 60.0, "h": 3600.0}[
+            figure.x_title.removeprefix("virtual time (").removesuffix(")")
+        ]
     )
     spent = {name: float(values @ np.diff(edges)) for name, values in hours.items()}
     used = run.jobs[run.jobs["status"] == "reported"]
