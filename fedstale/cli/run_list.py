@@ -28,7 +28,7 @@ def list_runs(
 ) -> None:
     """List the runs in a folder and below it."""
     from fedstale.live import duration
-    from fedstale.reports import listed_runs, ranked, server_metrics
+    from fedstale.reports import NAMES, listed_runs, ranked, server_metrics
 
     runs = listed_runs(folder)
     runs = runs if sort is None else ranked(runs, sort)
@@ -37,15 +37,17 @@ def list_runs(
         typer.echo(json.dumps(rows))
         return
     metrics = [name for name in server_metrics(runs) if name != sort]
-    names = ["app", "traces", "seed", "rounds", "virtual_s", *metrics]
+    names = [*NAMES, "rounds", "virtual_s", *metrics]
     names = names if sort in {None, *names} else [*names, str(sort)]
-    left = [Column(name, no_wrap=True) for name in ("run", "status", *names[:2])]
-    right = [Column(name.removesuffix("_s"), justify="right") for name in names[2:]]
+    left = [Column(name, no_wrap=True) for name in ("run", "status", *NAMES[:-1])]
+    right = [Column(name.removesuffix("_s"), justify="right") for name in names[len(NAMES) - 1 :]]
     table = Table(*left, *right, box=None, pad_edge=False)
     for run in runs:
         cells = []
         for name in names:
             value = run.facts.get(name, "")
+            if name in NAMES[:-1]:
+                value = Path(value or "").name
             if name.endswith("_s") and value != "":
                 value = duration(value)
             cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))

@@ -493,13 +493,14 @@ def _watching(
         if is_live:
             # Only who asks for a page waits for it.
             from fedstale.live import PORT, Board, parse_address, serving
+            from fedstale.reports import without_folders
 
-            title = f"{config.app} on {config.traces}"
+            title = without_folders(f"{config.app} on {config.traces}")
             board = Board(
                 title,
                 until=until,
                 of_rounds=of_rounds,
-                settings=settings,
+                settings=without_folders(settings),
                 time_name="virtual time",
             )
             # A second run beside one that is watched has a page of its own.
@@ -584,12 +585,7 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live import duration
-    from fedstale.reports import (
-        REPORT,
-        client_errors_in_words,
-        not_numbers_in_words,
-        strategy_in_words,
-    )
+    from fedstale.reports import REPORT, client_errors_in_words, not_numbers_in_words
     from fedstale.runs import LOG
 
     summary = run.summary
@@ -620,8 +616,8 @@ def _show_run(run: "Run") -> None:
     console.print(table)
     if run.status not in _WORDS:
         typer.echo(f"{run.status}: {run.reason}")
-    if summary.get("in_place_of"):
-        typer.echo(f"strategy: {strategy_in_words(run)}")
+    if own := summary.get("in_place_of"):
+        typer.echo(f"strategy: {summary['strategy']} in the place of {own}")
     if hint := summary.get("hint"):
         typer.echo(f"hint: {hint}")
     if not_numbers := not_numbers_in_words(run):

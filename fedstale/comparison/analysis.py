@@ -29,7 +29,14 @@ from fedstale.comparison.statistics import (
 from fedstale.comparison.verdict import verdict
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, nearest
-from fedstale.reports import SOURCES, Run, by_kind, measured_names, time_unit
+from fedstale.reports import (
+    SOURCES,
+    Run,
+    by_kind,
+    measured_names,
+    time_unit,
+    without_folders,
+)
 
 _DECIDING = ("server", "evaluate")
 _SHOWN, _WIDEST = 2, 80
@@ -390,7 +397,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         for run in runs
     ]
     settings = [config.effective() for config in configs]
-    names = {}
+    names, shown = {}, dict[str, dict[str, str]]()
     for key in dict.fromkeys(key for one in settings for key in one):
         values = [one.get(key) for one in settings]
         is_seed = key == "seed" or (
@@ -399,11 +406,17 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         )
         if not is_seed and len({repr(value) for value in values}) > 1:
             names[key] = key.removeprefix("run-config.").removeprefix("costs.")
+            short = {str(value): without_folders(f"'{value}'")[1:-1] for value in values}
+            # Files of one name in several folders are told apart by these.
+            shown[key] = short if len({*short.values()}) == len(short) else {}
     variants: dict[str, list[Run]] = {}
     taken: dict[tuple[str, int], Run] = {}
     for run, config, own in zip(runs, configs, settings, strict=True):
-        distinct = [f"{name}={own.get(key)}" for key, name in names.items()]
-        variant = _shortened(printable(", ".join(distinct) or config.app))
+        texts = {key: str(own.get(key)) for key in names}
+        distinct = [
+            f"{name}={shown[key].get(texts[key], texts[key])}" for key, name in names.items()
+        ]
+        variant = _shortened(printable(", ".join(distinct) or Path(config.app).name))
         other = taken.setdefault((variant, config.seed), run)
         if other is not run:
             raise ConfigError(

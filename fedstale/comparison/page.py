@@ -30,6 +30,7 @@ from fedstale.reports import (
     curve,
     forest,
     marks,
+    parts_in_words,
     stepped,
     time_unit,
     write_figures,
@@ -58,9 +59,10 @@ def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
     write_text(numbers + "\n", folder / NUMBERS)
     write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
     write_text(markdown(comparison), folder / MARKDOWN)
+    runs = [run for one in comparison.variants for run in one.runs]
     write_figures(
         f"Compared with {comparison.reference}",
-        comparison.verdict,
+        f"{comparison.verdict}\n{parts_in_words(runs)}".rstrip(),
         figures(comparison),
         folder / PAGE,
         tables={"The variants": comparison.words, **_runs(comparison, folder)},

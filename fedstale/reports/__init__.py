@@ -23,19 +23,21 @@ if TYPE_CHECKING:
         thinned,
         time_text,
         time_unit,
+        without_folders,
     )
     from fedstale.reports.forecast_audit import ForecastAudit, audited
     from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names, not_numbers_in_words
     from fedstale.reports.page import (
         REPORT,
         Link,
-        strategy_in_words,
+        parts_in_words,
         write_comparison,
         write_figures,
         write_text,
     )
     from fedstale.reports.run import Run, report_at_end
     from fedstale.reports.run_list import (
+        NAMES,
         differences,
         listed_runs,
         ranked,
@@ -51,19 +53,20 @@ else:
             "costs": "LEVEL_COLUMNS client_errors_in_words levels",
             "figure": (
                 "Array Figure Row SOURCES band curve forest line_mode marks metric_text "
-                "rows_of_bars stepped thinned time_text time_unit"
+                "rows_of_bars stepped thinned time_text time_unit without_folders"
             ),
             "forecast_audit": "ForecastAudit audited",
             "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
-            "page": "Link REPORT strategy_in_words write_comparison write_figures write_text",
+            "page": "Link REPORT parts_in_words write_comparison write_figures write_text",
             "run": "Run report_at_end",
-            "run_list": "differences ranked remove server_metrics listed_runs write_index",
+            "run_list": "NAMES differences ranked remove server_metrics listed_runs write_index",
         },
     )
 
 __all__ = [
     "BOOKKEEPING",
     "LEVEL_COLUMNS",
+    "NAMES",
     "REPORT",
     "SOURCES",
     "Array",
@@ -87,16 +90,17 @@ __all__ = [
     "measured_names",
     "metric_text",
     "not_numbers_in_words",
+    "parts_in_words",
     "ranked",
     "remove",
     "report_at_end",
     "rows_of_bars",
     "server_metrics",
     "stepped",
-    "strategy_in_words",
     "thinned",
     "time_text",
     "time_unit",
+    "without_folders",
     "write_comparison",
     "write_evaluation",
     "write_figures",

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.reports.figure import Figure, byte_unit, rows_of_bars
+from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
 from fedstale.runs import OUTCOMES, PHASES, REASONS, WAYS
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def failures(run: "Run") -> Figure | None:
         height=140 + 36 * len(endings),
         header=("ended as", "reason", "jobs"),
         rows=[
-            (str(row.status), str(row.reason), f"{row.jobs:,}")
+            (str(row.status), without_folders(str(row.reason)), f"{row.jobs:,}")
             for row in reasons.head(REASONS).itertuples()
         ],
     )

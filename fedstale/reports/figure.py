@@ -7,6 +7,7 @@ plotly, if that is installed.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
@@ -44,6 +45,10 @@ SHARES: dict[str, Any] = {
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _N_COLOURS = 7
 _FEW_POINTS = 60
+_QUOTED_PATH = re.compile(
+    r"""(?<=['"])(?:/|[A-Za-z]:[\\/])(?:[^'"\n]*[\\/])?([^'"\n\\/]+)[\\/]*(?=['"])"""
+)
+_BARE_PATH = re.compile(r"""(^|[\s(=])(?:/|[A-Za-z]:\\)(?:[^\s'"/\\,;:]+[/\\])+([^\s'"/\\,;:]+)""")
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -241,6 +246,16 @@ def time_text(span_s: float) -> str:
     """
     unit, length_s = time_unit(span_s)
     return f"{span_s / length_s:.3g} {unit}"
+
+
+def without_folders(text: str) -> str:
+    """Return text with the last part of each whole path: who reads a page has other folders.
+
+    Example:
+        >>> without_folders("app = '/home/me/my app', which /home/me/log.txt names")
+        "app = 'my app', which log.txt names"
+    """
+    return _BARE_PATH.sub(r"\1\2", _QUOTED_PATH.sub(r"\1", text))
 
 
 def metric_text(name: str, value: float) -> str:

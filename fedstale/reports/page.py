@@ -20,7 +20,14 @@ from fedstale import __version__
 from fedstale.errors import ConfigError
 from fedstale.reports import advice, costs, devices, forecast_audit, learning
 from fedstale.reports.devices import gini, used_jobs
-from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
+from fedstale.reports.figure import (
+    SOURCES,
+    Figure,
+    byte_unit,
+    metric_text,
+    time_text,
+    without_folders,
+)
 from fedstale.reports.timeline import Timeline, timeline
 from fedstale.runs import DEPLOYED
 from fedstale.traces.io import replacing
@@ -96,7 +103,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
         ProtocolError: a table of a run cannot be read.
     """
     runs = _distinct(runs)
-    first = "Metrics of each run over time, versions, traffic and work."
+    first = f"{parts_in_words(runs)} Metrics of each run over time, versions, traffic and work."
     return write_figures(
         f"{len(runs)} runs compared",
         f"{first} {learning.hidden(runs)}".strip(),
@@ -125,7 +132,8 @@ def write_figures(
 
     Args:
         title: heading of the page.
-        first: what the page shows, in a few sentences or lines; plain text.
+        first: what the page shows, in a few sentences or lines; plain text. Here and in cards,
+            tables, notes and texts whole paths are shown by their last part.
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
@@ -145,23 +153,28 @@ def write_figures(
     scripts = ["vendor/chart.js", "page.js", *(["timeline.js"] if timeline else [])]
     page = _template().render(
         heading=title,
-        lead=first,
-        cards=cards,
-        tables=tables or {},
-        notes=notes,
+        lead=without_folders(first),
+        cards=[(name, without_folders(value)) for name, value in cards],
+        tables={name: frame.map(_shown) for name, frame in (tables or {}).items()},
+        notes=without_folders(notes),
         figures=figures,
         timeline=timeline,
         hidden=hidden,
         runs=runs,
-        texts=texts or {},
+        texts={name: without_folders(text) for name, text in (texts or {}).items()},
         version=__version__,
         clock=_clock(runs) if runs else "",
         made_on=_made_on,
+        without_folders=without_folders,
         plots=[figure.plot() for figure in figures],
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         scripts=[(_HERE / name).read_text(encoding="utf-8") for name in scripts],
     )
     return write_text(page, out)
+
+
+def _shown(cell: object) -> object:
+    return without_folders(cell) if isinstance(cell, str) else cell
 
 
 @cache
@@ -199,7 +212,8 @@ def lead(run: "Run") -> str:
     is_said = not summary["rounds"] or "round" in reason
     rounds = "" if is_said else f" and {summary['rounds']:,} rounds"
     best = "".join(f", {name} {value}" for name, value in _last_values(run)[:2])
-    text = (
+    text = f"{parts_in_words([run])} ".lstrip()
+    text += (
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
         f"{time_text(run.end_s)} of {run.time_name}{rounds}{best}."
     )
@@ -209,19 +223,26 @@ def lead(run: "Run") -> str:
             f" {run.costs['device_time_wasted']:.0%} were wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
-    strategy, hint = strategy_in_words(run), str(summary.get("hint", ""))
-    more = (
-        strategy and f"Strategy: {strategy}.",
-        hint and f"{hint[0].upper()}{hint[1:]}.",
-        learning.not_numbers_in_words(run),
-    )
+    hint = str(summary.get("hint", ""))
+    more = hint and f"{hint[0].upper()}{hint[1:]}.", learning.not_numbers_in_words(run)
     return " ".join(filter(None, (text, *more)))
 
 
-def strategy_in_words(run: "Run") -> str:
-    """Return which strategy a run had, and in the place of which; nothing if it had none."""
-    strategy, own = (str(run.summary.get(key, "")) for key in ("strategy", "in_place_of"))
-    return f"{strategy} in the place of {own}" if own else strategy
+def parts_in_words(runs: "Sequence[Run]") -> str:
+    """Return in a sentence the strategies, selectors and traces of runs; nothing if none is known.
+
+    Example:
+        >>> from types import SimpleNamespace as Run
+        >>> runs = [Run(parts={"strategy": name, "traces": "synthetic:9"}) for name in "AB"]
+        >>> parts_in_words(runs)
+        'Strategy: A, B; traces: synthetic:9.'
+    """
+    known: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, part in run.parts.items():
+            known.setdefault(name, {})[part] = None
+    told = "; ".join(f"{name}: {', '.join(parts)}" for name, parts in known.items())
+    return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
 def cards(run: "Run") -> list[tuple[str, str]]:

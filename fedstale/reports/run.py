@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,6 +99,11 @@ class Run:
     def seed(self) -> int:
         """What everything random was seeded with."""
         return int(self.summary["seed"])
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """What was run on what, by name: strategy, selector and traces, as far as it is known."""
+        return parts_of(tomllib.loads(self.config_text), self.summary)
 
     @property
     def end_s(self) -> float:
@@ -345,6 +350,16 @@ class Run:
                 "that docs/formats.md lists; run fedstale simulate again"
             )
         return frame
+
+
+def parts_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was run on what, without the options of parts and the folders of files."""
+    named = {name: summary.get(name) for name in ("strategy", "selector")}
+    found = {name: str(part).partition("(")[0] for name, part in named.items() if part}
+    if own := summary.get("in_place_of"):
+        found["strategy"] += f" in the place of {own}"
+    traces = config.get("traces")
+    return {**found, "traces": PurePath(str(traces)).name} if traces else found
 
 
 def report_at_end(folder: Path) -> Run:

@@ -5,7 +5,7 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import is_held
 from fedstale.reports.page import REPORT, Link, write_figures
+from fedstale.reports.run import parts_of
 from fedstale.runs import CONFIG, LOCK, SUMMARY
 
 RUNNING, LOST = "running", "lost"
@@ -22,6 +23,8 @@ RUNNING, LOST = "running", "lost"
 
 
 INDEX = "index.html"
+NAMES = ("app", "strategy", "selector", "traces", "seed")
+"""Facts that say what was run on what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def write_index(root: Path, runs: Sequence[ListedRun]) -> Path:
             {
                 "run": Link(str(inside), quote(page.as_posix())) if page else str(inside),
                 "status": run.status,
-                **{name: str(run.facts.get(name, "-")) for name in ("app", "traces", "seed")},
+                **{name: PurePath(str(run.facts.get(name) or "-")).name for name in NAMES},
                 "rounds": str(run.facts.get("rounds", "-")),
                 "virtual time (h)": "-" if took is None else f"{took / 3600.0:.4g}",
                 **{name: _value(run.facts.get(name)) for name in metrics},
@@ -147,6 +150,7 @@ def _read(folder: Path) -> ListedRun:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         facts |= {name: summary[name] for name in ("rounds", "virtual_s", "wall_s")}
         facts |= {"jobs": summary["jobs"]["sent"], "device_s": summary["device_s"]["total"]}
+        facts = {**parts_of(config, summary), **facts}
         facts |= summary["metrics"]
         return ListedRun(folder, str(summary["status"]), facts)
     except FileNotFoundError:

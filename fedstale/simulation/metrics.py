@@ -445,6 +445,8 @@ def write_run(
             "hint": "; ".join(filter(None, (facts.get("hint"), *hints))),
             "versions": versions(),
             "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
+            "strategy": facts.get("strategy") or _in_words(run.strategy),
+            "selector": _in_words(getattr(run.strategy, "selector", None)),
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
             **ledger(events),
@@ -481,6 +483,17 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
                 f"none of {found['sent']:,} messages {kind} was answered; the first: {reasons[0]}"
                 f"{mend if kind == QUERY else ''}"
             )
+
+
+def _in_words(part: object) -> str | None:
+    """Return what a strategy or a selector says of itself, or else its class; None of none."""
+    if part is None:
+        return None
+    # Somebody's own may not be able to.
+    with suppress(Exception):
+        if type(part).__repr__ is not object.__repr__:
+            return " ".join(repr(part).split())
+    return type(part).__name__
 
 
 def ending(problem: BaseException) -> tuple[str, str]:

@@ -176,7 +176,7 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
         runtime, call = grid.runtime, parameters.bind(self, *args, **kwargs)
         if hasattr(self.aggregate_train, "reports"):
             # A `start` of its own that calls that of its base, once or for each round.
-            with runtime.loop():
+            with runtime.loop(self):
                 return original(self, *args, **kwargs)
         on_server: set[int] = set()
         trained: list[int] = []
@@ -199,7 +199,7 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
             "aggregate_evaluate": partial(_tell_evaluation, runtime, self),
         }
         _listen(call, "evaluate_fn", evaluated_on_server)
-        with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
+        with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop(self):
             return original(*call.args, **call.kwargs)
 
     start.reports = True  # type: ignore[attr-defined]
@@ -588,7 +588,7 @@ def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
         )
     if hasattr(strategy.aggregate_fit, "reports"):
         # The strategy of an earlier workflow, started again.
-        with runtime.loop():
+        with runtime.loop(strategy):
             yield trained
         return
 
@@ -617,5 +617,5 @@ def _watched(strategy: _OlderStrategy, runtime: Runtime) -> Iterator[list[int]]:
         "aggregate_evaluate": partial(evaluated, "evaluate"),
         "evaluate": partial(evaluated, "server"),
     }
-    with _heard(strategy, listeners), runtime.loop():
+    with _heard(strategy, listeners), runtime.loop(strategy):
         yield trained

@@ -262,6 +262,8 @@ class Runtime:
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.folder: Path | None = None
         """Of the run, for files of stages that are to be in it; None if the run has none."""
+        self.strategy: object = None
+        """What runs the latest loop; None where the app sends its messages itself."""
         self.stages: tuple[Stage, ...] = ()
         """Those of the latest loop of a strategy."""
         self.own_stages: tuple[Stage, ...] = ()
@@ -321,15 +323,19 @@ class Runtime:
         return self.trained or self.queried
 
     @contextmanager
-    def loop(self, *, tells: bool = False, resumes: bool = False) -> Iterator[None]:
+    def loop(
+        self, strategy: object, *, tells: bool = False, resumes: bool = False
+    ) -> Iterator[None]:
         """Count the versions that are told inside on from those of the loops before.
 
         Args:
+            strategy: what runs the loop; of loops in loops, the outermost is remembered.
             resumes: whether the loop goes on from a checkpoint, and counts as it did before.
             tells: whether the loop tells each of its rounds. If not, it does from the first
                 `new_round` on; until then its rounds are read off its messages.
         """
         self.started()
+        self.strategy = self.strategy if self.n_loops else strategy
         outer = self.before, self.tells
         self.before, self.tells = 0 if resumes else self.trained, tells
         self.n_loops += 1

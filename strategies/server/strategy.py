@@ -306,7 +306,7 @@ class StaleStrategy(Strategy):
             survive = state is not None and checkpointer.jobs_survive
             if state is None:
                 state = self.checkpoints.to_resume(self.resume)
-            with own.runtime.loop(tells=True, resumes=state is not None):
+            with own.runtime.loop(self, tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,
                     own,

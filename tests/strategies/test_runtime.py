@@ -65,12 +65,12 @@ def test_versions_of_a_second_loop_count_on_and_a_nested_loop_gives_its_count_ba
         for version in versions:
             runtime.metrics(version, "train", {})
 
-    with runtime.loop():
+    with runtime.loop(None):
         trains(1, 2)
-        with runtime.loop():
+        with runtime.loop(None):
             trains(1)
         trains(3, 4)
-    with runtime.loop():
+    with runtime.loop(None):
         runtime.metrics(0, "server", {})
         trains(1)
         runtime.new_version(1, None)
@@ -88,7 +88,7 @@ def test_versions_of_a_second_loop_count_on_and_a_nested_loop_gives_its_count_ba
 
 def test_a_loop_that_tells_a_round_again_begins_another_count():
     runtime = Runtime(WallClock(), notes := Notes())
-    with runtime.loop():
+    with runtime.loop(None):
         for version in (1, 2, 1, 2):
             runtime.new_round(version)
             runtime.metrics(version, "train", {})

@@ -93,6 +93,7 @@ def test_the_report_shows_means_and_differences_and_obeys_no_name(run_command, r
     (difference,) = (t for t in plots["difference-0"]["traces"] if "error_x" in t)
     assert difference["x"] == [pytest.approx(1 / 6)]
     assert "b" not in Seen(text).tags
+    assert "Strategy: Named; traces: synthetic:5." in "".join(Seen(text).text)
     assert "strategy=<b>fedbuff</b>" in Seen(text).text
 
 

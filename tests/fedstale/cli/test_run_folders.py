@@ -19,6 +19,8 @@ SUMMARY = {
     "wall_s": 1.0,
     "jobs": {"sent": 10},
     "device_s": {"total": 50.0, "wasted": 5.0},
+    "strategy": "FedBuff(10, 5, seed=1)",
+    "selector": "Oort()",
 }
 
 
@@ -58,6 +60,10 @@ def test_runs_are_listed_by_name_or_by_a_figure(place):
     assert order == sorted(order)
     assert "0.9000" in by_accuracy
     assert "0d 01:00:00" in by_accuracy
+    assert [(row.get("strategy"), row.get("selector")) for row in by_name] == [
+        ("FedBuff", "Oort") if row["status"] == "finished" else (None, None) for row in by_name
+    ]
+    assert by_accuracy.count("FedBuff") == by_accuracy.count("Oort") == 3
 
 
 def test_a_figure_that_no_run_has_is_refused_with_those_there_are(place):
@@ -110,5 +116,5 @@ def test_a_page_lists_runs_and_leads_to_their_reports(place):
         f"{hostile.name}/report.html",
     }
     assert "<b>" not in page
-    for text in ("server accuracy", "0.9", "lost", "synthetic:5"):
+    for text in ("server accuracy", "0.9", "lost", "synthetic:5", "FedBuff", "Oort"):
         assert text in page

@@ -97,6 +97,18 @@ def test_runs_are_grouped_by_what_differs_but_seeds(tmp_path):
     assert found == {"strategy=fedavg": folders[:2], "strategy=fedbuff": folders[2:]}
 
 
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["/a b/phones.parquet", "/a b/cars.parquet"], ["phones.parquet", "cars.parquet"]),
+        (["/a/phones.parquet", "/b/phones.parquet"], ["/a/phones.parquet", "/b/phones.parquet"]),
+    ],
+)
+def test_files_are_named_without_their_folders_unless_these_tell_them_apart(tmp_path, files, names):
+    runs = [Run(write_finished(tmp_path / str(i), traces=traces)) for i, traces in enumerate(files)]
+    assert list(grouped(runs)) == [f"traces={name}" for name in names]
+
+
 def test_a_seed_that_only_some_runs_pass_on_is_a_difference(tmp_path):
     folders = [
         write_finished(tmp_path / str(seed), seed=seed, run_config={"seed": min(seed, 2)})

@@ -8,12 +8,13 @@ import pytest
 from made_run import HOSTILE, write_run
 from read_page import Seen, plots_of
 
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
 from fedstale.reports.figure import time_text
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run, report_at_end
-from fedstale.runs import DEPLOYED
+from fedstale.runs import DEPLOYED, RunFolder
 
 
 def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
@@ -68,6 +69,20 @@ def test_a_report_names_no_address_that_a_browser_would_ask_for(page_of):
     assert not re.search(r'(?:src|href)="(?!data:)', text)
     assert "default-src 'none'" in text
     assert "/tmp" not in text
+
+
+def test_a_report_begins_with_strategy_selector_and_traces_and_shows_no_folder(page_of, tmp_path):
+    about = {"strategy": "FedBuff(10, 5)", "selector": "AgentSelector('/home/me/own agent')"}
+    reason = "FileNotFoundError: '/home/me/my data/a.csv' (/home/me/app/task.py:3)"
+    settings = {"app": "/home/me/my app", "traces": "/home/me/phones.parquet"}
+    folder = write_run(tmp_path / "run", about=about, reason=reason)
+    with RunFolder(folder) as opened:
+        opened.write_config(SimulationConfig(**settings))
+    text = "".join(Seen((page := Run(folder).report()).read_text()).text)
+    assert text.split("Strategy: FedBuff; selector: AgentSelector; traces: phones.parquet.")[1:]
+    assert 'app = "my app"' in text
+    assert "FileNotFoundError: 'a.csv' (task.py:3)" in text
+    assert "/home" not in page.read_text()
 
 
 def test_hostile_names_add_no_element(tmp_path, page_of):

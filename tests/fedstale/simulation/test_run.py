@@ -328,6 +328,48 @@ def test_strategies_that_merge_replies_as_they_come_fill_the_run_folder(run, tmp
     assert (result.folder / "model.safetensors").is_file()
 
 
+BY_ITSELF = """
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord()})
+    grid.send_and_receive([Message(content, next(iter(grid.get_node_ids())), "train")])
+"""
+OWN = SERVER.replace(
+    "app = ServerApp()", "class Own(strategies.FedAvg):\n    pass\n\n\napp = ServerApp()"
+).replace('getattr(strategies, config["strategy"])', "Own")
+
+
+@pytest.mark.parametrize(
+    ("server", "strategy", "selector"),
+    [
+        (SERVER, "FedAvg", None),
+        (OWN, "Own", None),
+        (STALE_SERVER, "FedBuff(concurrency=4, buffer_size=2", "Random()"),
+        (BY_ITSELF, None, None),
+    ],
+    ids=["stock", "own", "stale", "none"],
+)
+@pytest.mark.usefixtures("no_pages")
+def test_the_summary_has_the_strategy_that_ran_and_its_selector(
+    run, tmp_path, server, strategy, selector
+):
+    app = write_small_app(tmp_path / "app", server=server)
+    named = "FedBuff" if server == STALE_SERVER else "FedAvg"
+    always = fleet([[(0.0, 1000.0)]] * 4)
+    summary = run(always, app=app, run_config={"rounds": 1, "strategy": named}).summary
+    assert summary["status"] == "finished", summary["reason"]
+    assert summary["selector"] == selector
+    told = summary["strategy"]
+    assert told == strategy or told.startswith(f"{strategy}, ")
+
+
 def test_a_stale_strategy_that_is_stopped_leaves_its_last_model(run, tmp_path):
     app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
     result = run(app=app, until="8 rounds", run_config={"strategy": "GapAware", "rounds": 1000})
