@@ -249,7 +249,7 @@ def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
     facts = _facts(run)
     if not run.jobs["busy_s"].any():
-        del facts["device-hours"], facts["device-hours wasted"]
+        del facts["device-hours wasted"]
     if not run.summary["rounds"]:
         del facts["rounds"]
     return [*_last_values(run)[:2], *facts.items(), *_limits(run)]
@@ -301,7 +301,6 @@ def _facts(run: "Run") -> dict[str, str]:
         "rounds": f"{run.summary['rounds']:,}",
         "jobs": f"{len(run.jobs):,}",
         "devices used": f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}",
-        "device-hours": f"{run.costs['device_s'] / 3600.0:,.3g}",
         "device-hours wasted": f"{run.costs['device_time_wasted']:.0%}",
         "traffic": f"{n_bytes / size:.3g} {unit}",
     }
