@@ -1,6 +1,7 @@
 """The folder of a run: what was asked, what happened, and what came out.
 
-Every file is written under another name and renamed, so a folder never holds half a file.
+Every file but the log is written under another name and renamed, so a folder never holds half a
+file.
 """
 
 import json
