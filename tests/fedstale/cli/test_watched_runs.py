@@ -144,3 +144,20 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch):
         "30% done, round 3, 0d 00:00:00, 7 online, 2 in flight, 2.3 min left",
         "40% done, round 4, 0d 00:00:00, 7 online, 2 in flight, 2.2 min left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        ([], "in flight"),
+        ([{"loss": 0.5, "lag": 3.0}], "loss 0.5"),
+        ([{"loss": 0.5}, {"loss": 0.4, "accuracy": 0.8765}, {"train_loss": 0.3}], "accuracy 0.876"),
+    ],
+)
+def test_a_line_ends_with_the_last_accuracy_or_else_the_last_metric(measured, shown):
+    said, run = [], At()
+    notes = ProgressNotes(said.append, Until(), every_s=0.0)
+    for values in measured:
+        notes.metrics(run, 1, "server", values)
+    notes.look(run)
+    assert said[0].endswith(shown)
