@@ -585,7 +585,7 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live import duration
-    from fedstale.reports import REPORT, client_errors_in_words, not_numbers_in_words
+    from fedstale.reports import REPORT
     from fedstale.runs import LOG
 
     summary = run.summary
@@ -614,22 +614,30 @@ def _show_run(run: "Run") -> None:
     table.add_row("speed", f"{speed:,.0f} virtual s per s")
     console = Console()
     console.print(table)
-    if run.status not in _WORDS:
-        typer.echo(f"{run.status}: {run.reason}")
-    if own := summary.get("in_place_of"):
-        typer.echo(f"strategy: {summary['strategy']} in the place of {own}")
-    if hint := summary.get("hint"):
-        typer.echo(f"hint: {hint}")
-    if not_numbers := not_numbers_in_words(run):
-        typer.echo(not_numbers)
-    for line in client_errors_in_words(run):
-        typer.echo(f"client error: {line}")
-    if run.advice:
-        typer.echo(f"what cost most: {run.advice[0]}")
-    if record := summary.get("record"):
-        typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
+    for line in _below(run):
+        typer.echo(line)
     for name, path in (("report", REPORT), ("log", LOG)):
         console.print(f"{name}: {run.folder / path}", soft_wrap=True, highlight=False)
+
+
+def _below(run: "Run") -> Iterator[str]:
+    """Yield what is said of a run below its table."""
+    from fedstale.reports import client_errors_in_words, not_numbers_in_words
+
+    summary = run.summary
+    if run.status not in _WORDS:
+        yield f"{run.status}: {run.reason}"
+    if own := summary.get("in_place_of"):
+        yield f"strategy: {summary['strategy']} in the place of {own}"
+    if hint := summary.get("hint"):
+        yield f"hint: {hint}"
+    if not_numbers := not_numbers_in_words(run):
+        yield not_numbers
+    yield from (f"client error: {line}" for line in client_errors_in_words(run))
+    if run.advice:
+        yield f"what cost most: {run.advice[0]}"
+    if record := summary.get("record"):
+        yield f"record: {record['lines']:,} lines, head {record['head']}"
 
 
 def _number(value: float | None) -> str:
