@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedstale.agents.deep_sets import SetExtractor, set_policy
     from fedstale.agents.env import SB3VecEnv, SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
             "env": "SB3VecEnv SelectionEnv VectorSelectionEnv",

@@ -53,7 +53,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.types import Candidates
-from fedstale.traces import Array, Mask, stream
+from fedstale.traces import Array, Mask, outline, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
 """What is compared; see `episode_metrics`."""
@@ -94,6 +94,8 @@ class Evaluation:
     """One row for each contender, training seed and window; see `episode_metrics`."""
     table: pd.DataFrame
     """One row for each contender and metric: mean, and the agent's mean minus it with interval."""
+
+    __repr__ = outline
 
 
 def contenders(

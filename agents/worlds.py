@@ -54,7 +54,7 @@ from fedstale.strategies.selection import (
     Random,
 )
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, stream
+from fedstale.traces import Array, Index, outline, stream
 
 VARIED = tuple(f.name for f in fields(LearningProxy) if f.name != "first_loss")
 """Constants that worlds differ in. The first loss is that of an untrained model, which is known;
@@ -92,6 +92,8 @@ class Worlds:
 
     constants: Mapping[str, Array]
     """Each constant of `LearningProxy` in every world; shape (w,) each."""
+
+    __repr__ = outline
 
     def __len__(self) -> int:
         return self.constants["eta"].size
@@ -279,6 +281,8 @@ class WorldEvaluation:
     """A row for each rule; columns rule, median, low (5 %), high (95 %), ahead (worlds), share (of
     the worlds), reward (of the rule, median), and matters, correlation: the constant with the
     strongest rank correlation with the advantage, and that."""
+
+    __repr__ = outline
 
     @property
     def prefer(self) -> str:

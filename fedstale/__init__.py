@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
+    from fedstale import agents, client, errors, simulation, strategies, traces
     from fedstale.api import audit, compare, read_run, simulate
     from fedstale.comparison import Comparison, Plan
     from fedstale.reports import ForecastAudit, Run
     from fedstale.tuning import Tuning, tune
     from fedstale.verification import Verification, verify
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
+            "": "agents client errors simulation strategies traces",
             "api": "audit compare read_run simulate",
             "comparison": "Comparison Plan",
             "reports": "ForecastAudit Run",
@@ -33,10 +35,16 @@ __all__ = [
     "Run",
     "Tuning",
     "Verification",
+    "agents",
     "audit",
+    "client",
     "compare",
+    "errors",
     "read_run",
     "simulate",
+    "simulation",
+    "strategies",
+    "traces",
     "tune",
     "verify",
 ]

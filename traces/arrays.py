@@ -1,6 +1,6 @@
 """Array types, the search that every query on a trace uses, and what channels have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -13,6 +13,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Any)
 DAY_S = 86_400.0
 """A day, in s."""
+_LINE, _VALUE = 240, 80
+"""Characters that `outline` shows at most, and of one value."""
 
 
 def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
@@ -121,6 +123,29 @@ def broadcast(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
 def rounded(x: Array, digits: int) -> tuple[float, ...]:
     """Return numbers to so many significant digits, as files hold them."""
     return tuple(float(f"{v:.{digits}g}") for v in x)
+
+
+def outline(record: Any) -> str:  # noqa: ANN401 - of any dataclass
+    """Return a dataclass in a line: the `__repr__` of one that holds arrays, tables or many parts.
+
+    A value that is long is shown by its type and its shape or length.
+
+    Example:
+        >>> from dataclasses import make_dataclass
+        >>> outline(make_dataclass("Rates", ["step_s", "values"])(15.0, np.zeros((4, 96))))
+        'Rates(step_s=15.0, values=<ndarray (4, 96)>)'
+    """
+    parts = (f"{field.name}={_brief(getattr(record, field.name))}" for field in fields(record))
+    text = ", ".join(parts)
+    return f"{type(record).__name__}({text if len(text) <= _LINE else text[:_LINE] + '...'})"
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    if len(text) <= _VALUE and "\n" not in text:
+        return text
+    size = getattr(value, "shape", len(value) if isinstance(value, Sized) else "")
+    return f"<{type(value).__name__} {size}>"
 
 
 def joined(parts: Sequence[T]) -> T:

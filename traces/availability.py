@@ -26,6 +26,7 @@ from fedstale.traces.arrays import (
     broadcast,
     last_at_or_before,
     offsets_of,
+    outline,
     ranges,
     rows_of,
 )
@@ -49,6 +50,8 @@ class Availability(Channel):
     logs_s: Array
     """For how long each row was logged, through the end of its record if need be, in s; inf for
     what is no recording and holds at any time; shape (rows,)."""
+
+    __repr__ = outline
 
     @classmethod
     def of(

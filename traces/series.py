@@ -28,6 +28,7 @@ from fedstale.traces.arrays import (
     broadcast,
     last_at_or_before,
     offsets_of,
+    outline,
     ranges,
     rows_of,
     running_sums,
@@ -62,6 +63,8 @@ class Series(Channel):
     """Factor of each device, >= 0; inf where nothing takes time; shape (devices,)."""
 
     per_device: ClassVar[tuple[str, ...]] = ("rows", "shifts", "scales")
+
+    __repr__ = outline
 
     @classmethod
     def constant(cls, values: npt.ArrayLike) -> "Series":

@@ -83,6 +83,23 @@ class TraceSet:
         """Return itself: a set does not change, and may be large."""
         return self
 
+    def _facts(self) -> dict[str, object]:
+        facts: dict[str, object] = {"devices": self.n_devices, "channels": ", ".join(self.known)}
+        for name in self.known[:1]:
+            channel = getattr(self, name)
+            facts["record_s"] = float(min(channel.record_s().max(), channel.until))
+        return {**facts, "epoch": self.epoch}
+
+    def __repr__(self) -> str:
+        return f"TraceSet({', '.join(f'{k}={v!r}' for k, v in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """Return what is known of the devices, as notebooks show it."""
+        import pandas as pd
+
+        facts = {**self._facts(), "compute_unit": self.compute_unit, **self.repairs}
+        return pd.Series(facts).to_frame().to_html(header=False)
+
     @classmethod
     def load(cls, spec: str, *, seed: int) -> "TraceSet":
         """Return the traces that a command or a configuration names.

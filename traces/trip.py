@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, joined
+from fedstale.traces.arrays import DAY_S, Array, Index, joined, outline
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 
@@ -125,6 +125,8 @@ class TripOutcomes:
     """Bytes sent back, also by the failed; fractions where a transfer was cut."""
     work_done: Array
     """Work units computed, also by the failed."""
+
+    __repr__ = outline
 
     def times(self, sent_at: Array) -> Array:
         """Return the time to train, to upload and of the whole in s; NaN where a phase never began.

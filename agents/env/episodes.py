@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, Job, Mask, TraceSet, stream
+from fedstale.traces import Array, Index, Job, Mask, TraceSet, outline, stream
 
 GROUPS = 10
 """Groups of data that a model is to learn."""
@@ -41,6 +41,8 @@ class JobKinds:
     """Time after which a reply is rejected, in s, finite."""
     median_s: Array
     """Duration on a device with the median rates of the fleet, in s."""
+
+    __repr__ = outline
 
     def __len__(self) -> int:
         return self.work.size
@@ -237,6 +239,8 @@ class Episodes(RowArrays):
     """Work of a device's job over that of the mean device, as its examples are; shape (b, n)."""
     noise: Array
     """Standard normal noise in the losses that a device reports; shape (b, n, NOISES)."""
+
+    __repr__ = outline
 
     def __len__(self) -> int:
         return self.start.size

@@ -15,7 +15,7 @@ from fedstale.agents.env.episodes import CHOICES, Episodes
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.policy import Floats, Score, by_heuristic, drawn
 from fedstale.strategies.selection import Selector
-from fedstale.traces import Array, Index, Mask
+from fedstale.traces import Array, Index, Mask, outline
 
 Policy: TypeAlias = Selector | Score
 Pick: TypeAlias = Callable[[Index], Mask]
@@ -38,6 +38,8 @@ class Rollout:
     """Sums over the choices of each episode."""
     by_choice: Array
     """Reward from each choice to the next, 0 after the last; shape (b, most choices)."""
+
+    __repr__ = outline
 
 
 def rollout(simulator: Simulator, episodes: Episodes, pick: Pick, reward: Reward) -> Rollout:

@@ -32,7 +32,7 @@ from fedstale.agents.env.real_training import TrainingSimulator
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.weighting import AgeCurve, constant, inverse_root, polynomial
-from fedstale.traces import Array, Index, Mask, TraceSet, stream
+from fedstale.traces import Array, Index, Mask, TraceSet, outline, stream
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,
@@ -81,6 +81,8 @@ class Scenario:
     """How a model learns by the proxy; the constants fitted to training runs by default."""
     learning: Learning = "proxy"
     """Whether models learn by the proxy, or are really trained."""
+
+    __repr__ = outline
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Scenario":
         """Return itself: a scenario does not change, and may be large."""

@@ -35,7 +35,7 @@ from fedstale.errors import TraceError
 from fedstale.strategies.schedule import RECHECK_S
 from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.types import DURATIONS_KEPT, UNKNOWN, Candidates, SelectionContext, Table
-from fedstale.traces import Array, Index, Mask, Status
+from fedstale.traces import Array, Index, Mask, Status, outline
 
 if TYPE_CHECKING:
     from fedstale.agents.env.scenario import Scenario
@@ -65,6 +65,8 @@ class RoundOutcome(RowArrays):
     """Stragglers: jobs in flight at a server step that are not waited for."""
     staleness: Array
     """Sum over the aggregated updates of their staleness in versions."""
+
+    __repr__ = outline
 
     @classmethod
     def zeros(cls, b: int) -> "RoundOutcome":

@@ -191,6 +191,19 @@ class Agent:
     provenance: dict[str, Any]
     """Traces, forecaster, settings, seeds and command of its training."""
 
+    def _facts(self) -> dict[str, object]:
+        n = sum(array.size for array in self.weights.values())
+        return {"parameters": n, "digest": digest(self.weights)[:12], "schema": SCHEMA["version"]}
+
+    def __repr__(self) -> str:
+        return f"Agent({', '.join(f'{k}={v!r}' for k, v in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the agent and its training, as notebooks show them."""
+        import pandas as pd  # noqa: PLC0415 - a server that runs an agent needs none
+
+        return pd.Series({**self._facts(), **self.provenance}).to_frame().to_html(header=False)
+
 
 def save(agent: Agent, folder: str | Path) -> None:
     """Write agent.safetensors and agent.toml, the description last.

@@ -37,9 +37,10 @@ from fedstale.reports import (
     time_unit,
     without_folders,
 )
+from fedstale.traces import outline
 
 _DECIDING = ("server", "evaluate")
-_SHOWN, _WIDEST = 2, 80
+_SHOWN, _WIDEST, _LINE = 2, 80, 240
 _POSITIVE = (0.0, np.inf)
 _COLUMNS = (
     *("variant", "measure", "n", "mean", "low", "high"),
@@ -66,6 +67,8 @@ class Variant:
     speed_up: SpeedUp | None
     device_speed_up: SpeedUp | None
     """The same of the time that all devices had spent by then."""
+
+    __repr__ = outline
 
     @property
     def n_reached(self) -> int:
@@ -218,7 +221,8 @@ class Comparison:
         return f"{first}{self.words.to_html(index=False)}<p>{html.escape(' '.join(self.notes))}</p>"
 
     def __repr__(self) -> str:
-        return f"<Comparison: {self.verdict}>"
+        told = " ".join(self.verdict.split())
+        return f"<Comparison: {told if len(told) <= _LINE else told[:_LINE] + '...'}>"
 
 
 def analyse(

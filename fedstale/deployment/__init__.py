@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedstale.deployment.replay import replay_config, write_replayed
     from fedstale.deployment.run_folder import recorded
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
             "check": "check_app check_messages check_superlink",

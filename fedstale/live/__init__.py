@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         event_writer,
     )
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
             "prometheus": "exported",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         write_index,
     )
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
             "agent": "facts_of write_evaluation write_training",

@@ -21,6 +21,7 @@ from fedstale.reports.figure import SHARES, Figure, curve
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
+from fedstale.traces import outline
 from fedstale.traces.forecast.evaluation import ALARM, WAYS, brier, log_e_values, log_loss
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class ForecastAudit:
     """One row a device, the largest e-value first; `audited` describes the columns."""
     notes: tuple[str, ...]
     """What was left out and how runs were joined, in sentences."""
+
+    __repr__ = outline
 
     @property
     def alarms(self) -> pd.DataFrame:

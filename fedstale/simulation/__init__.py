@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from fedstale.simulation.trace_grid import TraceGrid
 else:
-    __getattr__ = names_of(
+    __getattr__, __dir__ = names_of(
         __name__,
         {
             "costs": "CostModel WorkHook content_bytes missing_costs missing_text size_of",

@@ -29,6 +29,7 @@ from fedstale.files import hold
 from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
+from fedstale.traces import outline
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import How, Ledger, Proposals, Trial
 
@@ -49,6 +50,8 @@ class Tuning:
     """All configurations, by number."""
     comparison: Comparison
     """On held-out seeds and devices: `best`, `runner-up` and `defaults`, the reference."""
+
+    __repr__ = outline
 
     @property
     def ranked(self) -> list[Trial]:

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, RecordDict
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies.messages import coarse, decoded, is_quantised, n_bytes
 from fedstale.strategies.types import Array, FormatName, Model
+from fedstale.traces import outline
 
 _ALIGNED = 64
 _HALF = np.dtype(np.float16)
@@ -80,6 +81,8 @@ class Snapshot:
     """All names in the order of the app."""
     halves: frozenset[str] = frozenset()
     """Names of the arrays that are float16 on devices."""
+
+    __repr__ = outline
 
     @property
     def n_bytes(self) -> int:

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.types.arrays import Model
+from fedstale.traces import outline
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 """Of quantised arrays, from fine to coarse; see `fedstale.strategies.messages`."""
@@ -113,6 +114,8 @@ class ClientUpdate:
     """Whether examples and norm are within the caps; see `Reputation`."""
     weight: float = nan
     """What the weighting returned; NaN until then."""
+
+    __repr__ = outline
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold; the current version is in it already."""

@@ -178,8 +178,9 @@ def test_every_import_of_the_product_is_declared():
 LIGHT = [
     [
         ("import fedstale", {"numpy", "pandas", "torch", "flwr", "ray", "plotly"}),
+        ("fedstale.errors.ConfigError", {"numpy"}),
         ("import fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray"}),
-        ("import fedstale.traces", {"flwr", "ray", "numba"}),
+        ("import fedstale; fedstale.traces.TraceSet", {"flwr", "ray", "numba"}),
         ("import fedstale.traces.sources", {"flwr", "ray", "torch"}),
         ("import fedstale.traces.forecast", {"flwr", "ray", "sklearn", "torch"}),
         ("import fedstale.strategies", {"numba", "ray", "torch"}),
@@ -246,7 +247,8 @@ def imported_on_use(name):
         if isinstance(node, ast.If):
             told = {a.name: line.module for line in node.body for a in line.names}
             table = ast.literal_eval(node.orelse[0].value.args[1])
-            found = {n: f"{name}.{file}" for file, names in table.items() for n in names.split()}
+            places = {file: f"{name}.{file}".rstrip(".") for file in table}
+            found = {n: places[file] for file, names in table.items() for n in names.split()}
     return told, found
 
 
@@ -254,6 +256,14 @@ def test_a_door_finds_what_it_tells_type_checkers():
     for name in DOORS:
         told, found = imported_on_use(name)
         assert found == told, name
+
+
+def test_a_door_lists_its_public_names_alone():
+    doors = [name for name in DOORS if imported_on_use(name)[0]]
+    assert "fedstale" in doors
+    for name in doors:
+        door = importlib.import_module(name)
+        assert dir(door) == sorted(door.__all__), name
 
 
 def test_every_public_name_exists_and_is_listed_once():

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces import Array, Index, Job
+from fedstale.traces import Array, Index, Job, outline
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
     LEVELS,
@@ -64,6 +64,8 @@ class FleetStatistics:
     """Share online in each hour of the day; shape (24,)."""
     rates: Array
     """Quantiles of mean rates over all devices; shape (3, rate horizons, quantiles)."""
+
+    __repr__ = outline
 
     @classmethod
     def of(cls, examples: Examples) -> "FleetStatistics":

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, Index, TraceSet, broadcast, stream
+from fedstale.traces import Array, Index, TraceSet, broadcast, outline, stream
 from fedstale.traces.forecast.observation import (
     RATE_HORIZONS_S,
     RATES,
@@ -48,6 +48,8 @@ class Examples:
     """Mean rate over each horizon after the origin; shape (n, 3, rate horizons)."""
     new_session_survival: Array
     """Share of sessions that last beyond each horizon from their beginning; (horizons,)."""
+
+    __repr__ = outline
 
     def __len__(self) -> int:
         return len(self.observed)
@@ -265,6 +267,8 @@ class Split:
     """Instant in s."""
     end: float
     """End of the last log in s."""
+
+    __repr__ = outline
 
 
 def split(traces: TraceSet, *, seed: int) -> Split:

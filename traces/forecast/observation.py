@@ -37,6 +37,7 @@ from fedstale.traces import (
     broadcast,
     joined,
     last_at_or_before,
+    outline,
     row_time,
     taken,
 )
@@ -92,6 +93,8 @@ class Observation:
     weeks, so that its days are no weekdays; shape (n,)."""
     rates: Array
     """Mean rate of each channel in each step, the newest first; shape (n, 3, steps)."""
+
+    __repr__ = outline
 
     def __len__(self) -> int:
         return self.devices.size

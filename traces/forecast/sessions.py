@@ -20,6 +20,7 @@ from fedstale.traces import (
     Mask,
     last_at_or_before,
     offsets_of,
+    outline,
     row_time,
     running_sums,
 )
@@ -81,6 +82,8 @@ class OwnSessions:
     """Share of time online a day before this time plus the horizon; NaN unknown; shape (n, h)."""
     last_week: Array
     """The same a week before; shape (n, h)."""
+
+    __repr__ = outline
 
     @classmethod
     def unknown(cls, age_s: Array) -> "OwnSessions":

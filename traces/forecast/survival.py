@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedstale.traces import Array, Index, Job, Mask
+from fedstale.traces import Array, Index, Job, Mask, outline
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
@@ -44,6 +44,8 @@ class JobForecast:
     """Quantiles of the times in s, in the order of `PHASES`; shape (n, 3, quantiles)."""
     p_finish: Array
     """Probability to be online throughout and done by the deadline, in [0, 1]; shape (n,)."""
+
+    __repr__ = outline
 
     @property
     def training_s(self) -> Array:
@@ -75,6 +77,8 @@ class DeviceForecast:
     """Probability that a session which begins lasts beyond each horizon; shape (horizons,)."""
     rates: Array
     """Quantiles of the mean rate over each horizon, >= 0; (n, 3, rate horizons, quantiles)."""
+
+    __repr__ = outline
 
     def of_job(self, job: Job) -> JobForecast:
         """Return the forecast of a job that is sent now.

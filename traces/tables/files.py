@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fedstale.errors import TraceError
+from fedstale.traces import outline
 from fedstale.traces.sources import read_file
 
 _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": "white space"}
@@ -32,6 +33,8 @@ class Table:
     """How the file was read, in words."""
     n_cut: int
     """Last lines that were cut short, and are left out."""
+
+    __repr__ = outline
 
 
 def open_table(path: Path, separator: str | None = None) -> Table:
