@@ -15,11 +15,10 @@ PLAN = {
     },
 }
 
-if __name__ == "__main__":  # runs are processes of their own
-    comparison = fedstale.compare(PLAN, out="runs/weightings", overwrite=True)
-    means = comparison.table.pivot(index="variant", columns="measure", values="mean")
-    means["minutes to 0.6"] = means["time_to_target_s"] / 60
-    means["device-hours"] = means["device_s"] / 3600
-    columns = ["minutes to 0.6", "server accuracy", "device-hours", "device_time_wasted"]
-    print(means[columns].round({"minutes to 0.6": 0}).round(2).to_string())
-    print("intervals and differences: runs/weightings/comparison.html")
+comparison = fedstale.compare(PLAN, out="runs/weightings", overwrite=True)
+means = comparison.table.pivot(index="variant", columns="measure", values="mean")
+means["minutes to 0.6"] = means["time_to_target_s"] / 60
+means["device-hours"] = means["device_s"] / 3600
+columns = ["minutes to 0.6", "server accuracy", "device-hours", "device_time_wasted"]
+print(means[columns].round({"minutes to 0.6": 0}).round(2).to_string())
+print("intervals and differences: runs/weightings/comparison.html")

@@ -24,9 +24,8 @@ class Tracker(Callback):
 
 SETTINGS = {"app": "digits", "traces": "synthetic:60", "until": "30m", "seed": 1}
 
-if __name__ == "__main__":  # clients may train in processes of their own
-    mlflow.set_experiment("fedstale")
-    mlflow.start_run()
-    mlflow.log_params(SETTINGS)
-    run = fedstale.simulate(**SETTINGS, callbacks=[Tracker()])
-    print(f"{run.status}: {run.reason}")
+mlflow.set_experiment("fedstale")
+mlflow.start_run()
+mlflow.log_params(SETTINGS)
+run = fedstale.simulate(**SETTINGS, callbacks=[Tracker()])
+print(f"{run.status}: {run.reason}")

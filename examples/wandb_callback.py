@@ -24,8 +24,7 @@ class Tracker(Callback):
 
 SETTINGS = {"app": "digits", "traces": "synthetic:60", "until": "30m", "seed": 1}
 
-if __name__ == "__main__":  # clients may train in processes of their own
-    wandb.init(project="fedstale", config=SETTINGS)
-    wandb.define_metric("*", step_metric="hours")  # not the number of the call
-    run = fedstale.simulate(**SETTINGS, callbacks=[Tracker()])
-    print(f"{run.status}: {run.reason}")
+wandb.init(project="fedstale", config=SETTINGS)
+wandb.define_metric("*", step_metric="hours")  # not the number of the call
+run = fedstale.simulate(**SETTINGS, callbacks=[Tracker()])
+print(f"{run.status}: {run.reason}")

@@ -1,6 +1,5 @@
 """The calls behind `import fedstale`: simulate, compare and read_run."""
 
-import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -89,9 +88,7 @@ def simulate(
     `os._exit`, a segmentation fault or all of the memory, ends the caller too; `resume` goes on
     from the last checkpoint. With executor "processes" the run goes on, and the job has an error.
 
-    Clients of an app in a directory move to processes of their own where that pays. Each of them
-    imports the script that it came from: a script calls this below `if __name__ == "__main__":`, as
-    everything that uses multiprocessing.
+    Clients of an app in a directory move to processes of their own where that pays.
 
     Args:
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
@@ -144,7 +141,6 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    check_guarded()
     pause_s = np.inf if pause_at is None else instant_s(pause_at, "pause_at")
     if (resume or pause_at is not None) and out is None:
         raise ConfigError("resume and pause_at: expected out, the folder of the run that goes on")
@@ -241,9 +237,8 @@ def compare(
 ) -> Comparison:
     """Compare variants of a simulation over seeds, each paired with a reference.
 
-    Runs of a plan are processes of their own: a script calls this below
-    `if __name__ == "__main__":`, as everything that uses multiprocessing. Runs that are done are
-    kept and interrupted ones go on, so the same call finishes the rest.
+    Runs of a plan are processes of their own. Runs that are done are kept and interrupted ones go
+    on, so the same call finishes the rest.
 
     Args:
         source: a plan, its TOML file or its table; or finished runs or their folders, which are
@@ -264,7 +259,6 @@ def compare(
         ProtocolError: a file of a run cannot be read.
         KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
     """
-    check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if address is not None:
@@ -313,18 +307,6 @@ def read_run(folder: str | Path) -> Run:
         ProtocolError: a file in it cannot be read.
     """
     return Run(folder)
-
-
-def check_guarded() -> None:
-    """Raise if a process that a call started makes the same call, by importing its script.
-
-    Otherwise it would run everything again, into the folder of the run that it belongs to.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(
-            "a process that trains clients imported this script and came to the same call: put "
-            'the calls of fedstale in a script below `if __name__ == "__main__":`'
-        )
 
 
 def _server(

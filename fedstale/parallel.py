@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -27,8 +28,34 @@ Report = Callable[[object], None]
 Event = Literal["progress", "done", "rejected", "died"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_OF_SCRIPT = ("__file__", "__spec__")
+"""By which a process that is started finds the script that is run."""
 _WAIT_S = 0.5
 _STOP_S = 30.0
+
+
+class _Process(SpawnProcess):
+    """A process that does not import the script that is run.
+
+    Its work is in modules, and a script that is imported would make the call that it makes again.
+    """
+
+    def start(self) -> None:
+        main = vars(sys.modules["__main__"])
+        before: dict[str, Any] = {name: main.pop(name) for name in _OF_SCRIPT if name in main}
+        main["__spec__"] = None
+        try:
+            super().start()
+        finally:
+            main.update(before)
+
+
+class _Spawn(SpawnContext):
+    Process = _Process
+
+
+SPAWN = _Spawn()
+"""Starts processes anew: a forked one would share torch's threads and Flower's state."""
 
 
 class WorkerPool(Generic[Job]):
@@ -106,9 +133,7 @@ class WorkerPool(Generic[Job]):
 
     def _started(self) -> tuple[Connection, BaseProcess]:
         ours, theirs = multiprocessing.Pipe()
-        # A forked process would share torch's threads and Flower's state with this one.
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_do_jobs, args=(theirs, self._log))
+        process = SPAWN.Process(target=_do_jobs, args=(theirs, self._log))
         with _one_thread_each():
             process.start()
         theirs.close()

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedstale.api import RUNS, check_guarded, compare, result_folder
+from fedstale.api import RUNS, compare, result_folder
 from fedstale.cluster import check_address, joined
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
 from fedstale.config import SimulationConfig, read_toml
@@ -135,7 +135,7 @@ def tune(
     """Search settings on virtual time, and judge them on held-out seeds and devices.
 
     What is done is kept, so the same call goes on after an interrupt or a kill. Runs are processes
-    of their own: a script calls this below `if __name__ == "__main__":`.
+    of their own.
 
     Args:
         space: what to search, its TOML file or its table.
@@ -155,7 +155,6 @@ def tune(
         ConfigError: the space cannot be, the folder has another search, or nothing can be judged.
         KeyboardInterrupt: it was asked to stop; what is done is kept.
     """
-    check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

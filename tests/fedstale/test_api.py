@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import multiprocessing
 import warnings
 
 import numpy as np
@@ -225,23 +224,3 @@ def test_a_plan_in_python_runs_and_writes_its_files(tmp_path):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         fedstale.simulat  # noqa: B018 - looked up on purpose
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: fedstale.simulate("digits", traces="synthetic:5", out="kept", overwrite=True),
-        lambda: fedstale.compare({}, out="kept", overwrite=True),
-    ],
-)
-def test_a_worker_that_imports_an_unguarded_script_does_not_touch_its_run(
-    call, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "config.toml").write_text("half of a run", encoding="utf-8")
-    # As multiprocessing marks a process that it starts, while that imports the script.
-    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(ConfigError, match='below `if __name__ == "__main__":`'):
-        call()
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["config.toml"]

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Number
 from types import ModuleType
 from typing import Any
@@ -219,10 +219,12 @@ def executor_for(
         return RayExecutor(app, workers, gpus=gpus, address=address)
     if kind == "inline" or (kind == "auto" and workers == 1):
         return InlineExecutor(client)
+    # A function of the script that is run, which processes do not import, may say the work.
+    load = replace(app, work=None).load_client
     if kind == "processes" or (workers or 1) > 1:
-        return ProcessExecutor(app.load_client, workers or n_cores(), limit_s)
+        return ProcessExecutor(load, workers or n_cores(), limit_s)
     shared = SharedState(app.modules).look
-    return AutoExecutor(client, app.load_client, limit_s=limit_s, shared=shared)
+    return AutoExecutor(client, load, limit_s=limit_s, shared=shared)
 
 
 def _batched(app: FlowerApp, client: ClientApp) -> Executor:

@@ -36,6 +36,7 @@ from fedstale.flower import (
     quick_arrays,
     with_content,
 )
+from fedstale.parallel import SPAWN
 from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,
@@ -189,8 +190,7 @@ class ProcessExecutor(WorkerExecutor[str]):
                 if None. What Python did is on the worker's standard error then.
 
         Raises:
-            ConfigError: no worker gets ready, for instance because the script that is run, which
-                each of them imports, does not keep its calls below `if __name__ == "__main__":`.
+            ConfigError: no worker gets ready.
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
         self.description = f"{workers} processes"
@@ -226,8 +226,7 @@ class ProcessExecutor(WorkerExecutor[str]):
     def _new_pool(self) -> ProcessPoolExecutor:
         pool = ProcessPoolExecutor(
             self._workers,
-            # Forking a process with threads (torch, Flower's telemetry) can deadlock.
-            mp_context=multiprocessing.get_context("spawn"),
+            mp_context=SPAWN,
             initializer=_start_worker,
             initargs=(self._load, self._limit_s),
         )
