@@ -41,6 +41,7 @@ from fedstale.config import (
     read_toml,
 )
 from fedstale.errors import ConfigError, nearest
+from fedstale.live import ProgressNotes, progress_line
 from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
 from fedstale.simulation import FlowerApp, WorkHook
@@ -50,7 +51,7 @@ from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 
 LOG, RUNS = "log.txt", "runs"
-_ENDLESS = 10**9
+_ENDLESS, _LINE_EVERY_S = 10**9, 0.5
 
 
 def simulate(
@@ -80,6 +81,7 @@ def simulate(
     address: str | None = None,
     checkpoint_every: int = 1,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     **costs: float | str | None,
 ) -> Run:
     """Run a Flower app on replayed devices.
@@ -130,6 +132,8 @@ def simulate(
         address: auto or HOST:PORT of a running Ray cluster, for the executor ray.
         checkpoint_every: model versions from one checkpoint to the next; 0 writes none.
         callbacks: told what happens in the run; see `fedstale.strategies.Callback`.
+        progress: whether a line on stderr shows how far the run is; None shows it on a terminal
+            and in a notebook.
         **costs: what devices pay, as `fedstale.simulation.Costs` has it, such as
             work_per_example=0.5, epochs=1, examples=20, model_bytes=14_000_000; they come before
             what the app says.
@@ -190,7 +194,11 @@ def simulate(
     )
     if not isinstance(traces, TraceSet):
         traces = TraceSet.load(str(traces), seed=seed)
-    with ExitStack() as stack:
+    with ExitStack() as stack, progress_line(progress) as say:
+        if say is not None:
+            say("starting")
+            notes = ProgressNotes(say, Until.parse(until), every_s=_LINE_EVERY_S)
+            callbacks = [*callbacks, notes]
         run = simulate_config(
             config,
             result_folder(out, stack),
@@ -233,6 +241,7 @@ def compare(
     reference: str | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
+    progress: bool | None = None,
     address: str | None = None,
 ) -> Comparison:
     """Compare variants of a simulation over seeds, each paired with a reference.
@@ -251,6 +260,8 @@ def compare(
         reference: variant to compare with; replaces that of the plan.
         overwrite: whether to run everything again, and to replace a comparison of other runs.
         watch: called with the share of each run that is over, by folder, whenever one has moved.
+        progress: whether a line on stderr shows how many runs are over; None shows it on a terminal
+            and in a notebook. With `watch` there is none.
         address: auto or HOST:PORT of a Ray cluster whose nodes run the plan; None of this machine.
 
     Raises:
@@ -273,9 +284,20 @@ def compare(
         else:
             plan = _plan(source, {"target": target, "reference": reference})
             text = tomli_w.dumps(plan.table())
-            found = _of_plan(
-                plan, folder, workers=workers, overwrite=overwrite, watch=watch, address=address
-            )
+            with progress_line(progress if watch is None else False) as say:
+
+                def look(shares: Mapping[Path, float]) -> None:
+                    if say is not None:
+                        say(f"{sum(shares.values()):.1f} of {len(shares)} runs are over")
+
+                found = _of_plan(
+                    plan,
+                    folder,
+                    workers=workers,
+                    overwrite=overwrite,
+                    watch=watch or look,
+                    address=address,
+                )
         make_folder(folder)
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
@@ -348,7 +370,7 @@ def _of_plan(
     *,
     workers: int | None,
     overwrite: bool,
-    watch: Watch | None,
+    watch: Watch,
     address: str | None,
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
@@ -356,7 +378,6 @@ def _of_plan(
     if not overwrite:
         check_free(folder, (run.folder for run in runs))
     make_folder(folder)
-    watch = watch or (lambda shares: None)
     failed = run_all(
         runs,
         workers=workers,

@@ -424,6 +424,7 @@ def compare(
                 reference=reference,
                 overwrite=overwrite,
                 watch=bar,
+                progress=False,
                 address=address,
             )
         except KeyboardInterrupt as stop:

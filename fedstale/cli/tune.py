@@ -85,6 +85,7 @@ def tune(
                 seed=seed,
                 address=address,
                 watch=None if quiet or as_json else _show,
+                progress=False,
             )
         except KeyboardInterrupt:
             note("fedstale: interrupted; the same command goes on")

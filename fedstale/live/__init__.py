@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Watcher,
         duration,
         event_writer,
+        progress_line,
     )
 else:
     __getattr__, __dir__ = names_of(
@@ -25,7 +26,7 @@ else:
             "server": "PORT Board observed parse_address serving",
             "watching": (
                 "EventLog RepeatedInterrupt ProgressLine ProgressNotes TensorBoard Watcher "
-                "duration event_writer"
+                "duration event_writer progress_line"
             ),
         },
     )
@@ -44,5 +45,6 @@ __all__ = [
     "exported",
     "observed",
     "parse_address",
+    "progress_line",
     "serving",
 ]

@@ -4,8 +4,11 @@ All are callbacks. Most count rounds and look at the clock a few times a second 
 """
 
 import json
+import logging
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,6 +17,7 @@ from flwr.app import ArrayRecord, Message
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError
+from fedstale.flower import command_line
 from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.types import ClientUpdate
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 NO_LIMIT = Until()
+_WIDTH = 79
 
 
 class Watcher(Callback):
@@ -144,6 +149,40 @@ class ProgressNotes(Watcher):
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Say nothing: the result follows."""
+
+
+@contextmanager
+def progress_line(progress: bool | None) -> Iterator[Callable[[str], object] | None]:
+    """Show a line on stderr that is written again and again, below what Flower logs.
+
+    Args:
+        progress: whether to show it; None where it is seen, on a terminal or in a notebook.
+
+    Yields:
+        What writes the line; None if none is shown.
+    """
+    if progress is None:
+        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
+    if not progress:
+        yield None
+        return
+
+    def say(text: str) -> None:
+        # Notebooks know a carriage return too, where the displays of rich need widgets.
+        sys.stderr.write(f"\r{text[:_WIDTH]:<{_WIDTH}}\r")
+        sys.stderr.flush()
+
+    def cleared(record: logging.LogRecord) -> bool:
+        say("")
+        return True
+
+    log = command_line.console()
+    log.addFilter(cleared)
+    try:
+        yield say
+    finally:
+        log.removeFilter(cleared)
+        say("")
 
 
 class EventLog(Callback):

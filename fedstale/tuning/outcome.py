@@ -26,6 +26,7 @@ from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant
 from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
+from fedstale.live import progress_line
 from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
@@ -131,6 +132,7 @@ def tune(
     seed: int = 0,
     address: str | None = None,
     watch: Callable[[Trial], None] | None = None,
+    progress: bool | None = None,
 ) -> Tuning:
     """Search settings on virtual time, and judge them on held-out seeds and devices.
 
@@ -150,6 +152,8 @@ def tune(
         address: auto or HOST:PORT of a Ray cluster whose nodes run configurations; None of this
             machine.
         watch: called whenever a configuration begins, has reported, or is over.
+        progress: whether a line on stderr shows how far the search is; None shows it on a terminal
+            and in a notebook. With `watch` there is none.
 
     Raises:
         ConfigError: the space cannot be, the folder has another search, or nothing can be judged.
@@ -163,6 +167,7 @@ def tune(
         check_address(address)
     space = Space.read(space)
     stops = space.check(search, stop)
+    progress = progress if watch is None else False
     _require_installed()
     for note in space.notes:
         logging.getLogger(__name__).warning("%s", note)
@@ -179,8 +184,15 @@ def tune(
             if not proposals.is_over:
                 from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
-                run_trials(proposals, folder, watch or (lambda trial: None), address)
-            found = _judged(space, folder, ledger, workers=how.workers, address=address)
+                with progress_line(progress) as say:
+
+                    def look(trial: Trial) -> None:
+                        if say is not None:
+                            say(f"configuration {trial.number}: {trial.status}")
+
+                    run_trials(proposals, folder, watch or look, address)
+            options = {"workers": how.workers, "address": address, "progress": progress}
+            found = _judged(space, folder, ledger, options)
         weakref.finalize(found, stack.pop_all().close)
     return found
 
@@ -211,11 +223,9 @@ def _judged(
     space: Space,
     folder: Path,
     ledger: Ledger,
-    *,
-    workers: int,
-    address: str | None,
+    options: Mapping[str, Any],
 ) -> Tuning:
-    """Compare what was found with the defaults, and write everything."""
+    """Compare what was found with the defaults, by options of `compare`, and write everything."""
     write_text(
         table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
     )
@@ -226,7 +236,7 @@ def _judged(
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
-    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, address=address)
+    comparison = compare(plan, out=folder / HELD_OUT, **options)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
     _write_page(found)
     return found

@@ -15,6 +15,7 @@ from shared_fleets import named
 from thread_processes import threads_for_processes
 
 import fedstale
+from fedstale import api
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import FedBuff
 
@@ -54,6 +55,13 @@ def evaluate(version, arrays):
 def given(**changes):
     common = {"initial_arrays": {"weights": np.zeros(2)}, "traces": named("synthetic:20")}
     return {**common, "until": "20m", **COSTS, **changes}
+
+
+def test_a_run_in_python_shows_how_far_it_is(client, monkeypatch, capsys):
+    monkeypatch.setattr(api, "_LINE_EVERY_S", 0.0)
+    for progress, shown in ((None, False), (True, True)):
+        fedstale.simulate(client, strategy=FedBuff(5, 2), **given(), progress=progress)
+        assert ("% done, round 3, 0d 00:" in capsys.readouterr().err) == shown
 
 
 def test_a_strategy_and_a_client_in_python_run_and_can_be_looked_at(client):
@@ -200,7 +208,7 @@ def plans_in_threads(threads_for_processes):
 
 
 @pytest.mark.usefixtures("plans_in_threads")
-def test_a_plan_in_python_runs_and_writes_its_files(tmp_path):
+def test_a_plan_in_python_runs_and_writes_its_files(tmp_path, capfd):
     from small_app import write_small_app
 
     plan = {
@@ -217,8 +225,10 @@ def test_a_plan_in_python_runs_and_writes_its_files(tmp_path):
     assert (out / "comparison.html").is_file()
     with pytest.raises(ConfigError, match="workers = 0"):
         fedstale.compare(plan, workers=0)
-    again = fedstale.compare(fedstale.Plan.from_table(plan, where="plan"), out=out)
+    assert "runs are over" not in capfd.readouterr().err
+    again = fedstale.compare(fedstale.Plan.from_table(plan, where="plan"), out=out, progress=True)
     assert again.table.equals(found.table)
+    assert "2.0 of 2 runs are over" in capfd.readouterr().err
 
 
 def test_an_unknown_name_is_an_attribute_error():

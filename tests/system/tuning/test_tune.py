@@ -40,11 +40,15 @@ def searched(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path):
+def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path, capsys):
     search = {"strategy": ["FedBuff(6, 2)", "GapAware(6, 2)"]}
     own = {"num-server-rounds": 1000}
     given = table(search=search, run_config=own, trials=None, until="8m", rungs=["3m"])
-    found = fedstale.tune(given, out=tmp_path / "grid", search="grid", stop="none", workers=2)
+    how = {"search": "grid", "stop": "none", "workers": 2, "progress": True}
+    found = fedstale.tune(given, out=tmp_path / "grid", **how)
+    shown = capsys.readouterr().err
+    assert "configuration 1: complete" in shown
+    assert "runs are over" in shown
     assert list(found.trials["status"]) == ["complete"] * 2
     for number, parameters in enumerate(space(**given).grid()):
         for seed in (1, 2):
