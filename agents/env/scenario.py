@@ -387,6 +387,11 @@ class Scenarios:
         Raises:
             TraceError: there are too few devices.
         """
+        if traces.n_devices < 5:
+            raise TraceError(
+                f"{traces.n_devices} devices: expected at least 5, to test on others than are "
+                "learnt from"
+            )
         parts = split(traces, seed=seed)
         late = (1.0 - _VALIDATED) * parts.turn
         spans = {

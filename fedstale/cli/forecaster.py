@@ -134,7 +134,13 @@ def backtest(
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.reports import backtest, write_figures
     from fedstale.traces import Job
-    from fedstale.traces.forecast.evaluation import TITLES, backtested, printed, why_empty
+    from fedstale.traces.forecast.evaluation import (
+        TITLES,
+        backtested,
+        printed,
+        verdict,
+        why_empty,
+    )
 
     deadline_s, step_s = amount("deadline", deadline, UNITS_S), amount("step", step, UNITS_S)
     if step_s < 1.0:
@@ -159,23 +165,30 @@ def backtest(
             table.to_csv(out / f"{name}.csv", index=False)
         write_figures(
             "Backtest of forecasts",
-            f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
-            f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
+            f"{verdict(tables['verdict'])} {Path(traces).name}, seed {seed}: tested on what no "
+            f"forecaster learnt from. The job: {work:g} work units, {download_bytes:,} bytes down, "
             f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
             backtest.figures(tables),
             out / backtest.PAGE,
             hidden=backtest.hidden(tables),
+            n_open=backtest.N_OPEN,
         )
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
         parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
         typer.echo("{" + ", ".join(parts) + "}")
     else:
-        for title, table in printed(tables):
+        if said := verdict(tables["verdict"]):
+            typer.echo(said)
+        # A page has all tables; else they are nowhere but here.
+        shown = {"verdict": tables["verdict"]} if out is not None else tables
+        for title, table in printed(shown):
             typer.echo(f"\n{title}\n\n{table_text(table)}")
         for name, title in TITLES.items():
-            if why := why_empty(name, tables):
+            if name in shown and (why := why_empty(name, tables)):
                 typer.echo(f"\n{title}\n\n{why}")
+        if out is not None:
+            typer.echo(f"\nreport: {out / backtest.PAGE}")
 
 
 def _fitted(

@@ -47,6 +47,9 @@ _JOBS = {
     "total_s": ("pinball", "Whole time of the job", "log s"),
     "finish": ("brier", "Probability to finish, error", ""),
 }
+_FIRST = ("verdict", "ranking-available", "job-total_s", "ranking-compute", "reliability-finish")
+"""Figures by which a backtest is read, in this order."""
+N_OPEN = 3
 # Instants of a fan with a number on the axis, in min.
 _FAN_MIN = [-120, -60, 0, 60, 120]
 # A bin with fewer is mostly noise.
@@ -61,7 +64,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     Args:
         tables: from `fedstale.traces.forecast.evaluation.backtested`.
     """
-    drawn = [*_rankings(tables), *_jobs(tables)]
+    drawn = [*_verdict(tables), *_rankings(tables), *_jobs(tables)]
     if "reliability" in tables:
         what = "to finish the job by its deadline"
         drawn.append(_reliability("finish", "Probability to finish", what, tables["reliability"]))
@@ -80,7 +83,9 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
             for channel, part in fans.groupby("channel", sort=False)
             if names
         ]
-    return [figure for figure in drawn if figure.traces]
+    shown = [figure for figure in drawn if figure.traces]
+    ranks = {name: rank for rank, name in enumerate(_FIRST)}
+    return sorted(shown, key=lambda figure: ranks.get(figure.id, len(ranks)))
 
 
 def hidden(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -118,6 +123,30 @@ def _why_unranked(scores: pd.DataFrame, quantity: str) -> str:
     if not scores["quantity"].eq(quantity).any():
         return "no forecast of it has an outcome in the record."
     return "no score of it is a number, as where all or nothing happened."
+
+
+def _verdict(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """Return each forecaster's share of persistence's loss, the best on top."""
+    if "verdict" not in tables:
+        return []
+    table, rows = tables["verdict"], []
+    numbers = table[["share", "low", "high", "blocks"]].to_numpy(dtype=np.float64)
+    names = map(str, table["forecaster"])
+    for i, (name, (share, low, high, n)) in enumerate(zip(names, numbers, strict=True)):
+        text, ends = f"{share:.2f} [{low:.2f}, {high:.2f}]", {"low": low, "high": high}
+        rows.append(Row(name=name, look=i, text=text, n=int(n), value=share, **ends))
+    return [
+        forest(
+            "verdict",
+            "Share of persistence's loss",
+            "Of the chances to be online later and of the rates, together; left is better, and at "
+            "more than 1 persistence is.",
+            rows,
+            x_title="share of persistence's loss (left is better)",
+            level=1.0,
+            header=("forecaster", "share and interval", "devices or days"),
+        )
+    ]
 
 
 def _rankings(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:

@@ -127,6 +127,7 @@ def write_figures(
     hidden: str = "",
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
+    n_open: int | None = None,
 ) -> Path:
     """Write a page of figures, and of what stands around them; page.html has the order.
 
@@ -143,6 +144,7 @@ def write_figures(
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
+        n_open: how many figures are shown at once; the others are folded. None shows all.
 
     Returns:
         The file.
@@ -162,6 +164,7 @@ def write_figures(
         hidden=hidden,
         runs=runs,
         texts={name: without_folders(text) for name, text in (texts or {}).items()},
+        n_open=len(figures) if n_open is None else n_open,
         version=__version__,
         clock=_clock(runs) if runs else "",
         made_on=_made_on,

@@ -1,3 +1,4 @@
+import html
 import json
 import re
 from types import SimpleNamespace
@@ -72,11 +73,45 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
         *FAST,
     )
     assert tested.exit_code == 0, tested.output
-    assert "ewma (ewma)" in tested.output
+    first, _ = tested.stdout.split("\n", maxsplit=1)
+    assert re.match(r"ewma \(ewma\) .* of persistence's loss", first)
+    page = (tmp_path / "tables" / "backtest.html").read_text(encoding="utf-8")
+    assert first in html.unescape(page)
+    assert str(tmp_path / "tables" / "backtest.html") in tested.stdout
+    # What the page has is not printed as well.
+    assert tested.stdout.count("ewma (ewma)") == 2
     table = pd.read_csv(tmp_path / "tables" / "horizons.csv")
     assert set(table["forecaster"]) == {"last-value", "oracle", "ewma (ewma)"}
     assert (tmp_path / "tables" / "backtest.html").is_file()
     assert {"survival.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
+
+
+def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_last(tmp_path):
+    own = tmp_path / "phone.parquet"
+    TraceSet.synthetic(1, days=8, seed=3).write(own)
+    made = train(own, tmp_path / "lstm", "--quiet")
+    assert made.exit_code == 0, made.output
+    tested = run(
+        *("forecaster", "backtest", "--traces", own, "--trained", tmp_path / "lstm"),
+        *("--forecasters", "", "--step", "1h", "--examples", 200),
+    )
+    assert tested.exit_code == 0, tested.output
+    assert re.match(r"lstm \(lstm\) .* of persistence's loss", tested.stdout)
+    assert "By horizon" in tested.stdout
+
+
+def test_a_device_that_was_recorded_too_shortly_is_one_sentence(tmp_path):
+    own = tmp_path / "phone.parquet"
+    TraceSet.synthetic(1, days=2, seed=3).write(own)
+    for refused in (
+        train(own, tmp_path / "lstm"),
+        run("forecaster", "backtest", "--traces", own),
+        run("agent", "train", "--traces", own, "--out", tmp_path / "agent"),
+    ):
+        assert refused.exit_code == 2
+        assert refused.stderr.count("\n") == 1
+        assert "at least 5" in refused.stderr
+    assert "record 5.0 days more" in train(own, tmp_path / "lstm").stderr
 
 
 def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):

@@ -6,8 +6,8 @@ is NaN, which every forecaster and score leaves out. Origins are drawn from two 
 and time online, since phones that are online are rare.
 
 Devices and time are split together: a forecaster is tested on devices that it did not learn from,
-at later instants than any it learnt from. The split follows from a seed, so training and testing
-agree on it without a file.
+at later instants than any it learnt from. Fewer than five devices are split by time alone. The
+split follows from a seed, so training and testing agree on it without a file.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, Index, TraceSet, broadcast, outline, stream
+from fedstale.traces import DAY_S, Array, Index, TraceSet, broadcast, outline, stream
 from fedstale.traces.forecast.observation import (
     RATE_HORIZONS_S,
     RATES,
@@ -31,6 +31,10 @@ SHORT_HISTORY = 0.2
 """Share of the examples to learn from whose device remembers only a part of its history."""
 TURN_SHARE = 0.625
 """Share of the median record that may be learnt from."""
+LEAST_DAYS = 7
+"""Record in days of fewer than five devices that are split by time: every hour several times."""
+FEW = 5
+"""Devices from which on devices are split, and resampled, and not time alone."""
 _ATTEMPTS = 50
 
 
@@ -255,14 +259,21 @@ def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Arr
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Split:
-    """Three sets of devices, and the instant between learning and testing."""
+    """Three sets of devices, and the instant between learning and testing.
+
+    Of few devices each set has all: what is learnt from ends where the validation begins.
+    """
 
     training: Index
-    """Positions of the devices to learn from, before `turn`."""
+    """Positions of the devices to learn from, before `learnt`."""
     validation: Index
-    """Positions of the devices to stop early and to calibrate on, before `turn`."""
+    """Positions of the devices to stop early and to calibrate on, from `validated` to `turn`."""
     testing: Index
     """Positions of the devices to test on, from `turn` on."""
+    learnt: float
+    """Instant in s: `turn`, or of few devices an earlier one."""
+    validated: float
+    """Instant in s: 0, or of few devices `learnt`."""
     turn: float
     """Instant in s."""
     end: float
@@ -274,12 +285,15 @@ class Split:
 def split(traces: TraceSet, *, seed: int) -> Split:
     """Return 60, 20 and 20 % of the devices, and the instant that ends the learning.
 
+    Fewer than five devices are all in each part, and the time is split: the last day before the
+    end of the learning, or its last fifth, validates.
+
     Args:
-        traces: the devices, at least 5.
+        traces: the devices.
         seed: of the draw.
 
     Raises:
-        TraceError: there are too few devices.
+        TraceError: there are fewer than five devices, with a record that is too short.
 
     Example:
         >>> parts = split(TraceSet.ideal(10), seed=0)
@@ -287,17 +301,46 @@ def split(traces: TraceSet, *, seed: int) -> Split:
         (6, 2, 2)
     """
     n = traces.n_devices
-    if n < 5:
-        raise TraceError(f"{n} devices: expected at least 5 to split by device")
+    if n < FEW:
+        return _split_by_time(traces)
     order = stream(seed, 5).permutation(n)
     first, second = round(0.6 * n), round(0.8 * n)
     lengths, ends = record_s(traces), log_span(traces, np.arange(n))[1]
+    turn = TURN_SHARE * float(np.median(lengths))
     return Split(
         training=np.sort(order[:first]),
         validation=np.sort(order[first:second]),
         testing=np.sort(order[second:]),
-        turn=TURN_SHARE * float(np.median(lengths)),
+        learnt=turn,
+        validated=0.0,
+        turn=turn,
         end=float(ends.max()),
+    )
+
+
+def _split_by_time(traces: TraceSet) -> Split:
+    everyone = np.arange(traces.n_devices)
+    begins, ends = log_span(traces, everyone)
+    begin, end = float(begins.min()), float(ends.max())
+    # A recorder that is told to go on for a week ends with the reading before.
+    days = (end - begin) / DAY_S
+    missing = LEAST_DAYS - days - 1.0 / 24.0
+    if missing > 0.0:
+        raise TraceError(
+            f"devices: {everyone.size}, with a record of {days:.1f} days: expected at least {FEW} "
+            f"devices, or {LEAST_DAYS} days to learn on the first and test on the last; record "
+            f"{np.ceil(10 * missing) / 10:.1f} days more"
+        )
+    turn = begin + TURN_SHARE * (end - begin)
+    late = turn - max(DAY_S, 0.2 * (turn - begin))
+    return Split(
+        training=everyone,
+        validation=everyone,
+        testing=everyone,
+        learnt=late,
+        validated=late,
+        turn=turn,
+        end=end,
     )
 
 
@@ -310,8 +353,8 @@ def draw_parts(traces: TraceSet, *, n: int, seed: int) -> tuple[Examples, Exampl
         seed: of the split and of the draw.
     """
     parts = split(traces, seed=seed)
-    drawn = partial(
-        draw, TraceObserver(traces), start=0.0, until=parts.turn, short_history=SHORT_HISTORY
-    )
-    training = drawn(parts.training, n=n, seed=seed)
-    return training, drawn(parts.validation, n=max(n // 5, 100), seed=seed + 1)
+    drawn = partial(draw, TraceObserver(traces), short_history=SHORT_HISTORY)
+    training = drawn(parts.training, start=0.0, until=parts.learnt, n=n, seed=seed)
+    start, n_held_out = parts.validated, max(n // 5, 100)
+    held_out = drawn(parts.validation, start=start, until=parts.turn, n=n_held_out, seed=seed + 1)
+    return training, held_out

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from made_backtest import curves, fan_of, scores
 
-from fedstale.reports.backtest import PAGE, figures
+from fedstale.reports.backtest import N_OPEN, PAGE, figures
 from fedstale.reports.page import write_figures
 
 
@@ -89,3 +89,23 @@ def test_jobs_are_a_forest_with_the_best_on_top():
     assert first["x"][0] - first["error_x"]["arrayminus"][0] == 0.0
     # A correction of times changes no chance.
     assert [row[0] for row in finish.rows] == ["lstm"]
+
+
+def test_the_verdict_stands_first_and_all_but_three_figures_are_folded(tables, tmp_path):
+    row = ("lstm", 0.82, 0.79, 0.86, 40, 0.9, 0.7, np.nan, np.nan)
+    columns = ["forecaster", "share", "low", "high", "blocks", "available", "compute"]
+    tables["verdict"] = pd.DataFrame([row], columns=[*columns, "downlink", "uplink"])
+    tables["horizons"] = scores("available", lstm=(0.9, 0.1, 0.2))
+    drawn = figures(tables)
+    assert [figure.id for figure in drawn[:3]] == [
+        "verdict",
+        "ranking-available",
+        "reliability-finish",
+    ]
+    assert drawn[0].rows == [["lstm", "0.82 [0.79, 0.86]", "40"]]
+    page = write_figures("Backtest", "A phone.", drawn, tmp_path / PAGE, n_open=N_OPEN)
+    before, folded = page.read_text(encoding="utf-8").split("<details><summary>All other", 1)
+    assert before.count('class="plot"') == 3
+    assert folded.count('class="plot"') == len(drawn) - 3 > 0
+    whole = write_figures("Backtest", "A phone.", drawn[:3], tmp_path / "few.html", n_open=N_OPEN)
+    assert "All other figures" not in whole.read_text(encoding="utf-8")

@@ -120,9 +120,33 @@ def test_nothing_learnt_comes_from_a_tested_device_or_a_tested_hour(fleet):
         assert np.isnan(examples.rates[:, 0, 5:])[late[:, 0]].all()
 
 
-def test_too_few_devices_are_one_sentence():
-    with pytest.raises(TraceError, match="at least 5"):
+@pytest.mark.parametrize("n", [1, 4])
+def test_few_devices_are_split_by_time_alone(n):
+    few = TraceSet.synthetic(n, seed=2, days=8)
+    parts = split(few, seed=0)
+    for devices in (parts.training, parts.validation, parts.testing):
+        np.testing.assert_array_equal(devices, np.arange(n))
+    assert parts.turn == 5 * DAY
+    assert parts.end == 8 * DAY
+    # A whole day validates, with all of its hours.
+    assert parts.learnt == parts.validated == 4 * DAY
+    training, held_out = draw_parts(few, n=300, seed=0)
+    for examples, start, until in ((training, 0, 4), (held_out, 4, 5)):
+        assert start * DAY <= examples.observed.now.min()
+        assert examples.observed.now.max() < until * DAY
+        late = examples.observed.now[:, None] + HORIZONS_S >= until * DAY
+        assert late.any()
+        assert np.isnan(examples.survival[late]).all()
+
+
+def test_few_devices_with_a_short_record_are_one_sentence_that_says_how_many_days_are_missing():
+    few = TraceSet.synthetic(1, seed=2, days=3)
+    with pytest.raises(TraceError, match=r"at least 5 devices, or 7 days .* record 4\.0 days more"):
+        split(few, seed=0)
+    with pytest.raises(TraceError, match=r"devices: 4, with a record of 0\.0 days"):
         split(TraceSet.ideal(4), seed=0)
+    # A recorder that goes on for a week stops at the reading before its end.
+    assert split(phone((0.0, 7 * DAY - 5.0), days=7), seed=0).end == 7 * DAY - 5.0
 
 
 def phone(logs, *, days=1):

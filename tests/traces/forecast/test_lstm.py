@@ -115,6 +115,17 @@ def test_a_share_that_an_example_sees_was_counted_without_its_device(training):
     assert not np.array_equal(again.survival[~own], shown.survival[~own])
 
 
+def test_of_one_device_a_share_was_counted_without_the_day_of_the_example(observer):
+    one = draw(observer, [7], start=0.0, until=3 * 86_400.0, n=300, seed=0)
+    day = one.observed.now // 86_400.0 == 1.0
+    survival = one.survival.copy()
+    survival[day] = 1.0 - survival[day]
+    shown = of_other_devices(one, one.observed)
+    again = of_other_devices(replace(one, survival=survival), one.observed)
+    np.testing.assert_array_equal(again.survival[day], shown.survival[day])
+    assert not np.array_equal(again.survival[~day], shown.survival[~day])
+
+
 def test_outer_quantiles_cover_as_often_as_they_say_on_the_validation_devices(lstm, held_out):
     rates = lstm.forecast(held_out.observed).rates
     for channel in range(3):

@@ -21,6 +21,7 @@ from fedstale.traces.forecast.evaluation.report import (
     span_text,
     why_empty,
 )
+from fedstale.traces.forecast.evaluation.verdict import verdict
 
 __all__ = [
     "ALARM",
@@ -41,5 +42,6 @@ __all__ = [
     "reliability",
     "rolling",
     "span_text",
+    "verdict",
     "why_empty",
 ]

@@ -6,7 +6,7 @@ errors of times with the sign turned; errors of jobs are in seconds.
 
 Scores take forecasts and outcomes and return one number for each example, or for each column;
 unknown outcomes are NaN and stay so. Intervals come from resampling whole devices: examples of one
-device are not independent.
+device are not independent. Fewer than five devices are resampled by their days.
 
 Reference:
     Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
@@ -21,14 +21,15 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, Index
+from fedstale.traces import DAY_S, Array, Index
 from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.baselines import LastValue
-from fedstale.traces.forecast.dataset import Examples, examples_at, log_span
+from fedstale.traces.forecast.dataset import FEW, Examples, examples_at, log_span
 from fedstale.traces.forecast.observation import (
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
+    Observation,
     TraceObserver,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
@@ -126,8 +127,8 @@ def by_horizon(
 def naive_scale(training: Examples) -> Array:
     """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
     least = least_rates(training)
-    last = _logs(LastValue().level(training.observed), least)
-    error = np.abs(_logs(training.rates, least) - last)
+    last = logs(LastValue().level(training.observed), least)
+    error = np.abs(logs(training.rates, least) - last)
     known = ~np.isnan(error)
     with np.errstate(invalid="ignore"):
         return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -144,20 +145,19 @@ def least_rates(training: Examples) -> Array:
     return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
 
 
-def _logs(rates: Array, least: Array) -> Array:
+def logs(rates: Array, least: Array) -> Array:
     """Return logarithms of rates, none below the least; the channel is the second axis."""
     return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
 
 
 def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    online = tested.observed.online
+    online, block = tested.observed.online, blocks(tested.observed)
     for quantity, chosen, chances, outcomes in (
         ("online", online, forecast.survival, tested.survival),
         ("offline", ~online, forecast.survival, tested.survival),
         ("available", np.ones(online.size, dtype=bool), forecast.available, tested.available),
     ):
-        devices = tested.observed.devices[chosen]
         for k, horizon in enumerate(HORIZONS_S):
             p, happened = chances[chosen, k], outcomes[chosen, k]
             known = int(np.count_nonzero(~np.isnan(happened)))
@@ -165,7 +165,7 @@ def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tupl
                 continue
             head = (name, quantity, float(horizon))
             metrics = {"brier": brier(p, happened), "log_loss": log_loss(p, happened)}
-            rows += scored(head, metrics, devices, known)
+            rows += scored(head, metrics, block[chosen], known)
             for metric, value in (
                 # The rarer of the two events: leaving, coming back, being offline.
                 ("auprc_change", average_precision(1.0 - p, 1.0 - happened)),
@@ -180,7 +180,8 @@ def _rates(
     name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, predicted = _logs(tested.rates, least), _logs(forecast.rates, least)
+    truth, predicted = logs(tested.rates, least), logs(forecast.rates, least)
+    block = blocks(tested.observed)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
             y, q = truth[:, c, k], predicted[:, c, k]
@@ -195,7 +196,7 @@ def _rates(
                 "coverage": covered(q, y),
                 "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
             }
-            rows += scored((name, channel, float(horizon)), metrics, tested.observed.devices, known)
+            rows += scored((name, channel, float(horizon)), metrics, block, known)
     return rows
 
 
@@ -222,7 +223,7 @@ def cold_start(
             if forecaster.reads_the_future:
                 continue
             forecast = forecaster.forecast(forgetful.observed)
-            loss = pinball(_logs(forecast.rates, least), _logs(forgetful.rates, least))
+            loss = pinball(logs(forecast.rates, least), logs(forgetful.rates, least))
             error = brier(forecast.survival[online], forgetful.survival[online])[:, early]
             rows.append((name, memory, _mean(loss), _mean(error)))
     return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
@@ -245,8 +246,8 @@ def error_per_device(
     k = int(np.searchsorted(RATE_HORIZONS_S, 300.0))
     rows = []
     for name, forecaster in forecasters.items():
-        predicted = _logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
-        error = np.abs(_logs(tested.rates, least)[:, :, k] - predicted)
+        predicted = logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
+        error = np.abs(logs(tested.rates, least)[:, :, k] - predicted)
         for c, channel in enumerate(RATES):
             each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
             if each.size:
@@ -361,12 +362,30 @@ def reliability(p: Array, happened: Array) -> pd.DataFrame:
     return pd.DataFrame({"predicted": predicted, "observed": observed, "n": count})
 
 
-def mean_with_interval(scores: Array, devices: Index) -> tuple[float, float, float]:
-    """Return the mean of a score and its 95 % interval, resampling whole devices.
+def blocks(observed: Observation) -> Index:
+    """Return a number for what is resampled as a whole: a device, or of few devices a day of one.
+
+    Args:
+        observed: the examples.
+    """
+    devices, days = observed.devices, np.floor(observed.now / DAY_S).astype(np.int64)
+    if np.unique(devices).size >= FEW:
+        return devices
+    return devices * (days.max(initial=0) + 1) + days
+
+
+def resampled(n: int) -> Array:
+    """Return how often each of n blocks is drawn in each of some samples; shape (samples, n)."""
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), size=_DRAWS)
+    return weights.astype(np.float64)
+
+
+def mean_with_interval(scores: Array, blocks: Index) -> tuple[float, float, float]:
+    """Return the mean of a score and its 95 % interval, resampling whole blocks.
 
     Args:
         scores: of each example, NaN where unknown; shape (n,).
-        devices: device of each example; shape (n,).
+        blocks: block of each example, such as its device; shape (n,).
 
     Returns:
         Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
@@ -374,20 +393,18 @@ def mean_with_interval(scores: Array, devices: Index) -> tuple[float, float, flo
     known = np.isfinite(scores)
     if not known.any():
         return (float("nan"),) * 3
-    _, block = np.unique(devices[known], return_inverse=True)
-    total = np.bincount(block, weights=scores[known])
-    count = np.bincount(block).astype(np.float64)
-    rng = np.random.default_rng(0)
-    weights = rng.multinomial(count.size, np.full(count.size, 1.0 / count.size), size=_DRAWS)
+    _, block = np.unique(blocks[known], return_inverse=True)
+    total, count = np.bincount(block, weights=scores[known]), np.bincount(block)
+    weights = resampled(count.size)
     means = (weights @ total) / (weights @ count)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(scores[known].mean()), float(low), float(high)
 
 
 def scored(
-    head: tuple[object, ...], metrics: Mapping[str, Array], devices: Index, n: int
+    head: tuple[object, ...], metrics: Mapping[str, Array], blocks: Index, n: int
 ) -> list[tuple[object, ...]]:
     """Return rows of a table: what is scored, the metric, its mean with interval, and n."""
     return [
-        (*head, metric, *mean_with_interval(score, devices), n) for metric, score in metrics.items()
+        (*head, metric, *mean_with_interval(score, blocks), n) for metric, score in metrics.items()
     ]

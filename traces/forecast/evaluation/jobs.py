@@ -56,7 +56,7 @@ def calibrated(
         held_out: scores of the fleet, from `fleet_scores`.
         adaptation: how devices adapt.
     """
-    calibration = Calibration(int(origins.devices.max()) + 1, held_out, adaptation)
+    calibration = Calibration(int(origins.devices.max(initial=0)) + 1, held_out, adaptation)
     known_at = np.where(np.isfinite(times[:, 2]), origins.now + times[:, 2], np.inf)
     waiting = np.zeros(0, dtype=np.int64)
     given = forecast.times_s.copy()
@@ -94,6 +94,7 @@ def job_scores(
         are of their logarithms.
     """
     rows: list[tuple[object, ...]] = []
+    block = scores.blocks(origins)
     for p, phase in enumerate(PHASES):
         y, q = times[:, p], forecast.times_s[:, p]
         log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
@@ -107,11 +108,11 @@ def job_scores(
         # One forecast of never, 1e9 s, is the mean of all errors; it does not move the median.
         middle = float(np.nanmedian(metrics["mae_s"])) if known else np.nan
         rows.append((name, phase, "median_error_s", middle, np.nan, np.nan, known))
-        rows += scores.scored((name, phase), metrics, origins.devices, known)
+        rows += scores.scored((name, phase), metrics, block, known)
     tried = int(np.isfinite(finished).sum())
     rules = {"brier": scores.brier, "log_loss": scores.log_loss}
     metrics = {metric: rule(forecast.p_finish, finished) for metric, rule in rules.items()}
-    rows += scores.scored((name, "finish"), metrics, origins.devices, tried)
+    rows += scores.scored((name, "finish"), metrics, block, tried)
     area = scores.average_precision(forecast.p_finish, finished)
     rows.append((name, "finish", "auprc", area, np.nan, np.nan, tried))
     return pd.DataFrame(rows, columns=_COLUMNS)

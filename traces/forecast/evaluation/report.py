@@ -14,11 +14,12 @@ import pandas as pd
 from fedstale.errors import ConfigError
 from fedstale.traces import Array, Index, Job, TraceSet
 from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_class, forecaster_folder
-from fedstale.traces.forecast.baselines import Oracle
+from fedstale.traces.forecast.baselines import Oracle, Persistence
 from fedstale.traces.forecast.conformal import Adaptation
 from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, split
 from fedstale.traces.forecast.evaluation import backtest, jobs
 from fedstale.traces.forecast.evaluation.backtest import reliability
+from fedstale.traces.forecast.evaluation.verdict import against_persistence
 from fedstale.traces.forecast.observation import (
     LEVELS,
     RATE_HORIZONS_S,
@@ -29,6 +30,7 @@ from fedstale.traces.forecast.observation import (
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 TITLES = {
+    "verdict": "Share of persistence's loss; less is better",
     "horizons": "By horizon",
     "per_device": "Error of the mean rate over 5 min, as a logarithm: quantiles over devices",
     "cold_start": "Cold start: pinball of rates and Brier of survival, by length of history",
@@ -49,6 +51,7 @@ _LONGEST_SAID_S = 86_400.0
 """Longer errors in s have no size: a forecast of never is 1e9 s."""
 _COUNTS = {"decision": "rounds", "reliability": "n", "survival": "n", "jobs": "n"}
 _WHY_EMPTY = {
+    "verdict": "There was nothing that persistence did not foresee.",
     "horizons": "No origin has an outcome that the record still holds.",
     "jobs": "No device was online at an origin that the record holds the outcome of.",
     "reliability": "Of no job is it known whether it was done by its deadline.",
@@ -143,7 +146,10 @@ def backtested(
     tested = backtest.rolling(
         observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed
     )
-    tables = process_tables(fitted, observer, tested, parts.end, training)
+    persistence = Persistence().fit(training, held_out, seed=seed)
+    least = backtest.least_rates(training)
+    tables = {"verdict": against_persistence(fitted, tested, persistence, least)}
+    tables |= process_tables(fitted, observer, tested, parts.end, training)
     begin("curves")
     tables["survival"] = survival(fitted, tested)
     tables["fan"] = fan(fitted, observer, tested, parts.end)

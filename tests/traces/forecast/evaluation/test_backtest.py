@@ -154,6 +154,7 @@ def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
         for _ in range(2)
     ]
     assert set(run[0]) == {
+        "verdict",
         "horizons",
         "per_device",
         "cold_start",
@@ -170,7 +171,7 @@ def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
         assert name == "decision" or why_empty(name, run[0]) == ""
     shown = dict(printed(run[0]))
     # Two scores of horizons, four tables of the job, and of the others all but `decision`.
-    assert len(shown) == 2 + 4 + 3
+    assert len(shown) == 1 + 2 + 4 + 3
     for table in shown.values():
         assert table.notna().any(axis=None)
         assert max(map(len, table.to_string().splitlines())) <= 120
@@ -203,9 +204,9 @@ def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
         examples=300,
         seed=0,
     )
-    assert set(tables) == {"horizons", "per_device", "cold_start", "survival", "fan"}
+    assert set(tables) == {"verdict", "horizons", "per_device", "cold_start", "survival", "fan"}
     assert set(tables["horizons"]["quantity"]) == {"online", "offline", "available"}
-    assert len(dict(printed(tables))) == 2
+    assert len(dict(printed(tables))) == 3
     for name in ("jobs", "reliability", "decision"):
         assert "do not hold all of availability, compute" in why_empty(name, tables)
     assert (

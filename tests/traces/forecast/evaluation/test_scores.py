@@ -63,6 +63,19 @@ def test_the_interval_widens_where_examples_of_a_device_are_alike():
     assert high - low == pytest.approx(4 * each.std() / np.sqrt(50), rel=0.3)
 
 
+def test_few_devices_are_resampled_by_their_days(observer):
+    when = np.arange(0.0, 3.0, 0.25) * 86_400.0
+    one = observer.at(np.repeat(7, when.size), when)
+    days = scores.blocks(one)
+    assert [np.count_nonzero(days == day) for day in np.unique(days)] == [4, 4, 4]
+    two = observer.at(np.tile([7, 8], when.size // 2), when)
+    assert np.unique(scores.blocks(two)).size == 6
+    _, low, high = scores.mean_with_interval(np.repeat([1.0, 2.0, 3.0], 4), days)
+    assert low < 2.0 < high
+    five = observer.at(np.arange(5), np.full(5, 1000.0))
+    np.testing.assert_array_equal(scores.blocks(five), np.arange(5))
+
+
 def test_the_mean_leaves_unknown_scores_out():
     value, low, high = scores.mean_with_interval(np.array([1.0, np.nan, 3.0]), np.array([0, 0, 1]))
     assert value == 2.0
