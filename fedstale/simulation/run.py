@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
-from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
+from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, TraceError
 from fedstale.flower import dropped, features, legacy
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder
@@ -65,6 +65,8 @@ _SERVER_SEED, _DEVICES_SEED = 2, 3
 _ONLINE, _WINDOWS = 2_000, 200_000
 """Devices, and windows of them, of which a run tells at most when they were online."""
 _PROBED = 50
+_NAMED = 3
+"""Devices that a sentence names at most."""
 _NO_CHANGE = (
     "changes were not made: expected an app that starts one strategy of fedstale, which can go on "
     "with other settings"
@@ -113,7 +115,8 @@ def simulate(
     config, heard = app.resolved(config), (*callbacks,)
     known, traces = traces.device_ids, enrolled(traces, config)
     nodes = node_configs(config, known, traces.device_ids)
-    if hint := too_few_partitions(config.run_config, nodes):
+    still = _without_rate(traces, app, Costs.from_table(config.costs))
+    if hint := too_few_partitions(config.run_config, nodes) or still:
         logger.warning("%s", hint)
     for _ in range(len(config.changes) + 1):
         run = _until_change(
@@ -486,6 +489,30 @@ def _require_end(until: Until, traces: TraceSet, costs: Costs) -> None:
             f"until = {until.time_s:g} s: no time passes on devices that are infinitely fast; "
             "expected '100 rounds' or a metric such as 'accuracy 0.9'"
         )
+
+
+def _without_rate(traces: TraceSet, app: FlowerApp, costs: Costs) -> str:
+    """Return in a sentence which devices can end no job, if there are any.
+
+    Raises:
+        TraceError: none can.
+    """
+    parts, n = [], traces.n_devices
+    # A message that trains nothing needs no processor.
+    stated = [units for kind, units in costs.work.items() if kind.startswith("train")]
+    is_work = app.work is None and all(stated or [costs.work_per_example])
+    for name in ("compute", "downlink", "uplink") if is_work else ("downlink", "uplink"):
+        if name in traces.known:
+            ids = traces.device_ids[getattr(traces, name).fastest() == 0.0]
+            some = ", ".join(map(repr, ids[:_NAMED])) + (", ..." if len(ids) > _NAMED else "")
+            if len(ids) == n:
+                raise TraceError(
+                    f"{name} is 0 throughout for all devices ({some}), so that no job would end: "
+                    f"expected traces with some {name}"
+                )
+            if len(ids):
+                parts.append(f"{name} is 0 throughout for {len(ids):,} of {n:,} ({some})")
+    return f"devices that can end no job: {'; '.join(parts)}" if parts else ""
 
 
 def seed_server(seed: int) -> None:

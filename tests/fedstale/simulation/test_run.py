@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from small_app import CLIENT, PYPROJECT, SERVER, write_small_app
 from tiny import fleet
 
 from fedstale.config import SimulationConfig
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, TraceError
 from fedstale.machine import release
 from fedstale.simulation import run as run_module
 from fedstale.simulation.run import simulate
@@ -49,6 +50,32 @@ def run(tmp_path):
 
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def without(name, traces, devices):
+    """Return traces in which some devices have nothing of a rate at any time."""
+    factors = np.isin(np.arange(traces.n_devices), devices, invert=True).astype(float)
+    return replace(traces, **{name: getattr(traces, name).scaled(factors)})
+
+
+@pytest.mark.parametrize("name", ["compute", "downlink", "uplink"])
+def test_devices_without_any_of_a_rate_are_named_before_the_run(run, name, caplog):
+    first, second = patchy(4).device_ids[[1, 3]]
+    with caplog.at_level("WARNING", "fedstale.simulation"):
+        result = run(without(name, patchy(4), [1, 3]), run_config={"rounds": 1})
+    said = f"{name} is 0 throughout for 2 of 4 ({first!r}, {second!r})"
+    assert said in result.summary["hint"]
+    assert [said in line for line in caplog.messages].count(True) == 1
+    assert "is 0 throughout" not in run(run_config={"rounds": 1}).summary["hint"]
+    with pytest.raises(TraceError, match=f"{name} is 0 throughout for all devices"):
+        run(without(name, patchy(4), range(4)), run_config={"rounds": 1})
+
+
+def test_where_no_message_has_work_no_device_needs_a_processor(run):
+    given = {"run_config": {"rounds": 1}, "costs": {"work.train": 0, "work.evaluate": 0}}
+    result = run(without("compute", patchy(4), range(4)), **given)
+    assert result.summary["jobs"]["reported"] > 0
+    assert "is 0 throughout" not in result.summary["hint"]
 
 
 @pytest.mark.parametrize("strategy", STOCK)
