@@ -106,12 +106,20 @@ def test_a_device_that_was_recorded_too_shortly_is_one_sentence(tmp_path):
     for refused in (
         train(own, tmp_path / "lstm"),
         run("forecaster", "backtest", "--traces", own),
-        run("agent", "train", "--traces", own, "--out", tmp_path / "agent"),
     ):
         assert refused.exit_code == 2
         assert refused.stderr.count("\n") == 1
-        assert "at least 5" in refused.stderr
-    assert "record 5.0 days more" in train(own, tmp_path / "lstm").stderr
+        assert "record 5.0 days more" in refused.stderr
+
+
+@pytest.mark.parametrize("words", [("train", "--out", "agent"), ("evaluate",)])
+def test_an_agent_learns_from_other_devices_than_it_is_tested_on(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    TraceSet.synthetic(4, days=8, seed=3).write("phones.parquet")
+    refused = run("agent", *words, "--traces", "phones.parquet")
+    assert refused.exit_code == 2, refused.output
+    assert "4 devices: expected at least 5" in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
