@@ -4,9 +4,11 @@ import time
 
 import pytest
 from browser import browsing, missing
+from made_backtest import curves, fan_of
 from made_run import EVERYTHING, HOSTILE, write_run
 
-from fedstale.reports.page import write_comparison
+from fedstale.reports.backtest import PAGE, figures
+from fedstale.reports.page import write_comparison, write_figures
 from fedstale.reports.run import Run
 
 pytestmark = [
@@ -50,6 +52,20 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert browser.ask("return document.querySelectorAll('.plot').length") >= 12
         spots = browser.ask(f"{TIMELINE}spots().length")
         assert spots == 8572  # of seven jobs one expired before it began
+
+
+def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
+    tables = {"reliability": curves(), "survival": curves(horizon_s=900.0), "fan": fan_of()}
+    page = write_figures("Backtest", "", figures(tables), tmp_path / PAGE, n_open=1)
+    drawn = "return [...document.querySelectorAll('.plot')].filter((plot) => plot.chart).length"
+    with browsing() as browser:
+        browser.open(page)
+        assert browser.ask(drawn) == 1
+        browser.ask("document.querySelector('.figures ~ details').open = true")
+        browser.read_on()
+        assert browser.ask(drawn) == 3
+        assert browser.ask(EMPTY_PLOTS) == []
+        assert browser.complaints() == []
 
 
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
