@@ -26,6 +26,7 @@ SHORT = {
     "simulate": ["--until", "2m", "--quiet"],
     "record": ["--for", "2s", "--every", "1s"],
     "forecaster train": ["--kind", "ewma"],
+    "forecaster backtest": ["--step", "6h", "--examples", "200"],
 }
 """What ends a command early, by its name; the last of two equal options counts."""
 
@@ -99,8 +100,10 @@ def furnished(tmp_path_factory):
     phones.write(folder / "phones.parquet")
     # Five have one digit in their names, so that no device is in both.
     TraceSet.synthetic(5, seed=0, population="desktops").write(folder / "desktops.parquet")
+    # A week or more, of which one device can learn on a part.
+    single = TraceSet.synthetic(3, days=8, seed=0)
     for i, name in enumerate(("boxes", "phone", "tablet")):
-        phones.take([i]).write(folder / f"{name}.parquet")
+        single.take([i]).write(folder / f"{name}.parquet")
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
     (folder / "log.csv").write_text("who,from,to\na,2024-06-01 08:00,2024-06-01 09:00\n")
     write_clothes(folder / "clothes")
@@ -134,6 +137,10 @@ def prepare(name, words):
         for device in ("phone", "tablet"):
             out = ("--out", f"{device}.parquet", "--device", device)
             called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
+    if name == "forecaster backtest":
+        given = ("--traces", words[words.index("--traces") + 1])
+        out = ("--out", words[words.index("--trained") + 1])
+        called("forecaster", "train", *given, *out, *SHORT["forecaster train"])
     if name in {"record", "compose"}:
         Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
     if "fleet.parquet" in words and name == "simulate":
