@@ -6,6 +6,7 @@ packages add names by entry points of the group `fedstale.strategies`, as fedsta
 """
 
 import ast
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -71,10 +72,19 @@ def parse(text: str, **settings: object) -> Strategy:
         GapAware(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep',
         weighting=Gap(of='layer', decay=0.97, steps='maximal'), normalise='buffer_size', seed=1)
     """
+    log = logging.getLogger("flwr")
+    log.addFilter(_is_news)
     try:
         return _strategy(text, {k: v for k, v in settings.items() if v is not None})
     except _UnreadableError as problem:
         raise ConfigError(f"strategy = {text!r}: {problem}") from None
+    finally:
+        log.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether Flower's strategy warns of more than of what a text itself says."""
+    return not record.getMessage().startswith("fraction_evaluate is set to 0.0")
 
 
 def with_arguments(text: str, arguments: Mapping[str, object]) -> str:

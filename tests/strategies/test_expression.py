@@ -234,3 +234,11 @@ def test_arguments_that_a_strategy_has_not_are_one_sentence(text, arguments, sen
     with pytest.raises(ConfigError) as refused:
         with_arguments(text, arguments)
     assert sentence in str(refused.value)
+
+
+def test_flower_does_not_warn_of_what_the_text_itself_says(caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        parse("flower.FedAvg(fraction_evaluate=0.0)")
+        assert not caplog.records
+        flower.FedAvg(fraction_evaluate=0.0)
+        assert "fraction_evaluate is set to 0.0" in caplog.text
