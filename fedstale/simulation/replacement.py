@@ -48,6 +48,11 @@ class Replacement(Callback):
         self.replaced: list[str] = []
         """The classes that another strategy took the place of."""
 
+    @property
+    def callbacks(self) -> list[Callback]:
+        """What listens to a run: this, if it replaces anything."""
+        return [] if self._named is None else [self]
+
     def starting(self, runtime: Runtime, strategy: Strategy) -> Strategy:
         """Return what is to start where an app starts a strategy."""
         if runtime.n_loops or any(strategy is made for _, made in self._pairs):

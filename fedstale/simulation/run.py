@@ -188,7 +188,7 @@ def _until_change(
                 grid.runtime.own_stages = (OlderClients(),)
             messages = MessageRounds()
             for callback in (
-                *(metrics, messages, NoneGood(traces.n_devices), replacement),
+                *(metrics, messages, NoneGood(traces.n_devices), *replacement.callbacks),
                 *callbacks,
             ):
                 grid.runtime.add(callback)
