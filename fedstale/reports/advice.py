@@ -42,7 +42,7 @@ FEW = 0.02
 """A cause with a smaller share of the jobs, and of the device-hours, is left out."""
 MUCH = 0.1
 """The same of virtual time without a job, and of device-hours that a longer run would use."""
-_HOUR_S = 3600.0
+_HOUR_S, NOTHING = 3600.0, "-"
 _AT_ONCE_S = 1.0
 """A server that has enough goes on within this long after the reply that it waited for."""
 _STALE = re.compile(r"too stale: more than max_staleness = (\d+)")
@@ -72,7 +72,7 @@ class Advice:
     device_hours: float = 0.0
     """That these jobs cost, in h; of "no job in flight", hours of virtual time."""
     share: float = 0.0
-    """The same as a share of all."""
+    """The same as a share of all; of the jobs where no device-hours are known."""
     n_bytes: float = 0.0
     """That these jobs moved, both ways."""
     setting: str
@@ -80,7 +80,7 @@ class Advice:
     value: float | None = None
     """What the setting is proposed to be, in its own unit; None where no number follows."""
     saves: float = 0.0
-    """Share of all device-hours (of "no job in flight", of the virtual time) that this saves."""
+    """Share of all device-hours, or jobs, that this saves; of "no job in flight", of the time."""
     proposal: str
     """What to change, and what that is expected to bring."""
 
@@ -98,11 +98,15 @@ class _Account:
     end_s: float
     run_config: Mapping[str, Any]
     total_s: float = field(init=False)
+    unit: str = "device-hours"
+    """What shares are shares of."""
     keeps_stragglers: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Nothing is a share of a run in which nobody did anything.
-        self.total_s = max(float(self.jobs["busy_s"].sum()), 1e-9)
+        if not self.jobs["busy_s"].any():
+            # Of real devices it is not known how long they work: all jobs count alike.
+            self.jobs, self.unit = self.jobs.assign(busy_s=1.0), "jobs"
+        self.total_s = max(float(self.jobs["busy_s"].sum()), 1.0)
         self.keeps_stragglers = keeps_stragglers(self.jobs)
 
     def of(self, cause: str) -> pd.DataFrame:
@@ -118,7 +122,7 @@ class _Account:
             cause=str(lost["cause"].iloc[0]),
             what=what,
             n_jobs=len(lost),
-            device_hours=spent_s / _HOUR_S,
+            device_hours=0.0 if self.unit == "jobs" else spent_s / _HOUR_S,
             share=spent_s / self.total_s,
             n_bytes=float(lost["moved_bytes"].sum()),
             **more,
@@ -152,7 +156,8 @@ def with_causes(jobs: pd.DataFrame) -> pd.DataFrame:
     is_late = status.isin([LATE, UNCLAIMED]) | reason.str.startswith(_CANCELLED)
     # Where stragglers are kept, no round ends their job; the message's time to live does.
     expired_at = jobs["delivered_at"].where(status == LATE, inf)
-    is_over = is_late & had_enough & (stopped_at < expired_at) & (jobs["ended_at"] > stopped_at)
+    is_after = ~(_arrived_at(jobs) <= stopped_at)
+    is_over = is_late & had_enough & (stopped_at < expired_at) & is_after
     is_stale = (status == REJECTED) & reason.str.match(_STALE.pattern)
     by_status = {
         REJECTED: REFUSED,
@@ -183,9 +188,7 @@ def _rounds(jobs: pd.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
     begun = np.sort(jobs["sent_at"].unique())
     last_sent = jobs["sent_at"].groupby(keys).transform("max").to_numpy(np.float64)
     stopped_at = np.append(begun, inf)[np.searchsorted(begun, last_sent, side="right")]
-    # An app may pull all replies of a round together; of real devices only that is known.
-    arrived_at = jobs["reported_at"].where(np.isfinite(jobs["reported_at"]), jobs["delivered_at"])
-    last_used = arrived_at.where(jobs["status"] == REPORTED).groupby(keys).transform("max")
+    last_used = _arrived_at(jobs).where(jobs["status"] == REPORTED).groupby(keys).transform("max")
     at_reply = stopped_at - last_used.fillna(-inf).to_numpy(np.float64) <= _AT_ONCE_S
     lasted_s, is_over = stopped_at - last_sent, np.isfinite(stopped_at)
     rounds = pd.DataFrame({"lasted_s": lasted_s, "at_reply": at_reply}, index=jobs.index)
@@ -193,6 +196,15 @@ def _rounds(jobs: pd.DataFrame) -> tuple[Array, npt.NDArray[np.bool_]]:
     by_time = ends["lasted_s"][~ends["at_reply"]]
     limit_s = float(by_time.median()) if len(by_time) > FEW * len(ends) else inf
     return stopped_at, at_reply & is_over & (lasted_s < limit_s)
+
+
+def _arrived_at(jobs: pd.DataFrame) -> "pd.Series[float]":
+    """Return when replies arrived, in s; NaN or inf of those that never did.
+
+    An app may pull all replies of a round together. Of real devices only that is known.
+    """
+    pulled_at = jobs["delivered_at"].where(jobs["status"].isin([REPORTED, REJECTED]))
+    return jobs["reported_at"].fillna(pulled_at)
 
 
 # Rules: each yields advice on its causes, or nothing.
@@ -217,12 +229,12 @@ def _too_late(account: _Account) -> Iterator[Advice]:
     within = own <= value
     saved = float(spent[within].sum()) / account.total_s
     longer = "" if account.keeps_stragglers else f" in rounds of up to {_seconds(value)}"
-    is_work = late["compute_s"].sum() > 0.5 * spent.sum()
+    is_work = not late["upload_s"].sum() > 0.5 * spent.sum()
     less = (_EPOCHS if _EPOCHS in account.run_config else "less work") if is_work else "Compression"
     proposal = (
         f"{within.mean():.0%} take at most {_seconds(value)} once their device is free; {setting} "
-        f"= {value:g} uses another {saved:.0%} of the device-hours{longer}, and {less} makes jobs "
-        "shorter"
+        f"= {value:g} uses another {saved:.0%} of the {account.unit}{longer}, and {less} makes "
+        "jobs shorter"
     )
     yield account.advice(late, what, setting=setting, value=value, saves=saved, proposal=proposal)
 
@@ -238,10 +250,11 @@ def waits_of(jobs: pd.DataFrame) -> tuple[Array, Array]:
         earlier job until then. With a timeout of the first, few devices are sent to that are still
         at work, so the second is what their next replies take. Both of shape (late jobs,).
     """
+    arrived_at = _arrived_at(jobs)
     free_at = jobs.groupby("device_id", sort=False)["ended_at"].shift(fill_value=-inf)
     began_at = jobs["started_at"].where(jobs["started_at"] <= free_at, jobs["sent_at"])
     late = jobs["cause"] == TOO_LATE
-    both = [(jobs["reported_at"] - since)[late] for since in (jobs["sent_at"], began_at)]
+    both = [(arrived_at - since)[late] for since in (jobs["sent_at"], began_at)]
     waits, own = (np.where(np.isfinite(each), each, inf) for each in both)
     return waits, own
 
@@ -280,7 +293,7 @@ def _over_selected(account: _Account) -> Iterator[Advice]:
         value=float(value),
         saves=max(saved, 0.0),
         proposal=f"of {n_sent} jobs a round {n_used} are used; concurrency = {value} saves "
-        f"{max(saved, 0.0):.0%} of the device-hours and waits for slower devices, FedBuff uses "
+        f"{max(saved, 0.0):.0%} of the {account.unit} and waits for slower devices, FedBuff uses "
         "late replies, too",
     )
 
@@ -319,7 +332,7 @@ def _too_stale(account: _Account) -> Iterator[Advice]:
         setting="max_staleness",
         value=value,
         saves=saved,
-        proposal=f"max_staleness = {value:.0f} uses another {saved:.0%} of the device-hours, and "
+        proposal=f"max_staleness = {value:.0f} uses another {saved:.0%} of the {account.unit}, and "
         "a lower concurrency makes replies less stale",
     )
 
@@ -357,7 +370,7 @@ def _dropout(account: _Account) -> Iterator[Advice]:
         setting=setting,
         value=LESS_WORK,
         saves=saved,
-        proposal=f"{LESS_WORK:.0%} of the {setting} saves {saved:.0%} of the device-hours, since "
+        proposal=f"{LESS_WORK:.0%} of the {setting} saves {saved:.0%} of the {account.unit}, since "
         f"{ends.mean():.0%} of these jobs end then; so may LocalWork, and a selector with "
         "forecasts",
     )
@@ -482,14 +495,14 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
     rows = []
     for each in advice:
         unit, size = byte_unit(each.n_bytes)
-        is_idle = each.cause == IDLE
+        is_idle, hours = each.cause == IDLE, f"{each.device_hours:.3g} ({each.share:.0%})"
         rows.append(
             {
                 "what, and what to do": f"{each.what[0].upper()}{each.what[1:]}: {each.proposal}.",
                 "governed by": each.setting,
-                "jobs": f"{each.n_jobs:,}" if each.n_jobs else "-",
-                "device-hours": "-" if is_idle else f"{each.device_hours:.3g} ({each.share:.0%})",
-                "traffic": f"{each.n_bytes / size:.3g} {unit}" if each.n_bytes else "-",
+                "jobs": f"{each.n_jobs:,}" if each.n_jobs else NOTHING,
+                "device-hours": NOTHING if is_idle or not each.device_hours else hours,
+                "traffic": f"{each.n_bytes / size:.3g} {unit}" if each.n_bytes else NOTHING,
             }
         )
     return pd.DataFrame(rows)
@@ -507,7 +520,7 @@ def waiting(jobs: pd.DataFrame) -> Figure | None:
     if not waits.size:
         return None
     used = jobs[jobs["status"] == REPORTED]
-    all_s = np.sort(np.concatenate([(used["reported_at"] - used["sent_at"]).to_numpy(), waits]))
+    all_s = np.sort(np.append((_arrived_at(used) - used["sent_at"]).to_numpy(), waits))
     shown = thinned(all_s.size, 200)
     levels = (0.5, 0.75, 0.9, 0.95, 1.0)
     seconds = [_seconds(float(np.quantile(all_s, level, method="higher"))) for level in levels]

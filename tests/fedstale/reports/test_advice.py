@@ -19,6 +19,7 @@ from fedstale.reports.advice import (
     IDLE,
     UPLOADS,
     advise,
+    waiting,
     with_causes,
 )
 from fedstale.reports.run import Run
@@ -268,11 +269,37 @@ def test_message_that_expires_is_too_late_although_the_server_had_enough_later()
     assert with_causes(jobs)["cause"].tolist() == ["", "", "too late", "run ended"]
 
 
+def test_curve_of_waiting_ends_at_the_last_reply_that_is_known():
+    jobs = of_rounds([10.0, 20.0, 300.0], next_at_s=60.0, status="rejected")
+    jobs["delivered_at"] = [10.0, 20.0, 300.0, np.inf]
+    jobs["reported_at"] = np.nan
+    jobs.loc[2, "reason"] = "late: the job was cancelled before"
+    figure = waiting(jobs)
+    assert figure.traces[0]["x"] == [10.0, 20.0, 300.0]
+    assert figure.layout["xaxis"]["range"] == [0.0, 300.0]
+
+
 def test_nothing_is_expected_of_a_timeout_where_replies_never_came():
     jobs = of_rounds([10.0, 20.0, np.inf], next_at_s=60.0, status="late")
     jobs["delivered_at"] = jobs["delivered_at"].mask(jobs["status"] == "late", 60.0)
     (first, *_) = [a for a in advise(jobs, end_s=70.0) if a.cause == "too late"]
     assert (first.value, first.saves) == (None, 0.0)
+
+
+def test_of_real_devices_jobs_count_alike(tmp_path):
+    run = fedstale.simulate(
+        apps(),
+        out=tmp_path / "run",
+        work_per_example=0.9,
+        examples=18,
+        **settings("FedAvg(schedule=over_selection(10, 4))", traces="synthetic:300"),
+    )
+    unknown = ("started_at", "reported_at", "ended_at", "download_s", "compute_s", "upload_s")
+    jobs = with_costs(run.jobs.assign(**dict.fromkeys(unknown, np.nan)))
+    (first, *_) = advise(jobs, end_s=run.end_s)
+    assert (first.cause, first.device_hours) == ("over-selected", 0.0)
+    assert first.share == pytest.approx((jobs["status"] == "rejected").mean(), abs=0.05)
+    assert "of the jobs" in str(first)
 
 
 def test_device_whose_rate_stays_zero_is_named(tmp_path):
