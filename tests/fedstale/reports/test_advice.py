@@ -126,11 +126,11 @@ FAULTS = {
     "jobs longer than devices stay": Fault(
         "went offline",
         "local-epochs",
-        settings("FedBuff(40, 5)", epochs=200, num_server_rounds=60, traces="synthetic:300"),
+        settings("FedBuff(40, 5)", epochs=200, num_server_rounds=40, traces="synthetic:300"),
         lambda value: settings(
             "FedBuff(40, 5)",
             epochs=int(200 * value),
-            num_server_rounds=120,
+            num_server_rounds=80,
             traces="synthetic:300",
         ),
     ),
@@ -205,7 +205,7 @@ def test_clients_that_fail_are_the_first_advice(tmp_path):
         out=tmp_path / "run",
         work_per_example=0.9,
         examples=18,
-        **settings("FedBuff(10, 5)"),
+        **settings("FedBuff(10, 5)", num_server_rounds=10),
     )
     first = run.advice[0]
     failed = run.jobs["status"] == "client-error"
