@@ -148,7 +148,7 @@ def simulate(
         bool,
         typer.Option(
             "--measure-costs",
-            help="Run one client for real instead, and print the app's costs as TOML.",
+            help="Run a few clients for real instead, and print the app's costs as TOML.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -526,12 +526,14 @@ def _planned_rounds(resolved: "SimulationConfig") -> int | None:
 
 
 def _measure_costs(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
-    """Print what a client costs that runs for real."""
+    """Print what clients cost that run for real."""
     from fedstale.simulation import measure, node_configs, pasted
 
     nodes = node_configs(config, traces.device_ids, traces.device_ids[: config.devices])
-    measured, unmeasured = measure(config, traces.n_devices, nodes)
-    typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
+    measured = measure(config, traces.n_devices, nodes)
+    typer.echo(json.dumps(measured.costs.table()) if as_json else pasted(measured))
+    for warning in measured.warnings() if as_json else ():
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
