@@ -67,7 +67,7 @@ SCORES = {"Pixel 3": 2324, "Pixel 4": 3212}
 TIMES = {
     "MobileNet 1.0 224": (0.569, {"Pixel 3": 23.9, "Pixel 4": 14.0}),
     "NASNet Mobile": (0.564, {"Pixel 3": 56.0, "Pixel 4": 34.5}),
-    "Inception-ResNet v2": (13.2, {"Pixel 3": 422.0, "Pixel 4": 272.6}),
+    "Inception-ResNet v2": (13.2, {"Pixel 4": 272.6}),
     "Inception v4": (12.3, {"Pixel 3": 486.0, "Pixel 4": 324.1}),
 }
 """10^9 multiply-adds of a network, and ms of an inference by phone."""
