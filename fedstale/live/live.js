@@ -26,6 +26,8 @@
       return row;
     }));
     for (const figure of board.figures) place("about-" + figure.id).textContent = figure.about;
+    // Flower's strategies state no staleness.
+    place("staleness").hidden = !board.figures.some((figure) => figure.id === "staleness");
     document.dispatchEvent(new CustomEvent("figures", { detail: board.figures }));
   };
 

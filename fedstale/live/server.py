@@ -128,6 +128,8 @@ class Board(Watcher):
         self._online, self._in_flight = _Series(), _Series()
         self._metrics: dict[tuple[str, str], _Series] = {}
         self._staleness: Counter[int] = Counter()
+        self._n_trained = 0
+        """Trainings that were answered; Flower's strategies do not say what they aggregate."""
         self._endings: Counter[str] = Counter()
         self._failures: deque[tuple[float, str, str, str]] = deque(maxlen=FAILURES)
         """Instant in s, node, ending and reason."""
@@ -142,8 +144,10 @@ class Board(Watcher):
             del self._names[next(iter(self._names))]
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Count a failure."""
-        if reply.has_error():
+        """Count a training, or a failure."""
+        if not reply.has_error():
+            self._n_trained += reply.metadata.message_type.startswith("train")
+        else:
             self._failed(run, message_id, status, reply.error.reason or "")
 
     def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
@@ -216,12 +220,15 @@ class Board(Watcher):
     def _cards(self, now: str) -> list[list[str]]:
         if not self._online.kept:
             return [[self.time_name, "not started"]]
+        used = ["trained", f"{self._n_trained:,}"]
+        if self._staleness:
+            used = ["aggregated", f"{self._staleness.total():,}"]
         cards = [
             [self.time_name, now],
             ["rounds", f"{self.rounds:,}"],
             ["online", f"{self._online.last[1]:,}"],
             ["in flight", f"{self._in_flight.last[1]:,}"],
-            ["aggregated", f"{self._staleness.total():,}"],
+            used,
             ["came to nothing", f"{self._endings.total():,}"],
         ]
         for (source, name), series in sorted(self._metrics.items()):

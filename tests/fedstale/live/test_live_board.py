@@ -4,6 +4,7 @@ import threading
 import pytest
 from told_run import ToldRun
 
+import fedstale
 from fedstale.config import Until
 from fedstale.live import Board, server
 from fedstale.live.watching import Watcher
@@ -38,6 +39,17 @@ def test_a_board_shows_what_it_was_told():
     assert figure(board, "devices")["traces"][0]["y"] == [5.0, 7.0]
     assert (figure(board, "staleness")["traces"][0]["x"]) == [2]
     assert (figure(board, "staleness")["traces"][0]["y"]) == [2]
+
+
+def test_of_flowers_strategies_a_board_counts_the_trainings_that_were_answered(tmp_path):
+    board = Board("digits")
+    run = fedstale.simulate(
+        "digits", traces="synthetic:20", until="5 rounds", out=tmp_path / "run", callbacks=[board]
+    )
+    used = int((run.jobs["status"] == "reported").sum())
+    shown = board.snapshot()
+    assert ["trained", f"{used}"] in shown["cards"]
+    assert "staleness" not in {one["id"] for one in shown["figures"]}
 
 
 def test_a_board_does_not_grow_with_names_and_reasons():
