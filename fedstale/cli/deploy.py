@@ -83,7 +83,9 @@ def init(
 )
 @one_sentence()
 def run(
-    app_folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of a Flower app.")],
+    app_folder: Annotated[
+        Path, typer.Argument(metavar="APP", help="Folder of a Flower app, or a built-in one.")
+    ],
     link: Annotated[
         str, typer.Argument(metavar="SUPERLINK", help="Name of a SuperLink in config.toml.")
     ],
@@ -105,7 +107,9 @@ def run(
 
     from fedstale.deployment import Control, commands, operators_side, run_streamed
     from fedstale.flower import command_line
+    from fedstale.simulation import FlowerApp
 
+    app_folder = FlowerApp.find(app_folder).directory
     if "'" in checkpoints or not Path(checkpoints).is_absolute():
         raise ConfigError(
             f"checkpoints = {checkpoints!r}: expected an absolute path without quotes"
@@ -139,6 +143,30 @@ def run(
     show(f"run {run_id} {how}")
     if as_json:
         print(json.dumps({"run_id": run_id, "status": how}))
+
+
+@app.command(epilog="Example: fedstale deploy model /var/lib/flower-app/run-1 model.safetensors")
+@one_sentence()
+def model(
+    checkpoints: Annotated[Path, typer.Argument(help="Of a run: the folder, or a file in it.")],
+    out: Annotated[Path, typer.Argument(help="Where the model goes, as model.safetensors.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of a run's latest checkpoint, also while the run goes on."""
+    from fedstale.runs import model_bytes
+    from fedstale.strategies.server import Versions, read_checkpoint
+    from fedstale.traces.io import replacing
+
+    state = read_checkpoint(checkpoints)
+    if "versions" not in state:
+        raise ConfigError(
+            f"checkpoints = {str(checkpoints)!r}: expected those of a strategy of fedstale on real "
+            "devices; a simulation writes model.safetensors into its run folder"
+        )
+    version = state["versions"]["version"]
+    with replacing(out) as file:
+        file.write(model_bytes(Versions.model_in(state["versions"])))
+    say(f"wrote version {version} to {out}", out, as_json=as_json, version=version)
 
 
 @app.command(
@@ -261,6 +289,12 @@ def flwr(context: typer.Context) -> None:
     """Run flwr, with its arguments; it shows the certificate that config.toml names."""
     from fedstale.deployment import show_certificate, superlinks
     from fedstale.flower import command_line, features
+    from fedstale.simulation import FlowerApp, built_in_apps
+
+    words = context.args
+    # A built-in app, unless a folder has its name.
+    if words[:1] == ["run"] and words[1:2] and words[1] in built_in_apps():
+        words = [words[0], str(FlowerApp.find(words[1]).directory), *words[2:]]
 
     def shown(address: str, verify: Any) -> Any:  # noqa: ANN401 - as httpx's
         for link in superlinks().values():
@@ -274,7 +308,7 @@ def flwr(context: typer.Context) -> None:
 
     if features.has("certificates of the flwr command"):
         command_line.verify_with(shown)
-    sys.argv = ["flwr", *context.args]
+    sys.argv = ["flwr", *words]
     command_line.program("flwr")()
 
 

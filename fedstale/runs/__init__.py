@@ -45,6 +45,7 @@ from fedstale.runs.folder import (
     lost,
     make_folder,
     new_folder,
+    model_bytes,
 )
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "lost",
     "make_folder",
     "new_folder",
+    "model_bytes",
     "rejected_devices",
     "rejections",
     "with_costs",

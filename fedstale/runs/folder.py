@@ -263,13 +263,18 @@ class RunFolder:
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""
         with replacing(self.path / MODEL) as file:
-            file.write(save({name: array.numpy() for name, array in arrays.items()}))
+            file.write(model_bytes(arrays))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the plain figures of the run; those that are not finite become null."""
         text = json.dumps(_strict(summary), indent=2, allow_nan=False)
         with replacing(self.path / SUMMARY) as file:
             file.write(text.encode() + b"\n")
+
+
+def model_bytes(arrays: ArrayRecord) -> bytes:
+    """Return a model as it stands in model.safetensors."""
+    return save({name: array.numpy() for name, array in arrays.items()})
 
 
 def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds

@@ -18,6 +18,7 @@ from fedstale.strategies.server.runtime import (
     Callback,
     Checkpointer,
     Limit,
+    ResumedClock,
     RunLogger,
     Runtime,
     RuntimeGrid,
@@ -31,7 +32,7 @@ from fedstale.strategies.server.superlink import (
     without_stalls,
 )
 from fedstale.strategies.server.validation import UPDATE_KEY, Validation, records_in
-from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.server.versions import Snapshot, Versions
 
 __all__ = [
     "CLIENT_ERROR",
@@ -49,6 +50,7 @@ __all__ = [
     "Normalise",
     "Options",
     "Progress",
+    "ResumedClock",
     "RunLogger",
     "Runtime",
     "RuntimeGrid",
@@ -58,6 +60,7 @@ __all__ = [
     "Sums",
     "SuperLinkGrid",
     "Validation",
+    "Versions",
     "add_metrics",
     "advertised",
     "can_unpack",

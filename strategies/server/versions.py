@@ -335,6 +335,12 @@ class Versions:
         self.current = self._held[self.version].snapshot
         self._make_room()
 
+    @staticmethod
+    def model_in(state: Mapping[str, Any]) -> ArrayRecord:
+        """Return the current model of what `state_dict` returned, as Flower sends it."""
+        found = state["held"][str(state["version"])]
+        return Snapshot.holding(found["floats"], found["counts"], tuple(state["names"])).record()
+
     def _make_room(self) -> None:
         """Move the oldest versions to disk until the others keep to the limit."""
         if self._memory_bytes is None:
