@@ -9,17 +9,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import tomli_w
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
-from fedstale.config import Until
-from fedstale.runs import CONFIG, DEPLOYED, IN_FLIGHT, LATE, NEVER, UNCLAIMED, UNKNOWN, RunFolder
+from fedstale.config import Until, read_toml
+from fedstale.errors import ConfigError, ResumeError
+from fedstale.runs import (
+    CONFIG,
+    DEPLOYED,
+    IN_FLIGHT,
+    LATE,
+    LOCK,
+    NEVER,
+    UNCLAIMED,
+    UNKNOWN,
+    RunFolder,
+)
 from fedstale.simulation import (
     Columns,
     JobRow,
@@ -34,11 +45,24 @@ from fedstale.simulation import (
     write_run,
 )
 from fedstale.strategies.messages import formats_of
-from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
+from fedstale.strategies.server import (
+    Callback,
+    ResumedClock,
+    Runtime,
+    SuperLinkGrid,
+    connected,
+    read_checkpoint,
+    write_checkpoint,
+)
 from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import MOST_REASON
 
 logger = logging.getLogger(__name__)
+
+NOTES = "deployment.checkpoint"
+"""What a run has done so far, in its folder."""
+_REST = 10.0
+"""Least time between two writings of it, in durations of one: it grows with the run."""
 
 _UNSEEN = (
     *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
@@ -48,6 +72,8 @@ _UNSEEN = (
 
 class JobLog(JobTable):
     """What the server sees of each job on real devices: one row a job, as of a simulation."""
+
+    saved: ClassVar[tuple[str, ...]] = (*JobTable.saved, "_by_message")
 
     def __init__(self) -> None:
         """Start with no job."""
@@ -124,11 +150,96 @@ class JobLog(JobTable):
             job.status, job.reason = LATE, reason
 
 
+class Notes(Callback):
+    """Keeps in the folder what a run has done, for the run that goes on after a crash."""
+
+    def __init__(self, folder: Path, log: JobLog, metrics: RunMetrics) -> None:
+        """Keep jobs, metrics and the latest model."""
+        self._path, self._log, self._metrics = folder / NOTES, log, metrics
+        self._rests_until = 0.0
+
+    def restore(self, run: Runtime, version: int) -> None:
+        """Go on from what the folder holds, if that is anything.
+
+        Args:
+            run: that goes on; its time does too.
+            version: at which; what was noted of later ones is made again.
+        """
+        if not self._path.is_file():
+            return
+        state = read_checkpoint(self._path)
+        self._log.load_state_dict(state["log"])
+        self._metrics.load_state_dict(state["metrics"])
+        self._metrics.rows[:] = [row for row in self._metrics.rows if row[1] <= version]
+        columns = {name: column[: len(self._log)] for name, column in self._log.columns.items()}
+        is_later = columns["aggregated_version"] > version
+        columns["aggregated_version"][is_later] = -1
+        columns["staleness"][is_later] = columns["weight"][is_later] = UNKNOWN
+        if state["model"]:
+            self._metrics.arrays = ArrayRecord({k: Array(v) for k, v in state["model"].items()})
+        run.clock = ResumedClock(run.clock, state["now"])
+
+    def keeping(self, run: Runtime) -> None:
+        """Write what is new before the checkpoint is, unless it was written just now."""
+        if time.monotonic() >= self._rests_until:
+            self._write(run)
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Write all: a run that has failed goes on too."""
+        self._write(run)
+
+    def _write(self, run: Runtime) -> None:
+        began = time.monotonic()
+        state = {
+            "now": run.now(),
+            "log": self._log.state_dict(),
+            "metrics": self._metrics.state_dict(),
+            "model": {k: v.numpy() for k, v in (self._metrics.arrays or ArrayRecord()).items()},
+        }
+        try:
+            write_checkpoint(self._path, state)
+        except OSError as problem:
+            logger.warning("%s cannot be written: %s", self._path, problem.strerror)
+        ended = time.monotonic()
+        self._rests_until = ended + _REST * (ended - began)
+
+
+def _opened(path: Path, config: Mapping[str, Any], app: str) -> tuple[RunFolder, int | None]:
+    """Return the folder of a run, and the version from which the run in it goes on.
+
+    Raises:
+        ConfigError: it holds anything but the run with the checkpoints that are to be resumed.
+    """
+    resume = str(config.get("resume", ""))
+    if not path.exists() or all(file.name == LOCK for file in path.iterdir()):
+        return RunFolder.create(path), None
+    had = read_toml(path / CONFIG) if (path / CONFIG).is_file() else {}
+    kept = had.get("run_config", {}).get("checkpoints")
+    if not (
+        resume
+        and kept
+        and had.get("app") == app
+        and Path(kept) in {(at := Path(resume)), at.parent}
+    ):
+        raise ConfigError(
+            f"run-folder = {str(path)!r} is not empty: expected a new folder, or resume = the "
+            "folder of checkpoints of the run in it, to go on with that"
+        )
+    folder = RunFolder(path)
+    folder.reopen()
+    try:
+        return folder, int(read_checkpoint(resume)["versions"]["version"])
+    except ResumeError:
+        # It ended before its first version, or the strategy says what is wrong.
+        return folder, -1
+
+
 @contextmanager
 def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> Iterator[Grid]:
     """Note what happens in a run on real devices, and write the run's folder in the end.
 
-    A simulation writes a folder of its own: its grid is given back as it is.
+    A run that goes on from its checkpoints goes on in its folder too. A simulation writes a folder
+    of its own: its grid is given back as it is.
 
     Args:
         grid: of a ServerApp.
@@ -137,7 +248,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         app: its name.
 
     Raises:
-        ConfigError: the folder holds something, or cannot be made.
+        ConfigError: the folder holds something else than the run that goes on, or cannot be made.
     """
     if not str(folder):
         yield grid
@@ -146,13 +257,18 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
     if not isinstance(own, SuperLinkGrid):
         yield own
         return
-    with RunFolder.create(Path(folder)) as opened, own:
+    opened, version = _opened(Path(folder), context.run_config, app)
+    with opened, own:
         table = {"app": app, "run_config": dict(context.run_config)}
         (opened.path / CONFIG).write_text(tomli_w.dumps(table), encoding="utf-8")
         log, metrics = JobLog(), RunMetrics(Until())
+        notes = Notes(opened.path, log, metrics)
+        if version is not None:
+            notes.restore(own.runtime, version)
         own.runtime.folder = opened.path
         own.runtime.add(log)
         own.runtime.add(metrics)
+        own.runtime.add(notes)
         report_stock_strategies()
 
         def facts() -> dict[str, Any]:

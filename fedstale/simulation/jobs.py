@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -265,7 +265,7 @@ class _Numbers(dict[str, int]):
 class JobTable(Stateful, Callback):
     """The jobs of a run by number and by message; a callback that notes what becomes of replies."""
 
-    saved = ("_words", "reported")
+    saved: ClassVar[tuple[str, ...]] = ("_words", "reported")
 
     def __init__(self) -> None:
         """Start with no job.

@@ -163,6 +163,7 @@ class EventLoop(Stateful):
                 self._send()
                 self._take_turn(self._next_instant())
                 if self.versions.version > version:
+                    self.runtime.keeping()
                     self.checkpointer.keep(self.versions.version, self.state_dict)
             self._close()
         except BaseException as ended:

@@ -172,6 +172,9 @@ class Callback:
             values: by name.
         """
 
+    def keeping(self, run: "Runtime") -> None:
+        """A version was made and measured, and its checkpoint is about to be written, if any is."""
+
     def time_moved(self, run: "Runtime") -> None:
         """The clock has moved, or the server has looked for nodes or replies."""
 
@@ -388,6 +391,7 @@ class Runtime:
     reply = _told(Callback.reply)
     rejected = _told(Callback.rejected)
     limited = _told(Callback.limited)
+    keeping = _told(Callback.keeping)
     time_moved = _told(Callback.time_moved)
     ended = _told(Callback.ended)
 

@@ -36,6 +36,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.limited(7, "capped")
     runtime.new_version(3, None)
     runtime.metrics(3, "train", {"loss": 1.0})
+    runtime.keeping()
     runtime.time_moved()
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds

@@ -4,6 +4,7 @@ import heapq
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -19,14 +20,17 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from typer.testing import CliRunner
 
 from fedstale.agents import AgentSelector
+from fedstale.cli.main import app as fedstale
 from fedstale.client import ForecastMod
 from fedstale.config import Costs
+from fedstale.deployment import run_folder
 from fedstale.deployment.realtime import REALTIME_RECORD, RealtimeApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
-from fedstale.errors import ProtocolError
+from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import identity
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
@@ -321,6 +325,84 @@ def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "nan" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).lower()
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
+
+
+def served(place, *, resume=True, acting=None, evaluate_fn=None, kept="kept"):
+    """Make six versions with checkpoints and a run folder, and return what came of it."""
+    config = {"checkpoints": str(place / kept), "resume": str(place / kept) if resume else ""}
+    context = Context(1, 1, {}, RecordDict(), {"seed": 3, **config})
+    with (
+        identity(1),
+        recorded(
+            connected_to(acting or ActingGrid(4, trainer(), overhead_s=2.0)),
+            place / "run",
+            context,
+            app="adder",
+        ) as grid,
+    ):
+        strategy = GapAware(
+            concurrency=3,
+            buffer_size=2,
+            seed=1,
+            checkpoints=config["checkpoints"],
+            resume=config["resume"] or None,
+        )
+        strategy.start(grid, initial(), 6, timeout=60.0, evaluate_fn=evaluate_fn or evaluated)
+    return Run(place / "run")
+
+
+def evaluated(version, arrays):
+    return MetricRecord({"loss": float(version)})
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 4])
+def test_a_killed_run_goes_on_in_its_folder(tmp_path, killed_at, monkeypatch):
+    monkeypatch.setattr(run_folder, "_REST", 0.0)
+    place, crashed = tmp_path / "place", tmp_path / "crashed"
+
+    def evaluate(version, arrays):
+        if version == killed_at:
+            # As a kill -9 at this instant leaves it.
+            shutil.copytree(place, crashed)
+        return evaluated(version, arrays)
+
+    served(place, evaluate_fn=evaluate)
+    assert not (crashed / "run" / "summary.json").exists()
+    shutil.rmtree(place)
+    crashed.rename(place)
+    acting = ActingGrid(4, trainer(), overhead_s=2.0)
+    acting.n_sent = 1000  # ids of messages are not given twice
+    record = served(place, acting=acting)
+    assert (record.summary["status"], record.summary["rounds"]) == ("finished", 6)
+    server = record.metrics[record.metrics.source == "server"]
+    assert [*server.version] == [0, 1, 2, 3, 4, 5, 6]
+    assert server.time_s.is_monotonic_increasing
+    jobs = record.jobs
+    merged = jobs.aggregated_version[jobs.aggregated_version > 0].value_counts()
+    # A version whose checkpoint was written has its jobs; that of the kill is made again.
+    assert merged.to_dict() == dict.fromkeys(range(1, 7), 2)
+
+
+def test_a_failed_run_goes_on_and_another_one_does_not(tmp_path):
+    def evaluate(version, arrays):
+        if version == 3:
+            raise RuntimeError("no such thing")
+        return evaluated(version, arrays)
+
+    with pytest.raises(RuntimeError):
+        served(tmp_path, evaluate_fn=evaluate)
+    assert Run(tmp_path / "run").summary["status"] == "failed"
+    with pytest.raises(ConfigError, match=r"run-folder = .* expected a new folder, or resume"):
+        served(tmp_path, resume=False)
+    with pytest.raises(ConfigError, match=r"run-folder = .* expected a new folder, or resume"):
+        served(tmp_path, kept="other")
+    record = served(tmp_path)
+    assert record.summary["status"] == "finished"
+    assert set(record.metrics[record.metrics.source == "server"].version) == set(range(7))
+    words = ["deploy", "model", str(tmp_path / "kept"), str(tmp_path / "now.safetensors")]
+    assert CliRunner().invoke(fedstale, words).exit_code == 0
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert (tmp_path / "now.safetensors").read_bytes() == model
 
 
 def test_a_server_without_its_agent_and_forecasts_goes_on_and_says_so(tmp_path, caplog):

@@ -22,6 +22,7 @@ rounds = 1000
 checkpoints = ""
 resume = ""
 server-notes = ""
+run-folder = ""
 """
 
 # Each update adds 1 to an entry of its own, and a merge of two adds both.
@@ -31,6 +32,7 @@ import os
 from dataclasses import replace
 
 import numpy as np
+from fedstale.deployment import recorded
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
@@ -61,13 +63,14 @@ def main(grid, context):
         checkpoints=config["checkpoints"] or None,
         resume=config["resume"] or None,
     )
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord({"w": Array(np.zeros(100_000, dtype=np.float32))}),
-        num_rounds=config["rounds"],
-        timeout=100.0,
-        evaluate_fn=evaluate,
-    )
+    with recorded(grid, config["run-folder"], context, app="adder") as grid:
+        strategy.start(
+            grid=grid,
+            initial_arrays=ArrayRecord({"w": Array(np.zeros(100_000, dtype=np.float32))}),
+            num_rounds=config["rounds"],
+            timeout=100.0,
+            evaluate_fn=evaluate,
+        )
 """
 
 CLIENT = """
@@ -171,7 +174,7 @@ def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed
     folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
-    config = f"rounds=6 server-notes='{server_notes}'"
+    config = f"rounds=6 server-notes='{server_notes}' run-folder='{tmp_path / 'run'}'"
 
     def versions():
         return [note["version"] for note in read(server_notes) if "version" in note]
@@ -206,6 +209,13 @@ def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed
         assert ended["status"] == "completed"
         assert ended["run_id"] in deployment.control.runs()
         assert max(versions()) == 6
+    # One folder holds what all of these runs did.
+    record = Run(tmp_path / "run")
+    assert (record.summary["status"], record.summary["rounds"]) == ("finished", 6)
+    merged = record.jobs.aggregated_version.value_counts()
+    assert {version: n for version, n in merged.items() if version > 0} == dict.fromkeys(
+        range(1, 7), 2
+    )
     assert sorted(statuses) == ["finished:completed", "finished:failed", "finished:failed"]
     assert sum("the same command goes on from it" in line for line in first) == 1, first
     said = "\n".join(unit.lines)
