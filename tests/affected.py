@@ -29,6 +29,7 @@ TOUCHED = {
     "agents/": system("commands"),
     "benchmarks/": (PAGES,),
     "docs/": (PAGES, *system("project")),
+    "docs/deploy.md": system("deployment/test_deploy_page.py"),
     "examples/": system("project/test_examples.py"),
     "fedstale/apps/": system("apps", "project/test_examples.py", "deployment/test_flwr_run.py"),
     "fedstale/cli/": system("cli", "commands", "project/test_doc_commands.py"),

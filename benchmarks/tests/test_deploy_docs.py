@@ -15,17 +15,14 @@ import psutil
 import pytest
 import yaml
 from places import ROOT
-from shown_commands import OURS, PAGE, program, shown
+from shown_commands import OURS, PAGE, UNITS, program, shown
 from small_deployment import wait_for
-from typer.testing import CliRunner
 
-from fedstale.cli.main import app as fedstale
 from fedstale.deployment import commands
-from fedstale.deployment.commands import write_node_key, write_private
+from fedstale.deployment.commands import write_private
 from fedstale.deployment.processes import ProcessGroup
 
 FILES = ROOT / "docs" / "deploy"
-UNITS = sorted(FILES.glob("*.service"))
 KEPT = "/of/superexec/run-1"
 
 
@@ -41,11 +38,11 @@ def options(words):
     return {word.split("=")[0] for word in words if re.match("-[-a-z]", word)}
 
 
-def test_the_page_shows_every_command_that_fedstale_runs():
+def test_units_and_pages_show_every_command_that_fedstale_runs():
     assert {program(words) for words in shown()} == set(OURS)
 
 
-def test_the_page_uses_no_option_that_fedstale_does_not():
+def test_units_and_pages_use_no_option_that_fedstale_does_not():
     for words in shown():
         assert options(words) <= options(OURS[program(words)]), words
 
@@ -54,7 +51,7 @@ def test_the_page_uses_no_option_that_fedstale_does_not():
 def test_a_unit_starts_what_fedstale_starts(path):
     words = shlex.split(unit(path)["Service"]["ExecStart"])
     assert options(words) == options(OURS[program(words)])
-    assert path.name in PAGE
+    assert path.stem.rstrip("@") in PAGE
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -72,6 +69,7 @@ def test_systemd_finds_a_unit_little_exposed(path, tmp_path):
 
 def test_each_unit_has_a_user_and_a_state_folder_of_its_own_and_checkpoints_a_place():
     services = {path.name: unit(path)["Service"] for path in UNITS}
+    texts = {path.name: path.read_text() for path in UNITS}
     users = {name: service.get("User", "root") for name, service in services.items()}
     assert len(set(users.values())) == len(users)
     assert [name for name, user in users.items() if user == "root"] == ["flower-superexec.service"]
@@ -84,50 +82,16 @@ def test_each_unit_has_a_user_and_a_state_folder_of_its_own_and_checkpoints_a_pl
         assert service["UMask"] == "0077"
     # The sandbox lets ServerApps write there, and all that the page shows is there.
     (writable,) = superexec["ReadWritePaths"].split()
-    shown_at = re.findall(r"(?:checkpoints=|resume=|--checkpoints )'?(/[^\s'`]+)", PAGE)
+    places = r"(?:checkpoints=|resume=|run-folder=|--checkpoints )'?(/[^\s'`]+)"
+    shown_at = re.findall(places, PAGE)
     kept = services["flower-run@.service"]["ExecStart"].split("--checkpoints ")[1].split()[0]
     assert len(shown_at) >= 1
     assert {str(Path(path).parent) for path in (*shown_at, kept)} == {writable}
     # Secrets are root's, and each unit gets those that it names.
     for name, service in services.items():
         for word in re.findall(r"%d/(\S+)", service["ExecStart"]):
-            assert f"LoadCredential={word}:/etc/flower/" in (FILES / name).read_text()
+            assert f"LoadCredential={word}:/etc/flower/" in texts[name]
         assert "/etc/flower/private" not in service["ExecStart"]
-
-
-def test_the_commands_of_the_page_put_in_place_all_that_units_read(tmp_path, monkeypatch):
-    """Run them as they are, below a folder, where no user is made and no unit is started."""
-    root, own = tmp_path / "root", tmp_path / "own"
-    own.mkdir()
-    (root / "etc" / "systemd" / "system").mkdir(parents=True)
-    (own / "docs").symlink_to(ROOT / "docs")
-    (own / "my_app").mkdir()
-    monkeypatch.chdir(own)
-    (init,) = re.findall(r"^fedstale (deploy init .*?[^\\])$", PAGE, re.MULTILINE | re.DOTALL)
-    made = CliRunner().invoke(fedstale, shlex.split(init.replace("\\\n", " ")))
-    assert made.exit_code == 0, made.output
-    for name in ("alice.pem", "ca.crt", "config.toml"):
-        shutil.copy(own / "my-server" / name, own)
-    write_node_key(own / "node-0")
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").partition("\n## Units\n")[2]
-    units = page.partition("\n## Containers\n")[0]
-    script = "\n".join(re.findall(r"^```text\n(.*?)^```$", units, re.MULTILINE | re.DOTALL))
-    script = re.sub(r" -[og] flower\S*", "", script)
-    script = re.sub(r" (/(?:etc|var|srv))\b", rf" {root}\1", script)
-    stubs = "useradd() { :; }; systemctl() { :; }\n"
-    subprocess.run(["sh", "-euc", stubs + script], cwd=own, check=True, timeout=60)
-    read = {"/etc/flower/ca.crt", "/var/lib/flower-operator/config.toml"}
-    for path in UNITS:
-        name = "run-1" if "run@" in path.name else "9094"
-        text = path.read_text().replace("%i", name)
-        assert (root / "etc" / "systemd" / "system" / path.name).read_text() == path.read_text()
-        read |= set(re.findall(r"^(?:LoadCredential=[^:]+:|EnvironmentFile=)(/.+)$", text, re.M))
-        read |= set(re.findall(r"^ReadWritePaths=(.+)$", text, re.M))
-    assert len(read) >= 9
-    assert [path for path in sorted(read) if not (root / path[1:]).exists()] == []
-    private = [path for path in read if "/private/" in path]
-    assert {(root / path[1:]).stat().st_mode & 0o777 for path in private} == {0o600}
-    assert (root / "etc" / "flower" / "private").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

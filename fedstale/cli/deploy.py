@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import ssl
 import sys
 import time
@@ -30,7 +31,7 @@ app = typer.Typer(help="Set up a server for real devices, and start its parts.")
 )
 @one_sentence()
 def init(
-    folder: Annotated[Path, typer.Argument(help="New folder for certificates and configuration.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for all that the machines need.")],
     host: Annotated[
         list[str], typer.Option(help="Name or address by which devices reach the server; several.")
     ],
@@ -51,28 +52,32 @@ def init(
     ] = Path("/run/flower-superlink/superlink.sock"),
     as_json: AsJson = False,
 ) -> None:
-    """Write certificates, a secret, nginx's configuration and what operators put into config.toml.
+    """Write a folder for the server, one for a device and one for each operator.
 
-    Nothing is started. The server is reached by devices and operators at different ports, and its
-    SuperLink by nobody.
+    In each are certificates, units and a script that puts them in place. Nothing is started, and
+    the same command once more changes nothing. The server is reached by devices and operators at
+    different ports, and its SuperLink by nobody.
     """
-    from fedstale.deployment import Address, Doors, write_server
+    from fedstale.deployment import SOCKET, Address, Doors, write_server
 
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"folder = {str(folder)!r}: expected a new or an empty one")
     doors = Doors(
         devices=Address.parse(devices),
         operators=Address.parse(operators),
         runtime=Address.parse(runtime),
         superlink=socket,
     )
-    write_server(folder, doors, host, dict(map(_roles, operator)), days=days)
+    named = dict(map(_roles, operator))
+    write_server(folder, doors, host, named, days=days)
+    at = f"root@{host[0]}"
+    start = f"scp -r {folder}/server {at}: && ssh {at} sh server/install.sh"
     say(
-        f"wrote {folder}\n"
-        "  to the server: ca.crt, server.pem, server.key, superexec.secret, nginx.conf\n"
-        "  to each operator: NAME.pem, ca.crt, config.toml\n"
-        "  to each device: ca.crt\n"
-        "  to a safe place: ca.key, which signs whom the server trusts",
+        f"{folder} is ready; next, in this order:\n"
+        f"  the server:   {start if socket == SOCKET else 'compose.yaml of docs/deploy'}\n"
+        f"  an operator:  sh {folder}/operators/{next(iter(named))}/install.sh\n"
+        f"  each device:  scp -r {folder}/device root@DEVICE: && "
+        "ssh root@DEVICE sh device/install.sh > DEVICE.pub\n"
+        "                fedstale flwr supernode register DEVICE.pub mine\n"
+        f"  to a safe place: {folder}/ca.key, which signs whom the server trusts",
         folder,
         as_json=as_json,
     )
@@ -252,6 +257,12 @@ def superexec(
         os.setgid(account.pw_gid)
         # From here on Linux closes this process's memory, and the secret, to others of the user.
         os.setuid(account.pw_uid)
+        if not (shutil.which("flwr-serverapp") and os.access(sys.executable, os.X_OK)):
+            raise ConfigError(
+                f"user = {user!r}: flwr-serverapp is not in its PATH, or it may not run it: "
+                "expected an environment that all may enter, such as /opt/fedstale, not "
+                f"{sys.prefix}"
+            )
         os.environ["HOME"] = account.pw_dir
 
     supernode.run_program_superexec(become)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedstale.deployment.commands import Address
     from fedstale.deployment.control import Control, operators_side, run_streamed, superlinks
     from fedstale.deployment.diagnosis import show_certificate
-    from fedstale.deployment.doors import Doors, probe, write_server
+    from fedstale.deployment.doors import SOCKET, Doors, probe, write_server
     from fedstale.deployment.local import LocalDeployment, run_app
     from fedstale.deployment.replay import replay_config, write_replayed
     from fedstale.deployment.run_folder import recorded
@@ -24,7 +24,7 @@ else:
             "commands": "Address",
             "control": "Control operators_side run_streamed superlinks",
             "diagnosis": "show_certificate",
-            "doors": "Doors probe write_server",
+            "doors": "SOCKET Doors probe write_server",
             "local": "LocalDeployment run_app",
             "replay": "replay_config write_replayed",
             "run_folder": "recorded",
@@ -32,6 +32,7 @@ else:
     )
 
 __all__ = [
+    "SOCKET",
     "Address",
     "Control",
     "Doors",

@@ -64,6 +64,7 @@ def write_certificates(
         ConfigError: an operator has a name or a role that cannot be.
     """
     files = TlsFiles(folder / "ca.crt", folder / "server.pem", folder / "server.key")
+    named = {name: _operator(name, roles) for name, roles in (operators or {}).items()}
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca = ca_key.public_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(ca)
@@ -84,19 +85,21 @@ def write_certificates(
     write_private(files.key, _pem(key))
     if keep_authority:
         write_private(folder / "ca.key", _pem(ca_key))
-    for name, roles in (operators or {}).items():
+    for name, subject in named.items():
         own = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-        shown = _signed(_operator(name, roles), own, ca_key, days, usage, signer)
+        shown = _signed(subject, own, ca_key, days, usage, signer)
         write_private(folder / f"{name}.pem", shown.public_bytes(pem) + _pem(own))
     return files
 
 
 def _operator(name: str, roles: Sequence[str]) -> list[str]:
     """Return the common name and the units of an operator's certificate."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
+    # server.pem is the server's own.
+    if name == "server" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
         raise ConfigError(
-            f"operator = {name!r}: expected letters, digits, dots, hyphens or underscores"
+            f"operator = {name!r}: expected letters, digits, dots, hyphens or underscores, and not "
+            "server"
         )
     if unknown := set(roles) - set(ROLES):
         raise ConfigError(

@@ -19,11 +19,12 @@ from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
 import httpx
+import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstale.deployment.check import SOON_DAYS, Finding, expiries
-from fedstale.deployment.commands import Address, connection, write_certificates, write_private
+from fedstale.deployment.commands import Address, write_certificates, write_private
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import PRIVATE_FOLDER, make_private
@@ -47,6 +48,11 @@ CONTROL_PATHS, RUNTIME_PATHS, CLOSED_PATHS = (
     )
     for part in ("control", "runtime", "fleet")
 )
+
+SOCKET = Path("/run/flower-superlink/superlink.sock")
+"""Of the SuperLink, as the units have it."""
+SETTINGS = "init.toml"
+"""What a folder of a deployment was made with."""
 
 _LOOKING = ("get-", "list-", "pull-artifacts", "refresh-auth-tokens", "show-", "stream-")
 _REGISTERING = ("register-node", "unregister-node")
@@ -230,10 +236,13 @@ def write_server(
     *,
     days: int,
 ) -> None:
-    """Write what a server behind doors needs, and its operators.
+    """Write a folder for each machine of a deployment: the server, a device, each operator.
+
+    Each holds certificates, units and a script that puts them in place. The same once more changes
+    nothing.
 
     Args:
-        folder: a new one; made private.
+        folder: a new one, or one that the same arguments have made; made private.
         doors: of the server.
         hosts: names and addresses by which devices and operators reach it; localhost is added for
             the server's own parts.
@@ -241,18 +250,55 @@ def write_server(
         days: until the certificates end.
 
     Raises:
-        ConfigError: a host, a name, a role or a path cannot be.
+        ConfigError: a host, a name, a role or a path cannot be, or the folder holds something else.
     """
     configuration = nginx(doors)
+    at = {name: str(getattr(doors, name)) for name in ("devices", "operators", "runtime")}
+    asked = {"hosts": [*hosts], "operators": {k: [*v] for k, v in operators.items()}, "days": days}
+    settings = tomli_w.dumps({**asked, "doors": at, "socket": str(doors.superlink)}).encode()
+    if (made := folder / SETTINGS).is_file():
+        if made.read_bytes() != settings:
+            raise ConfigError(
+                f"folder = {str(folder)!r} was made with other options, which {SETTINGS} in it "
+                "holds: expected the same ones, or a new folder"
+            )
+        return
+    if any(not path.is_dir() for path in folder.rglob("*")):
+        raise ConfigError(f"folder = {str(folder)!r}: expected a new or an empty one")
     make_private(folder)
     folder.chmod(PRIVATE_FOLDER)
+    make_private(server := folder / "server")
     names = [*hosts, *(name for name in ("localhost", "127.0.0.1") if name not in hosts)]
-    tls = write_certificates(folder, names, operators=operators, days=days, keep_authority=True)
-    write_private(folder / "superexec.secret", secrets.token_bytes(32))
-    write_private(folder / "nginx.conf", configuration.encode())
-    at, home = Address(hosts[0], doors.operators.port), Path("/home/me")
-    link = connection("mine", at, home / tls.ca.name, home / "NAME.pem")
-    write_private(folder / "config.toml", link.encode())
+    tls = write_certificates(server, names, operators=operators, days=days, keep_authority=True)
+    (server / "ca.key").replace(folder / "ca.key")
+    write_private(server / "superexec.secret", secrets.token_bytes(32))
+    write_private(server / "nginx.conf", configuration.encode())
+    filled = {
+        "superlink.example.org:8000": str(Address(hosts[0], doors.devices.port)),
+        "superlink.example.org:8001": str(Address(hosts[0], doors.operators.port)),
+        "localhost:8002": f"localhost:{doors.runtime.port}",
+    }
+    # In containers the SuperLink's socket is elsewhere, and compose.yaml starts the parts.
+    if doors.superlink == SOCKET:
+        _write_host("server", server, filled)
+    own = {name: folder / "operators" / name for name in operators}
+    for kind, place in (("device", folder / "device"), *(("operator", at) for at in own.values())):
+        make_private(place.parent)
+        _write_host(kind, place, filled)
+        write_private(place / tls.ca.name, tls.ca.read_bytes())
+    for name, place in own.items():
+        (server / f"{name}.pem").replace(place / "operator.pem")
+    write_private(made, settings)
+
+
+def _write_host(kind: str, folder: Path, filled: Mapping[str, str]) -> None:
+    """Write the units and scripts of a machine, with addresses in the place of the examples."""
+    make_private(folder)
+    for path in sorted((Path(__file__).parent / "hosts" / kind).iterdir()):
+        text = path.read_text(encoding="utf-8")
+        for example, address in filled.items():
+            text = text.replace(example, address)
+        write_private(folder / path.name, text.encode())
 
 
 _LIMIT_S = 10.0

@@ -144,7 +144,7 @@ class AuditRecord(Stage):
                 self._add("settings", {"now": now} | changed)
             return
         if not self._path.exists():
-            # Another folder, as every run on a SuperLink has: the chain goes on in a second file.
+            # Another folder, as a run on a SuperLink may have: the chain goes on in a second file.
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("xb")
             self.n, self.head = n, head

@@ -99,28 +99,59 @@ def server(tmp_path_factory):
 
 
 def test_certificates_say_who_may_do_what(server):
-    authority = x509.load_pem_x509_certificate((server / "ca.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((server / "device" / "ca.crt").read_bytes())
     roles = {}
     for name in ("alice", "bob"):
-        shown = x509.load_pem_x509_certificate((server / f"{name}.pem").read_bytes())
+        shown = x509.load_pem_x509_certificate(
+            (server / "operators" / name / "operator.pem").read_bytes()
+        )
         shown.verify_directly_issued_by(authority)
         (usage,) = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         assert usage == ExtendedKeyUsageOID.CLIENT_AUTH
         roles[name] = shown.subject.rfc4514_string()
     assert roles == {"alice": "OU=register,OU=run,CN=alice", "bob": "CN=bob"}
     # The server's own certificate opens no door.
-    own = x509.load_pem_x509_certificate((server / "server.pem").read_bytes())
+    own = x509.load_pem_x509_certificate((server / "server" / "server.pem").read_bytes())
     (usage,) = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert usage == ExtendedKeyUsageOID.SERVER_AUTH
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
 
 
-def test_init_leaves_a_folder_alone_that_holds_something(server, tmp_path):
-    before = (server / "ca.key").read_bytes()
-    result = init(server)
-    assert (result.exit_code, (server / "ca.key").read_bytes()) == (2, before)
-    assert "expected a new or an empty one" in result.stderr
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_init_once_more_changes_nothing_and_no_other_options_do(server, tmp_path):
+    before = files(server)
+    again = init(server, "--operator", "bob")
+    assert (again.exit_code, files(server)) == (0, before)
+    other = init(server)
+    assert (other.exit_code, files(server)) == (2, before)
+    assert "was made with other options" in other.stderr
+    (tmp_path / "mine").touch()
+    assert "expected a new or an empty one" in init(tmp_path).stderr
+
+
+def test_what_init_writes_names_the_server_s_addresses(tmp_path):
+    made = ("--devices", "0.0.0.0:1", "--operators", "0.0.0.0:2", "--runtime", "127.0.0.1:3")
+    assert init(tmp_path / "new", *made).exit_code == 0
+    found = {
+        (path.relative_to(tmp_path / "new").parts[0], *address)
+        for path, content in files(tmp_path / "new").items()
+        if path.suffix in {".sh", ".service"}
+        for address in re.findall(r"(fl\.example\.org|localhost):(\d)\b", content.decode())
+    }
+    assert found == {
+        ("device", "fl.example.org", "1"),
+        ("operators", "fl.example.org", "2"),
+        ("server", "localhost", "3"),
+    }
+    # A socket of containers, which no unit has.
+    result = init(tmp_path / "in containers", "--socket", "/door/link/superlink.sock")
+    assert "compose.yaml" in result.output
+    assert not [*(tmp_path / "in containers" / "server").glob("*.service")]
+    assert (tmp_path / "in containers" / "server" / "nginx.conf").is_file()
 
 
 @pytest.mark.parametrize(
@@ -129,12 +160,15 @@ def test_init_leaves_a_folder_alone_that_holds_something(server, tmp_path):
         ("eve=rule", "role 'rule' is unknown"),
         ("eve,OU=run", "expected letters, digits"),
         ("../eve", "expected letters, digits"),
+        ("server", "and not server"),
     ],
 )
 def test_an_operator_who_cannot_be(operator, said, tmp_path):
     result = init(tmp_path / "server", "--operator", operator)
     assert result.exit_code == 2
     assert said in result.stderr
+    # Nothing is in the way of another try.
+    assert init(tmp_path / "server").exit_code == 0
 
 
 @pytest.fixture

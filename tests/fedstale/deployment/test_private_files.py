@@ -36,7 +36,7 @@ def test_what_init_writes_is_private(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert called(*INIT).exit_code == 0
     assert open_to_others(tmp_path / "server") == set()
-    assert len(list((tmp_path / "server").iterdir())) == 8
+    assert len([path for path in (tmp_path / "server").rglob("*") if path.is_file()]) == 19
 
 
 @pytest.fixture

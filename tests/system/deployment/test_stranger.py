@@ -1,7 +1,8 @@
 """A stranger, a thief of ca.crt and an owner of a registered key attack a server while it works.
 
-What is attacked is the deployment that `fedstale up` makes, and the one that docs/deploy.md makes
-word for word. Every attack is refused, and the run that goes on meanwhile loses nothing.
+What is attacked is the deployment that `fedstale up` makes, and the one that `fedstale deploy init`
+makes, with the commands of its units. Every attack is refused, and the run that goes on meanwhile
+loses nothing.
 """
 
 import grp
@@ -279,7 +280,7 @@ def other_user():
 
 
 class DocsDeployment:
-    """What docs/deploy.md makes, its commands word for word but for places and free ports."""
+    """What units start, their commands word for word but for places and free ports."""
 
     def __init__(self, folder):
         self.folder, self.processes = folder, ProcessGroup()
@@ -287,11 +288,15 @@ class DocsDeployment:
         self.devices, self.operators, runtime = (Address("127.0.0.1", port) for port in ports)
         self.user = other_user()
         self.places = {
-            "/etc/flower": str(folder / "my-server"),
+            "/etc/flower": str(folder / "my-server" / "server"),
+            "%d": str(folder / "my-server" / "server"),
+            "/opt/fedstale/bin/": "",
             "/var/lib/flower-doors": str(folder / "doors"),
             "/var/lib/flower/": f"{folder}/state/",
             "/run/flower-superlink": str(folder / "socket"),
-            "superlink.example.org:8000": str(self.devices),
+            "${SUPERLINK}": str(self.devices),
+            "${NODE_CONFIG}": "partition-id=0 num-partitions=10",
+            "%i": str(free_port()),
             "localhost:8002": f"localhost:{runtime.port}",
         }
         (folder / "doors").mkdir()
@@ -312,10 +317,11 @@ class DocsDeployment:
         result = CliRunner().invoke(fedstale, words)
         assert result.exit_code == 0, result.output
         self.database = folder / "state" / "superlink.db"
-        self.ca = folder / "my-server" / "ca.crt"
-        self.certificate = folder / "my-server" / "alice.pem"
-        # What the page lets one do with the files, for other users than their owner.
-        self.ca.parent.chmod(0o711)
+        self.ca = folder / "my-server" / "server" / "ca.crt"
+        self.certificate = folder / "my-server" / "operators" / "alice" / "operator.pem"
+        # Other users than their owner read it, as below /etc.
+        for way in (self.ca.parent, self.ca.parent.parent):
+            way.chmod(0o711)
         self.ca.chmod(0o644)
         self.control = Control(self.operators, self.ca, self.certificate)
         self.environment = commands.environment(folder / "operator")
@@ -324,9 +330,9 @@ class DocsDeployment:
         (folder / "operator" / "config.toml").write_text(link)
 
     def start(self, name, home, changes=None):
-        """Start a command of the page."""
+        """Start a command of a unit."""
         (words,) = [words for words in shown() if program(words) == name]
-        for old, new in {**self.places, **(changes or {})}.items():
+        for old, new in {**(changes or {}), **self.places}.items():
             words = [word.replace(old, new) for word in words]
         if "--user" in words:
             at = words.index("--user")
@@ -346,8 +352,8 @@ class DocsDeployment:
             self.start("fedstale deploy superexec", self.folder / "home")
             write_node_key(self.folder / "node-0")
             self.operate("supernode", "register", str(self.folder / "node-0.pub"), "mine")
-            node = {"node-0": str(self.folder / "node-0"), "9094": str(free_port())}
-            self.start("fedstale node", self.folder / "node", {"ca.crt": str(self.ca), **node})
+            key = {"%d/node.key": str(self.folder / "node-0")}
+            self.start("fedstale node", self.folder / "node", key)
             wait_for(lambda: list(self.control.nodes().values()) == ["online"])
             self.ends = started.pop_all()
         return self
@@ -392,7 +398,8 @@ def docs():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_docs_are_attacked_and_their_server_apps_read_no_secret(docs, tmp_path):
-    secret = ("server.key", "superexec.secret", "alice.pem", "ca.key")
+    secret = ("server/server.key", "server/superexec.secret", "operators/alice/operator.pem")
+    secret = (*secret, "ca.key")
     names = [str(docs.folder / "my-server" / name) for name in secret]
     names += [str(docs.folder / "state" / "superlink.db"), str(docs.folder / "socket")]
     first = "    config = context.run_config\n"
@@ -418,6 +425,8 @@ def test_the_docs_are_attacked_and_their_server_apps_read_no_secret(docs, tmp_pa
         assert said.split() == ["uid", str(pwd.getpwnam(docs.user).pw_uid), "read"]
     assert not [f.text for f in probe(docs.devices, docs.ca) if f.is_fault]
     # bob may look, and nothing else.
-    bob = Caller(docs.operators, docs.ca, docs.folder / "my-server" / "bob.pem")
+    bob = Caller(
+        docs.operators, docs.ca, docs.folder / "my-server" / "operators" / "bob" / "operator.pem"
+    )
     assert bob(LIST, ListNodesRequest()) == 200
     assert bob(START) == bob("/v1/control/register-node") == bob("/v1/control/stop-run") == 403
