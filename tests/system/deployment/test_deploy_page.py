@@ -38,6 +38,8 @@ LEFT_OUT = {"Try it on one machine", "Install", "Containers"}
 BEFORE = "fedstale new my_app\n"
 AFTER = """
 until ls /var/lib/flower-app/run-1/*.checkpoint; do sleep 2; done
+# While that run goes on.
+fedstale deploy model /var/lib/flower-app/run-1 OUT/going-on.safetensors
 state() {
     find /etc/flower /etc/systemd/system /etc/passwd -type f -exec md5sum {} + | sort
     pgrep -f '/opt/fedstale/bin/fedstale (deploy superlink|node)'
@@ -105,6 +107,7 @@ def test_the_commands_of_the_page_end_with_a_run_of_two_nodes(machine):
     after, during = (load_file(machine / f"{name}.safetensors") for name in ("model", "now"))
     assert after.keys() == during.keys()
     assert all(np.array_equal(after[name], during[name]) for name in after)
+    assert load_file(machine / "going-on.safetensors")
     said = (machine / "log").read_text()
     assert said.count("note: ") >= 9, "it was asked as a stranger"
     assert "fault: " not in said
