@@ -44,8 +44,8 @@ from fedstale.runs.folder import (
     is_unfinished,
     lost,
     make_folder,
-    new_folder,
     model_bytes,
+    new_folder,
 )
 
 __all__ = [
@@ -87,8 +87,8 @@ __all__ = [
     "ledger",
     "lost",
     "make_folder",
-    "new_folder",
     "model_bytes",
+    "new_folder",
     "rejected_devices",
     "rejections",
     "with_costs",
