@@ -3,7 +3,7 @@
 Rules over the jobs of a run. What a rule expects follows from the same jobs: how long late replies
 took, how stale rejected ones would have been, which lost jobs would have ended with less work. It
 knows neither whom a selector would pick then nor how well the model would learn, so it is checked
-by taking it: tests/fedstale/reports/test_advice.py repeats runs with known faults without them.
+by taking it: tests/system/reports/test_advice_taken.py repeats runs with known faults without them.
 
 Real devices tell less: how long a reply took that never came is not known, and nothing is expected
 of another timeout.
