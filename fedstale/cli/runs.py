@@ -660,8 +660,9 @@ def _show_comparison(comparison: "Comparison", folder: Path) -> None:
     table.add_column("variant", no_wrap=True)
     for title, *cells in zip(words.columns[1:], *words.to_numpy()[:, 1:], strict=True):
         # A title takes no more room than its longest word, or what stands below it.
-        widest = max(map(len, [*title.split(), *cells]))
-        table.add_column(title, justify="right", overflow="fold", max_width=widest)
+        parted = title.replace("device-hours", "device- hours")
+        widest = max(map(len, [*parted.split(), *cells]))
+        table.add_column(parted, justify="right", overflow="fold", max_width=widest)
     for variant, *rest in words.to_numpy():
         lines = wrap(printable(variant), console.width // 5)
         table.add_row(Text("\n".join(lines)), *(Text(printable(cell)) for cell in rest))

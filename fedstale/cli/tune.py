@@ -2,7 +2,6 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -97,7 +96,7 @@ def tune(
             best={"trial": found.best.number, "parameters": dict(found.best.parameters)},
             gain={
                 name: value if isfinite(value) else None
-                for name, value in asdict(found.gain).items()
+                for name, value in found.gain.numbers.items()
             },
             worst_seeds=found.worst_seeds,
         )

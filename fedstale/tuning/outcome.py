@@ -90,7 +90,8 @@ class Tuning:
         objective, gain = self.space.objectives[0], self.gain
         name = f"Configuration {self.best.number}"
         if gain.n < LEAST:
-            return f"{name} cannot be judged: too few held-out runs came to their end."
+            told = f", by {gain.ends()}" if gain.n else ""
+            return f"{name} is not judged: {gain.n} of the {LEAST} held-out pairs it takes{told}."
         where = f"on {gain.n} held-out seeds its {objective.in_words} minus the defaults' is "
         where += gain.ends()
         is_good = gain.high < 0 if objective.is_lower_better else gain.low > 0

@@ -96,7 +96,7 @@ def test_costs_are_compared_in_their_own_units(judged):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_or_two_held_out_runs_judge_nothing(judged, n):
-    assert "cannot be judged" in judged(ended(*[0.8, 0.9][:n]), ended(*[0.5, 0.6][:n])).verdict
+    assert "is not judged" in judged(ended(*[0.8, 0.9][:n]), ended(*[0.5, 0.6][:n])).verdict
 
 
 def test_held_out_runs_of_another_best_make_room_and_others_stay(tmp_path):

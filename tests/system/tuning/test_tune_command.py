@@ -28,6 +28,7 @@ def called(tmp_path):
 def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     search = {"strategy.concurrency": [5, 10]}
     changes = {"search": search, "until": "4m", "rungs": ["2m"], "seeds": [1], "trials": None}
+    changes["held-out"] = {"seeds": [11, 12, 13]}
     result = called("--workers", "1", "--search", "grid", **changes)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
