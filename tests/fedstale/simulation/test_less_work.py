@@ -20,7 +20,6 @@ from fedstale.simulation.dry_runs import dry_run
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
-from fedstale.simulation.measuring import measure
 from fedstale.simulation.run import simulate
 from fedstale.strategies import Compression, FedAvg, FedBuff, LocalWork
 from fedstale.strategies.selection import Fastest
@@ -343,19 +342,6 @@ def test_events_are_those_of_one_process(tmp_path, executor, whole):
 
 def sharing(share):
     return f"FedAvg(10, stages=[LocalWork({share})])"
-
-
-def test_costs_measured_of_a_share_are_those_of_a_whole_job(monkeypatch):
-    for name, least in {"CLIENTS": 1, "RUNS": 3, "LEAST_S": 0.0}.items():
-        monkeypatch.setattr(f"fedstale.simulation.measuring.{name}", least)
-    work = {
-        share: measure(
-            replace(CONFIG, run_config={"strategy": sharing(share), "local-epochs": 40}), 5
-        ).costs.work_per_example
-        for share in (0.125, 1)
-    }
-    # Not an eighth of it.
-    assert 0.4 < work[0.125] / work[1] < 2.5
 
 
 def test_a_dry_run_counts_the_share():

@@ -310,3 +310,16 @@ def test_clients_without_examples_are_left_aside(tmp_path):
     found = measured(app, run_config={"fraction-evaluate": 1.0})
     assert 1 <= found.timings[TRAIN].clients < CLIENTS
     assert found.timings[TRAIN].middle == pytest.approx(0.0004, rel=0.15)
+
+
+def test_costs_measured_of_a_share_are_those_of_a_whole_job(monkeypatch):
+    for name, least in {"CLIENTS": 1, "RUNS": 3, "LEAST_S": 0.0}.items():
+        monkeypatch.setattr(measuring, name, least)
+    work = {}
+    for share in (0.125, 1):
+        strategy = f"FedAvg(10, stages=[LocalWork({share})])"
+        told = {"strategy": strategy, "local-epochs": 40, "batch-size": 32}
+        config = SimulationConfig(app="digits", traces="synthetic:20", run_config=told)
+        work[share] = measure(config, 5).costs.work_per_example
+    # Not an eighth of it.
+    assert 0.4 < work[0.125] / work[1] < 2.5
