@@ -54,6 +54,7 @@ def settings(strategy: str, **more: Any) -> dict[str, Any]:
     """Return what a run is told: traces, the work and the bytes of a job, and the run config."""
     told = {"round-timeout": LIVES_LONG, "num-server-rounds": 40, "learning-rate": 0.1}
     options = {"traces": "synthetic:100", "model_bytes": 14_000_000, "epochs": 5}
+    options |= {"work_per_example": 0.9, "examples": 18}
     options |= {name: more.pop(name) for name in options if name in more}
     told |= {name.replace("_", "-"): value for name, value in more.items()}
     return {**options, "run_config": {**told, "strategy": strategy, "local-epochs": 5}}
@@ -167,9 +168,7 @@ def test_first_advice_is_the_fault_and_brings_what_it_predicts(name, tmp_path):
     fault = FAULTS[name]
 
     def run(options: dict[str, Any], folder: str) -> Run:
-        return fedstale.simulate(
-            apps(), out=tmp_path / folder, seed=2, work_per_example=0.9, examples=18, **options
-        )
+        return fedstale.simulate(apps(), out=tmp_path / folder, seed=2, **options)
 
     before = run(fault.faulty, "before")
     first = before.advice[0]
@@ -194,8 +193,6 @@ def test_clients_that_fail_are_the_first_advice(tmp_path):
     run = fedstale.simulate(
         (server, client),
         out=tmp_path / "run",
-        work_per_example=0.9,
-        examples=18,
         **settings("FedBuff(10, 5)", num_server_rounds=10),
     )
     first = run.advice[0]
@@ -209,8 +206,6 @@ def test_of_real_devices_jobs_count_alike(tmp_path):
     run = fedstale.simulate(
         apps(),
         out=tmp_path / "run",
-        work_per_example=0.9,
-        examples=18,
         **settings("FedAvg(schedule=over_selection(10, 4))", traces="synthetic:300"),
     )
     unknown = ("started_at", "reported_at", "ended_at", "download_s", "compute_s", "upload_s")
@@ -225,8 +220,6 @@ def test_device_whose_rate_stays_zero_is_named(tmp_path):
     run = fedstale.simulate(
         apps(),
         out=tmp_path / "run",
-        work_per_example=0.9,
-        examples=18,
         **settings(
             "FedBuff(4, 2)",
             traces=TraceSet.constant(
