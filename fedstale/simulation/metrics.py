@@ -5,6 +5,7 @@ messages.
 """
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ _BY = {
 _EXAMPLES = "num-examples"
 _NONE_GOOD = 50
 """Jobs that may fail before the first good one, where there are more devices than that."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OLDER = ("fitres.metrics", "evaluateres.metrics")
 """Records of the older API with metrics, which are ConfigRecords."""
 
@@ -445,8 +447,8 @@ def write_run(
             "hint": "; ".join(filter(None, (facts.get("hint"), *hints))),
             "versions": versions(),
             "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
-            "strategy": facts.get("strategy") or _in_words(run.strategy),
-            "selector": _in_words(getattr(run.strategy, "selector", None)),
+            "strategy": facts.get("strategy") or in_words(run.strategy),
+            "selector": in_words(getattr(run.strategy, "selector", None)),
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
             **ledger(events),
@@ -485,14 +487,17 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
             )
 
 
-def _in_words(part: object) -> str | None:
-    """Return what a strategy or a selector says of itself, or else its class; None of none."""
+def in_words(part: object) -> str | None:
+    """Return what a strategy or a selector says of itself, or else its class; None of none.
+
+    Addresses of objects are left out: they are others in each process.
+    """
     if part is None:
         return None
     # Somebody's own may not be able to.
     with suppress(Exception):
         if type(part).__repr__ is not object.__repr__:
-            return " ".join(repr(part).split())
+            return _ADDRESS.sub("", " ".join(repr(part).split()))
     return type(part).__name__
 
 

@@ -16,6 +16,7 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.errors import ConfigError
+from fedstale.simulation.metrics import in_words
 from fedstale.strategies import StaleStrategy, parse
 from fedstale.strategies.server import Callback, Runtime
 
@@ -27,7 +28,6 @@ _VERBS = (
     "start",
     *("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"),
 )
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Replacement(Callback):
@@ -60,7 +60,7 @@ class Replacement(Callback):
         made = self._in_place_of(strategy)
         if made is not strategy:
             self._tell(runtime, strategy)
-        words = self._named if isinstance(self._named, str) else _in_words(made)
+        words = self._named if isinstance(self._named, str) else _with_settings(made)
         if words not in self.ran:
             self.ran.append(words)
         return made
@@ -162,8 +162,7 @@ def started(made: Strategy, call: BoundArguments, given: Sequence[object]) -> ob
     return start(**{name: value for name, value in values.items() if name in known})
 
 
-def _in_words(strategy: Strategy) -> str:
+def _with_settings(strategy: Strategy) -> str:
     """Return a strategy of fedstale's with its settings, and another by its class."""
-    if isinstance(strategy, StaleStrategy):
-        return _ADDRESS.sub("", repr(strategy))
-    return type(strategy).__name__
+    said = in_words(strategy) if isinstance(strategy, StaleStrategy) else None
+    return said or type(strategy).__name__
