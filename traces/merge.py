@@ -149,7 +149,7 @@ def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str], align: A
         if "compute" in channels and traces.compute_unit != first.compute_unit:
             raise TraceError(
                 f"{path}: counts compute in {traces.compute_unit!r}, {first_name} in "
-                f"{first.compute_unit!r}: expected one unit; record with the same --compute-unit"
+                f"{first.compute_unit!r}: expected one unit; record with the same unit in --compute"
             )
         for name in channels:
             channel = getattr(traces, name)

@@ -6,10 +6,9 @@ their own, which map one copy of the traces and of the devices' forecasts into t
 training gives does not depend on where it ran.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -103,10 +102,9 @@ def train(
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
     windows: _Windows = _WINDOWS,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted training.")
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Continue an interrupted training.")] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trainings at a time; default one for each core.")
     ] = None,
@@ -141,7 +139,7 @@ def train(
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
     }
-    with _watching(out, is_shown=is_shown, tensorboard=tensorboard) as watch:
+    with _watching(is_shown=is_shown) as watch:
         agents = train_all(
             trainings,
             fleets,
@@ -215,11 +213,14 @@ def evaluate(
 
     With --out, a page shows the comparison: evaluation.html; with --worlds, a table: worlds.csv.
     """
-    from fedstale.agents import Scenario
+    from fedstale.agents import Scenario, load
     from fedstale.agents.policy import embedded
     from fedstale.traces.forecast import split
 
-    loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
+    folders = [one for folder in agents or [embedded()] for one in _trainings(folder)]
+    loaded = [load(folder) for folder in folders]
+    for folder in folders:
+        _faults(folder)
     cache = None if out is None else out / "cache"
     if all_devices:
         devices_read = recorded(traces, seed=seed)
@@ -250,34 +251,6 @@ def evaluate(
         return
     tested = {traces: testing}
     _evaluate(tested, loaded, windows or _WINDOWS, seed, out=out, quiet=quiet, as_json=as_json)
-
-
-@app.command(epilog="Example: fedstale agent show agents/mine")
-@one_sentence()
-def show(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[AGENT]", help="Folder of a trained agent; default the one of fedstale."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what an agent was trained on and reached, and which simple tests of picks it fails."""
-    from fedstale.agents import AgentSelector, faults
-    from fedstale.agents.policy import FILES, embedded
-    from fedstale.reports import facts_of
-
-    folder = folder or embedded()
-    about, found = FILES.describe(folder), faults(AgentSelector(folder))
-    if as_json:
-        facts = {"agent": str(folder), "parameters": about["parameters"], **about["provenance"]}
-        facts["made with fedstale"] = facts.pop("fedstale", "unknown")
-        typer.echo(json.dumps({**facts, "faults": found}))
-        return
-    for name, text in [("agent", str(folder)), *facts_of(folder)]:
-        typer.echo(f"{name}: {text}")
-    typer.echo(f"faults: {'; '.join(found) or 'none'}")
 
 
 def train_all(
@@ -354,23 +327,26 @@ def _train_shared(
 
 def _best(agents: Sequence["Agent"], folders: Sequence[Path]) -> "Agent":
     """Return the best agent in validation of those without faults, or of all if each has one."""
-    from fedstale.agents import AgentSelector, faults
-
     sound = []
     for agent, folder in zip(agents, folders, strict=True):
-        found = faults(AgentSelector(folder))
-        for fault in found:
-            note(f"fedstale: {folder}: {fault}")
-        if not found:
+        if not _faults(folder):
             sound.append(agent)
     return max(sound or agents, key=lambda agent: agent.provenance["validation"])
 
 
-def _loaded(folder: Path) -> list["Agent"]:
-    from fedstale.agents import load
+def _faults(folder: Path) -> list[str]:
+    """Say which simple tests of picks an agent fails, and return them."""
+    from fedstale.agents import AgentSelector, faults
 
-    parts = sorted(folder.glob("seed-*/agent.toml"))
-    return [load(part.parent) for part in parts] or [load(folder)]
+    found = faults(AgentSelector(folder))
+    for fault in found:
+        note(f"fedstale: {folder}: {fault}")
+    return found
+
+
+def _trainings(folder: Path) -> list[Path]:
+    """Return the folders of an agent's trainings, or its own."""
+    return sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
 
 
 def _among(step: Step, number: int, n: int) -> Step:
@@ -481,8 +457,8 @@ def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
 
 
 @contextmanager
-def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch]:
-    """Show trainings: a bar each on a terminal, a line a validation elsewhere; write events."""
+def _watching(*, is_shown: bool) -> Iterator[Watch]:
+    """Show trainings: a bar each on a terminal, a line a validation elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -491,20 +467,10 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
     times = TimeElapsedColumn(), TimeRemainingColumn()
     bars = Progress(*columns, *times, console=Console(stderr=True))
     has_bars, rows = is_shown and sys.stderr.isatty(), {}
-    with ExitStack() as stack:
-        writer = None
-        if tensorboard:
-            from fedstale.live import event_writer
-
-            writer = stack.enter_context(event_writer(out / "tensorboard"))
-        if has_bars:
-            stack.enter_context(bars)
+    with bars if has_bars else nullcontext():
 
         def watch(progress: "TrainingProgress") -> None:
             seed, metrics = progress.seed, progress.metrics
-            if writer is not None:
-                for name, value in metrics.items():
-                    writer.add_scalar(f"seed-{seed}/{name}", value, progress.update)
             if has_bars:
                 if seed not in rows:
                     rows[seed] = bars.add_task("", total=progress.updates, seed=seed, validation="")

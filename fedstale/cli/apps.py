@@ -121,13 +121,7 @@ def up(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace an earlier deployment's folder.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although fedstale check finds faults.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not show the run's log.")
+        bool, typer.Option("--overwrite", help="Replace an earlier deployment's folder.")
     ] = False,
     traces: Annotated[
         str | None,
@@ -151,8 +145,8 @@ def up(
     if strategy is not None:
         run_config = found.overrides_with(run_config, strategy)
     faults = [f.text for f in check_app(found, run_config) if f.is_fault]
-    if faults and not force:
-        raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
+    if faults:
+        raise ConfigError("; ".join(faults))
     if speed_up != 1.0 and traces is None:
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
     config = None
@@ -171,7 +165,7 @@ def up(
         end_on_signals(),
         LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
     ):
-        show = (lambda line: None) if quiet or as_json else typer.echo
+        show = (lambda line: None) if as_json else typer.echo
         directory, run = found.directory, deployment.folder / "run"
         if config is not None:
             directory, nodes_of = deployment.folder / "app", list(deployment.node_ids.values())

@@ -30,7 +30,7 @@ from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.strategies.selection import Selector
-    from fedstale.traces import TraceSet
+    from fedstale.traces import Job, TraceSet
     from fedstale.traces.forecast import Examples, Perceptron
 
 
@@ -43,6 +43,9 @@ Tables = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Folder for the tables, and a page if there is one."),
 ]
+
+_KINDS = ["last-value", "ewma", "hour", "oracle"]
+_JOB = "work=300 download-bytes=5000000 upload-bytes=5000000 deadline=30m"
 
 app = typer.Typer(help="Train forecasters on traces, and test them.", no_args_is_help=True)
 
@@ -96,34 +99,33 @@ def train(
 
 
 @app.command(
-    epilog="Example: fedstale forecaster backtest --traces phones.parquet "
-    "--forecasters lstm,last-value,oracle"
+    epilog="Example: fedstale forecaster backtest --traces phones.parquet lstm last-value oracle"
 )
 @one_sentence()
 def backtest(
     traces: Traces,
     forecasters: Annotated[
-        str, typer.Option(help="Kinds to fit and test, with commas between.")
-    ] = "last-value,ewma,hour,oracle",
-    trained: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FOLDER|embedded[:FLEET]", help="A trained forecaster; may be repeated."
+        typer.Argument(
+            metavar="[KIND|FOLDER|embedded[:FLEET]]...",
+            help=f"Kinds to fit and test, and trained forecasters; default {' '.join(_KINDS)}.",
         ),
     ] = None,
     all_devices: Annotated[
         bool,
         typer.Option(
             "--all-devices",
-            help="Test on every device, in the later hours: none was learnt from by what is "
-            "--trained; what is fitted here learns from most of them, in the hours before.",
+            help="Test on every device, in the later hours: no trained forecaster learnt from any; "
+            "what is fitted here learns from most of them, in the hours before.",
         ),
     ] = False,
     out: Tables = None,
-    work: Annotated[float, typer.Option(min=0.0, help="Work of the job, in units.")] = 300.0,
-    download_bytes: Annotated[int, typer.Option(min=0, help="Size of the model.")] = 5_000_000,
-    upload_bytes: Annotated[int, typer.Option(min=0, help="Size of the update.")] = 5_000_000,
-    deadline: Annotated[str, typer.Option(help="Time for the job, such as 30m.")] = "30m",
+    job: Annotated[
+        str,
+        typer.Option(
+            help="The job that is forecast, in work units, bytes down and up, and time for it."
+        ),
+    ] = _JOB,
     step: Annotated[str, typer.Option(help="Time between origins, such as 15m.")] = "15m",
     k: Annotated[int, typer.Option(min=1, help="Devices picked in a round.")] = 10,
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
@@ -133,7 +135,7 @@ def backtest(
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.reports import backtest, write_figures
-    from fedstale.traces import Job
+    from fedstale.traces.forecast import KINDS
     from fedstale.traces.forecast.evaluation import (
         TITLES,
         backtested,
@@ -142,16 +144,24 @@ def backtest(
         why_empty,
     )
 
-    deadline_s, step_s = amount("deadline", deadline, UNITS_S), amount("step", step, UNITS_S)
+    asked, in_words = _job(job)
+    step_s = amount("step", step, UNITS_S)
     if step_s < 1.0:
         raise ConfigError(f"step = {step!r}: expected at least 1s")
-    job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
+    kinds = [name for name in forecasters or _KINDS if name in KINDS]
+    trained = [name for name in forecasters or [] if name not in KINDS]
+    for unknown in trained:
+        if not unknown.startswith("embedded") and not Path(unknown).is_dir():
+            raise ConfigError(
+                f"forecaster = {unknown!r}: expected one of {', '.join(KINDS)}, embedded, or the "
+                "folder of a trained one"
+            )
     with steps(is_shown=not (quiet or as_json)) as begin:
         tables = backtested(
             recorded(traces, seed=seed),
-            [name for name in forecasters.split(",") if name],
-            trained or [],
-            job,
+            kinds,
+            trained,
+            asked,
             step_s=step_s,
             k=k,
             examples=examples,
@@ -161,13 +171,12 @@ def backtest(
         )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            table.to_csv(out / f"{name}.csv", index=False)
+        for title, table in tables.items():
+            table.to_csv(out / f"{title}.csv", index=False)
         write_figures(
             "Backtest of forecasts",
             f"{verdict(tables['verdict'])} {Path(traces).name}, seed {seed}: tested on what no "
-            f"forecaster learnt from. The job: {work:g} work units, {download_bytes:,} bytes down, "
-            f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
+            f"forecaster learnt from. The job: {in_words}.",
             backtest.figures(tables),
             out / backtest.PAGE,
             hidden=backtest.hidden(tables),
@@ -189,6 +198,23 @@ def backtest(
                 typer.echo(f"\n{title}\n\n{why}")
         if out is not None:
             typer.echo(f"\nreport: {out / backtest.PAGE}")
+
+
+def _job(text: str) -> tuple["Job", str]:
+    """Return the job that an option describes, such as "work=300 deadline=1h", and all of it."""
+    from fedstale.traces import Job
+
+    said = dict(part.split("=", 1) for part in f"{_JOB} {text}".split() if "=" in part)
+    known = dict(part.split("=", 1) for part in _JOB.split())
+    if said.keys() != known.keys() or "=" not in text:
+        raise ConfigError(f"job = {text!r}: expected keys and values as in '{_JOB}'")
+    work, down, up = (
+        amount(f"job: {key}", said[key], {"": 1.0})
+        for key in ("work", "download-bytes", "upload-bytes")
+    )
+    ttl_s = amount("job: deadline", said["deadline"], UNITS_S)
+    job = Job(work=work, download_bytes=int(down), upload_bytes=int(up), ttl_s=ttl_s)
+    return job, " ".join(f"{key}={value}" for key, value in said.items())
 
 
 def _fitted(

@@ -69,7 +69,10 @@ app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",
 )(tune.tune)
-app.add_typer(run_list.app, name="runs", rich_help_panel=_ANALYSE)
+app.command(
+    rich_help_panel=_ANALYSE,
+    epilog="Example: fedstale runs --sort 'server accuracy' --page",
+)(run_list.runs)
 app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
 app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)
 app.command(

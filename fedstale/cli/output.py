@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
+ADVANCED = "Advanced options"
+"""Panel of the help for what few need."""
+
 _SAME_S = 1.0
 
 
@@ -92,9 +95,17 @@ App = Annotated[
     str, typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one.")
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace the file if there is one.", rich_help_panel=ADVANCED),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as JSON.", rich_help_panel=ADVANCED),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=ADVANCED)
+]
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:

@@ -5,6 +5,7 @@ by SIGTERM or when its time is over, and then becomes a trace; a recording that 
 finished, or continued, by the same command.
 """
 
+import re
 import signal
 import threading
 from datetime import datetime
@@ -37,24 +38,23 @@ _UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 @one_sentence()
 def record(
     out: Out,
+    compute: Annotated[
+        str,
+        typer.Option(
+            metavar="'N UNIT'|calibrate",
+            help="Speed of this machine when it is idle: work units/s and what one is, in words, "
+            "such as '40 images of digits'; or measured now, for two seconds.",
+        ),
+    ],
     every: Annotated[str, typer.Option(help="Time between readings, 1s to 60s.")] = "5s",
     duration: Annotated[
         str | None, typer.Option("--for", help="How long, such as 1h or 7d; else until Ctrl-C.")
     ] = None,
-    speed: Annotated[
-        float | None, typer.Option(help="Work units/s of this machine when it is idle.")
-    ] = None,
-    compute_unit: Annotated[
-        str | None, typer.Option(help="What one work unit of --speed is, in words.")
-    ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure the speed now, for two seconds.")
-    ] = False,
     available: Annotated[
         Literal["online", "charging", "recording"],
         typer.Option(help="When it can take a job: online; online and on mains; while recording."),
     ] = "online",
-    link_capacity: Annotated[
+    network: Annotated[
         str | None,
         typer.Option(metavar="DOWN,UP", help="What its links carry, bit/s: 50M,10M; else unknown."),
     ] = None,
@@ -80,7 +80,7 @@ def record(
 
     journal = out.with_name(out.name + ".journal")
     check_free(out, overwrite=overwrite, unless=journal)
-    rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
+    rules = _rules(compute, available, network)
     if not finish:
         seconds = amount("for", duration, UNITS_S) if duration else inf
         limit = int(amount("max-bytes", max_bytes, _UNITS_BYTES))
@@ -98,7 +98,7 @@ def record(
     if seen:
         note(f"highest traffic seen (links carry at least that): {', '.join(seen)}")
     if rules.link_bit_per_s is None:
-        note("downlink and uplink are unknown; --link-capacity DOWN,UP states them")
+        note("downlink and uplink are unknown; --network DOWN,UP states them")
     note(f"kept {journal}: the same command goes on from it; delete it when done")
 
 
@@ -160,30 +160,33 @@ def _record(
 
 
 def _rules(
-    speed: float | None,
-    compute_unit: str | None,
-    available: Literal["online", "charging", "recording"],
-    link_capacity: str | None,
-    *,
-    calibrate: bool,
+    compute: str, available: Literal["online", "charging", "recording"], network: str | None
 ) -> "RecordingRules":
-    if calibrate == (speed is not None):
-        raise ConfigError(
-            f"speed = {speed}, calibrate = {calibrate}: expected one of them, --speed N in work "
-            "units/s of the idle machine, or --calibrate to measure it now"
-        )
     from fedstale.traces.recording import RecordingRules, monitor
 
-    links = None if link_capacity is None else link_rates(link_capacity)
-    unit = compute_unit or "a unit of the speed that was stated at the recording"
-    if calibrate:
-        if compute_unit is not None:
-            raise ConfigError(
-                f"compute-unit = {compute_unit!r}: expected none, since --calibrate has its own"
-            )
+    links = None if network is None else link_rates(network)
+    if compute == "calibrate":
         speed, unit = monitor.calibrate(), monitor.CALIBRATION_UNIT
         note(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}")
+    elif (stated := stated_speed(compute)) is not None:
+        speed, unit = stated
+    else:
+        raise ConfigError(
+            f"compute = {compute!r}: expected work units/s and what one unit is, such as "
+            "'40 images of digits', or calibrate"
+        )
     return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
+
+
+def stated_speed(text: str) -> tuple[float, str] | None:
+    """Return work units/s and what one unit is, of an option that states them; else None.
+
+    Example:
+        >>> stated_speed("40 images of digits"), stated_speed("models.json")
+        ((40.0, 'images of digits'), None)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s+(\S.*?)\s*", text)
+    return None if found is None else (float(found[1]), found[2])
 
 
 def link_rates(capacity: str) -> tuple[float, float]:
@@ -194,6 +197,6 @@ def link_rates(capacity: str) -> tuple[float, float]:
     """
     rates = capacity.split(",")
     if len(rates) != 2:
-        raise ConfigError(f"link-capacity = {capacity!r}: expected DOWN,UP as in 50M,10M")
-    down, up = (amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
+        raise ConfigError(f"network = {capacity!r}: expected DOWN,UP in bit/s, as in 50M,10M")
+    down, up = (amount("network", rate, _UNITS_BYTES) for rate in rates)
     return down, up

@@ -1,18 +1,16 @@
 """`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
 
-import ast
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, fields, replace
-from inspect import Parameter, Signature, getsource, signature
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import tomli_w
@@ -30,6 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedstale.cli.output import (
+    ADVANCED,
     AsJson,
     Quiet,
     app_log,
@@ -40,7 +39,7 @@ from fedstale.cli.output import (
     say_json,
     stdout_kept_free,
 )
-from fedstale.config import Costs, SimulationConfig
+from fedstale.config import Costs, ExecutorKind, SimulationConfig
 
 if TYPE_CHECKING:
     from fedstale.comparison import Comparison, Watch
@@ -49,51 +48,23 @@ if TYPE_CHECKING:
     from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {
-    *("resume", "until", "executor", "workers", "client_limit_s", "address"),
-    *("live", "live_at", "tensorboard", "events", "as_json", "quiet", "verbose"),
+    *("resume", "until", "executor", "workers", "client_limit_s", "more"),
+    *("live", "as_json", "quiet", "verbose"),
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
 
-_IN_FILES = ("changes", "after_end", "gpus", "checkpoint_every")
-"""Settings that the config.toml of a run says, and no option: few runs need another."""
+_MORE = (
+    *("node_config", "partitions", "on_interrupt", "after_end"),
+    *("client_limit_s", "gpus", "checkpoint_every"),
+)
+"""Settings that `--set` says, as those of [costs]: few runs need another."""
+_NAMES = ", ".join(name.replace("_", "-") for name in _MORE)
+_COSTS = "costs."
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each setting that it does not declare itself.
-
-    The string below a setting is its help. The command gets the values by name.
-    """
-    declared = signature(command).parameters.values()
-    options = {p.name: p for p in declared if p.kind != Parameter.VAR_KEYWORD}
-    kinds, words = get_type_hints(SimulationConfig), _words_below(SimulationConfig)
-    for field in fields(SimulationConfig):
-        if field.name in options or field.name in _IN_FILES:
-            continue
-        options[field.name] = Parameter(
-            field.name,
-            Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[kinds[field.name], typer.Option(help=words[field.name])],
-        )
-    command.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
-    return command
-
-
-def _words_below(settings: type) -> dict[str, str]:
-    """Return the string below each field of a dataclass."""
-    words = {}
-    (body,) = ast.parse(getsource(settings)).body
-    for pair in pairwise(ast.iter_child_nodes(body)):
-        match pair:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
-                words[name] = " ".join(str(text).split())
-    return words
-
-
 @one_sentence()
-@_with_settings
 def simulate(
     context: typer.Context,
     app: Annotated[
@@ -116,12 +87,19 @@ def simulate(
         list[str] | None,
         typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
     ] = None,
-    node_config: Annotated[
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="What takes the place of the app's own strategy: 'FedBuff(20, 5)'."),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(help="How many of the traces to enrol, drawn with the seed; default all."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds everything that is random.")] = 0,
+    until: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE",
-            help="What devices have in their node config besides: TOML with a table for each "
-            "device, or CSV with a column device-id.",
+            help="When to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9)."
         ),
     ] = None,
     out: Annotated[
@@ -130,7 +108,6 @@ def simulate(
             "--out", "-o", help="Folder of the run; default runs/APP, or the next free runs/APP-N."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -138,19 +115,6 @@ def simulate(
             "before this --until."
         ),
     ] = None,
-    costs: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Costs in place of the app's own, such as 'work-per-example=0.1 epochs=1'."
-        ),
-    ] = None,
-    measure_costs: Annotated[
-        bool,
-        typer.Option(
-            "--measure-costs",
-            help="Run a few clients for real instead, and print the app's costs as TOML.",
-        ),
-    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -159,34 +123,63 @@ def simulate(
         ),
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve a page that shows the run while it goes on.")
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve a page that shows the run while it goes on, such as 8760; 0 takes any.",
+        ),
+    ] = None,
+    executor: Annotated[
+        ExecutorKind,
+        typer.Option(
+            help="What runs clients; auto measures what is faster. All but batched, which trains "
+            "many clients as one program, give the same bytes.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that run clients; 1 runs them in this one. Default: as many as pay.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help=f"Settings of a config.toml that no option says: {_NAMES}, or a cost, as in "
+            "'on-interrupt=\"pause\" costs.epochs=2'.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = None,
+    measure_costs: Annotated[
+        bool,
+        typer.Option(
+            "--measure-costs",
+            help="Run a few clients for real instead, and print the app's costs as TOML.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = False,
-    live_at: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Where; default 8760, this machine alone."),
-    ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write scalars for TensorBoard into this folder.")
-    ] = None,
-    events: Annotated[
-        Path | None,
+    overwrite: Annotated[
+        bool,
         typer.Option(
-            help="Write what happens while it happens into this file, a line of JSON each."
+            "--overwrite",
+            help="Replace an earlier run in the folder.",
+            rich_help_panel=ADVANCED,
         ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|HOST:PORT",
-            help="Of a running Ray cluster whose nodes run clients; for the executor ray.",
-        ),
-    ] = None,
+    ] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show Flower's log and fedstale's.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Show Flower's log and fedstale's.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = False,
-    **settings: Any,  # noqa: ANN401 - as their fields say
 ) -> None:
     """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
     from fedstale.errors import ConfigError
@@ -203,13 +196,25 @@ def simulate(
     else:
         before = SimulationConfig.read(Path(app) if resume is None else resume / "config.toml")
     out = resume or out
-    given = {**settings, "traces": traces, "node_config": node_config}
-    config = _changed(
-        before,
-        {name: value for name, value in given.items() if name in options},
-        run_config=run_config or [],
-        costs=costs or [],
-    )
+    further, costs = _further(more or [])
+    fixed = sorted(further.keys() - _BESIDE_RESUME) + [_COSTS + key for key in costs]
+    if resume is not None and fixed:
+        name = fixed[0].replace("_", "-")
+        raise ConfigError(
+            f"--set {name} beside --resume {resume}: a run that goes on keeps its settings; leave "
+            "it out"
+        )
+    given = {
+        "traces": traces,
+        "strategy": strategy,
+        "devices": devices,
+        "seed": seed,
+        "until": until,
+        "executor": executor,
+        "workers": workers,
+    }
+    settings = {name: value for name, value in given.items() if name in options} | further
+    config = _changed(before, settings, run_config=run_config or [], costs=costs)
     from fedstale.live import RepeatedInterrupt
     from fedstale.simulation import simulate as simulate_config
     from fedstale.traces import TraceSet
@@ -222,14 +227,7 @@ def simulate(
         with end_on_signals(), app_log(verbose=verbose):
             _show_dry_run(config, trace_set, as_json=as_json)
         return
-    watching = _watching(
-        config,
-        shown=not (quiet or as_json),
-        events=events,
-        live=live,
-        live_at=live_at,
-        tensorboard=tensorboard,
-    )
+    watching = _watching(config, shown=not (quiet or as_json), live=live)
     free = stdout_kept_free() if as_json else nullcontext()
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     place = _new_place(Path("runs") / name, replaces=overwrite) if out is None else nullcontext(out)
@@ -242,13 +240,12 @@ def simulate(
             overwrite=overwrite,
             resume=resume is not None,
             callbacks=[*callbacks, RepeatedInterrupt(heard)],
-            address=address,
         )
     _show_end(run, is_new=resume is None, as_json=as_json)
     if run.status in _WORDS:
-        more = f"; fedstale simulate --resume {run.folder} goes on with it"
+        again = f"; fedstale simulate --resume {run.folder} goes on with it"
         can_go_on = run.status == "interrupted"
-        note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}{more if can_go_on else ''}")
+        note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}{again if can_go_on else ''}")
         raise typer.Exit(1)
 
 
@@ -280,12 +277,33 @@ def _new_place(path: Path, *, replaces: bool) -> Iterator[Path]:
                 empty.rmdir()
 
 
+def _further(texts: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings in the texts of --set, by their fields, and the costs, by their keys."""
+    if not texts:
+        return {}, {}
+    from fedstale.errors import ConfigError, nearest
+    from fedstale.simulation import overrides_in
+
+    settings, costs = {}, {}
+    for key, value in overrides_in(texts, "set").items():
+        name = key.replace("-", "_")
+        if key.startswith(_COSTS):
+            costs[key.removeprefix(_COSTS)] = value
+        elif name in _MORE:
+            settings[name] = value
+        else:
+            known = [*(one.replace("_", "-") for one in _MORE), f"{_COSTS}KEY"]
+            raise ConfigError(f"set has unknown key {key!r}: expected {nearest(key, known)}")
+    Costs.from_table(costs)
+    return settings, costs
+
+
 def _changed(
     config: SimulationConfig,
     settings: Mapping[str, Any],
     *,
     run_config: list[str],
-    costs: list[str],
+    costs: Mapping[str, Any],
 ) -> SimulationConfig:
     """Return settings with what the command line says in the place of what they had.
 
@@ -293,23 +311,20 @@ def _changed(
         config: of an app alone, or of a file.
         settings: by the names of their fields.
         run_config: overrides, as flwr run takes them.
-        costs: overrides, of the same form.
+        costs: overrides, with the keys of [tool.fedstale].
     """
     before = dict(config.costs)
     overrides: Mapping[str, Any] = {}
-    other_costs: Mapping[str, Any] = {}
-    if run_config or costs:
+    if run_config:
         from fedstale.simulation import FlowerApp, overrides_in
 
         overrides = overrides_in(run_config, "run-config")
-        other_costs = overrides_in(costs, "costs")
-        Costs.from_table(other_costs)
-        if run_config and config.run_config:
+        if config.run_config:
             # A file holds the number of epochs and not the key that it comes from.
             own = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
             before = {key: value for key, value in before.items() if own.get(key) != value}
     merged = {**config.run_config, **overrides}
-    return replace(config, **settings, run_config=merged, costs={**before, **other_costs})
+    return replace(config, **settings, run_config=merged, costs={**before, **costs})
 
 
 def _is_given(context: typer.Context, option: click.Parameter) -> bool:
@@ -331,33 +346,24 @@ def _refuse(options: Mapping[str, click.Parameter], names: Set[str], beside: str
 
 @one_sentence()
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders that fedstale simulate wrote.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="HTML file to write; default RUN/report.html, or comparison.html for several.",
-        ),
+        typer.Option("--out", "-o", help="HTML file to write; default RUN/report.html."),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Write RUN/timeline.json too, for ui.perfetto.dev.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file that shows what a run did; of several runs, one that compares them."""
-    from fedstale.reports import Run, write_comparison
+    """Write one HTML file that shows what a run did."""
+    from fedstale.reports import Run
 
-    read = [Run(run) for run in runs]
-    if len(read) == 1:
-        written = read[0].report(out)
-    else:
-        written = write_comparison(read, out or Path("comparison.html"))
-    traces = [run.trace() for run in read] if trace else []
+    read = Run(run)
+    written = read.report(out)
+    traces = [read.trace()] if trace else []
     told = [f"report: {written}", *(f"trace: {path}" for path in traces)]
-    say("\n".join(told), written, as_json=as_json, runs=[str(run) for run in runs])
+    say("\n".join(told), written, as_json=as_json, run=str(run))
 
 
 @one_sentence()
@@ -385,20 +391,17 @@ def compare(
     ] = None,
     overwrite: Annotated[
         bool,
-        typer.Option(help="Run everything again, and replace a comparison of other runs."),
-    ] = False,
-    address: Annotated[
-        str | None,
         typer.Option(
-            metavar="auto|HOST:PORT", help="Of a running Ray cluster whose nodes run the plan."
+            "--overwrite", help="Run everything again, and replace a comparison of other runs."
         ),
-    ] = None,
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare variants over seeds: means, and differences paired by seed, with 95% intervals.
 
     Runs that are done are kept, and interrupted ones go on: the same command finishes the rest.
+    Where RAY_ADDRESS names a Ray cluster, its nodes run a plan.
     """
     from fedstale import api
     from fedstale.comparison import as_json as plain
@@ -412,7 +415,7 @@ def compare(
         )
     if not plans:
         given = {o.name: o for o in context.command.params if o.name and _is_given(context, o)}
-        _refuse(given, {"workers", "address"}, "folders of runs", "a run that is over")
+        _refuse(given, {"workers"}, "folders of runs", "a run that is over")
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
     with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
         try:
@@ -425,7 +428,7 @@ def compare(
                 overwrite=overwrite,
                 watch=bar,
                 progress=False,
-                address=address,
+                address=os.environ.get("RAY_ADDRESS"),
             )
         except KeyboardInterrupt as stop:
             why = str(stop) or "interrupted"
@@ -449,20 +452,16 @@ def _watching(
     config: "SimulationConfig",
     *,
     shown: bool,
-    events: Path | None,
-    live: bool,
-    live_at: str | None,
-    tensorboard: Path | None,
+    live: str | None,
 ) -> Iterator[list["Callback"]]:
-    """Show a run as it goes on: to who waits, on a page, in files; yields its callbacks."""
+    """Show a run as it goes on: to who waits, and on a page; yields its callbacks."""
     from fedstale.config import Until
-    from fedstale.errors import ConfigError
-    from fedstale.live import EventLog, ProgressLine, ProgressNotes, TensorBoard
+    from fedstale.live import ProgressLine, ProgressNotes
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
-    is_live, of_rounds, settings = live or live_at is not None, None, ""
-    if shown or is_live:
+    of_rounds, settings = None, ""
+    if shown or live is not None:
         resolved = _resolved(config)
         of_rounds, settings = _planned_rounds(resolved), tomli_w.dumps(resolved.table())
     with ExitStack() as stack:
@@ -479,21 +478,9 @@ def _watching(
                 redirect_stdout=sys.stdout.isatty(),
             )
             callbacks.append(ProgressLine(stack.enter_context(bar), until, of_rounds=of_rounds))
-        if events is not None:
-            try:
-                file = stack.enter_context(events.open("w", encoding="utf-8"))
-            except OSError as problem:
-                raise ConfigError(
-                    f"events = {str(events)!r} cannot be written: {problem}"
-                ) from None
-            callbacks.append(EventLog(file))
-        if tensorboard is not None:
-            scalars = TensorBoard(tensorboard)
-            stack.callback(scalars.close)
-            callbacks.append(scalars)
-        if is_live:
+        if live is not None:
             # Only who asks for a page waits for it.
-            from fedstale.live import PORT, Board, parse_address, serving
+            from fedstale.live import Board, parse_address, serving
             from fedstale.reports import without_folders
 
             title = without_folders(f"{config.app} on {config.traces}")
@@ -504,9 +491,7 @@ def _watching(
                 settings=without_folders(settings),
                 time_name="virtual time",
             )
-            # A second run beside one that is watched has a page of its own.
-            at = (*parse_address(live_at),) if live_at else ("127.0.0.1", PORT)
-            url = stack.enter_context(serving(board, *at, or_any=live_at is None))
+            url = stack.enter_context(serving(board, *parse_address(live)))
             note(f"live page: {url}")
             callbacks.append(board)
         yield callbacks

@@ -28,7 +28,7 @@ from fedstale.cli.output import (
     say_json,
     write,
 )
-from fedstale.cli.record import link_rates, merge, record
+from fedstale.cli.record import link_rates, merge, record, stated_speed
 from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
@@ -48,14 +48,15 @@ app = typer.Typer(
 )
 
 _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
-_Speed = Annotated[
-    float | None, typer.Option(help="Work units/s of every idle device, where none was recorded.")
+_Compute = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH|'N UNIT'",
+        help="Recording of how fast devices are; or the work units/s of every idle device, and "
+        "what one is, such as '40 images of digits'.",
+    ),
 ]
-_Unit = Annotated[str | None, typer.Option(help="What one work unit of --speed is, in words.")]
-_Capacity = Annotated[
-    str | None,
-    typer.Option(metavar="DOWN,UP", help="What every link carries, bit/s: 100M,100M; constant."),
-]
+_NETWORK = "Recording of links; or what every link carries, constant, bit/s, such as 100M,100M"
 
 
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
@@ -94,9 +95,6 @@ def convert(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")
     ] = None,
-    recording: Annotated[
-        str | None, typer.Option("--source", help="Published format of IN; found out if not given.")
-    ] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,8 +104,11 @@ def convert(
         ),
     ] = None,
     kind: Annotated[
-        Literal["windows", "samples", "battery", "rates", "nodes"] | None,
-        typer.Option(help="What a log is; found out by its columns if not given."),
+        str | None,
+        typer.Option(
+            help="What IN is, if it cannot be found out: of a log windows, samples, battery, rates "
+            "or nodes; or the name of a published recording."
+        ),
     ] = None,
     unit: Annotated[
         list[str] | None,
@@ -136,7 +137,9 @@ def convert(
     min_level: Annotated[
         float | None, typer.Option(help="Level of a battery from which on its device is online.")
     ] = None,
-    compute_unit: _Unit = None,
+    compute_unit: Annotated[
+        str | None, typer.Option(help="What one work unit of a column of speeds is, in words.")
+    ] = None,
     separator: Annotated[
         str | None, typer.Option(help="What stands between two cells of a log.")
     ] = None,
@@ -156,9 +159,12 @@ def convert(
         raise ConfigError(f"out = {out}: expected --out NAME.parquet, or --dry-run, which has none")
     if out is not None:
         check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
+    from fedstale.traces.sources import SOURCES, is_foreign
+
     stated = {
         "columns": _roles([*(columns or []), *(text for text in more or [] if "=" in text)]),
-        "kind": kind,
+        "kind": None if kind in SOURCES else kind,
         "unit": tuple(unit or []),
         "time_zone": time_zone,
         "time_format": time_format,
@@ -170,18 +176,14 @@ def convert(
         "decimal": decimal,
     }
     given = {name: value for name, value in stated.items() if value not in (None, (), {})}
-    from fedstale.traces import TraceSet
-    from fedstale.traces.sources import is_foreign
-
     is_log = bool(given) or separator is not None
-    if is_log and recording is not None:
-        raise ConfigError(
-            f"source = {recording!r}: expected none with options of a log of your own"
-        )
-    if is_log or (recording is None and is_foreign(source)):
+    published = kind if kind in SOURCES else None
+    if is_log and published is not None:
+        raise ConfigError(f"kind = {kind!r}: expected none with options of a log of your own")
+    if is_log or (published is None and is_foreign(source)):
         traces, told = _read_log(source, separator, given)
     else:
-        traces, told = TraceSet.read(source, recording), {}
+        traces, told = TraceSet.read(source, published), {}
     if told:
         note("\n".join([f"{source}:", *(f"  {what}: {how}" for what, how in told.items())]))
     write(traces, out, as_json=as_json, told=told)
@@ -236,21 +238,15 @@ def _gap_s(text: str | None) -> float | None:
 def compose(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
+    compute: _Compute,
+    network: Annotated[str, typer.Option(metavar="PATH|DOWN,UP", help=f"{_NETWORK}.")],
     out: Out,
-    compute: Annotated[Path | None, typer.Option(help="Recording of how fast devices are.")] = None,
-    speed: _Speed = None,
-    compute_unit: _Unit = None,
-    network: Annotated[Path | None, typer.Option(help="Recording of links.")] = None,
-    link_capacity: _Capacity = None,
     background: Annotated[
         Path | None, typer.Option(help="Recording of what other programs leave of a processor.")
     ] = None,
     uplink_share: Annotated[
         float | None, typer.Option(help="Uplink / downlink, where no uplink was recorded.")
     ] = None,
-    after_end: Annotated[
-        Literal["repeat", "stop"], typer.Option(help="What follows the end of availability.")
-    ] = "repeat",
     days: Annotated[
         int | None,
         typer.Option(min=1, help="Days for which no link or load repeats; else each record does."),
@@ -272,12 +268,11 @@ def compose(
 
     devices = TraceSet.compose(
         availability=TraceSet.read(availability),
-        compute=_computing(compute, speed, compute_unit),
+        compute=_computing(compute),
         background=None if background is None else TraceSet.read(background),
-        network=_linked(network, link_capacity),
+        network=_linked(network),
         n=n,
         seed=seed,
-        after_end=after_end,
         uplink_share=uplink_share,
         days=days,
         keep_together=keep_together,
@@ -320,14 +315,11 @@ def synthesise(
 def fit(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
-    compute: Annotated[Path | None, typer.Option(help="Recording of how fast devices are.")] = None,
-    speed: _Speed = None,
-    compute_unit: _Unit = None,
+    compute: _Compute,
     network: Annotated[
-        list[Path] | None, typer.Option(help="Recording of links; may be repeated.")
-    ] = None,
-    link_capacity: _Capacity = None,
+        list[str], typer.Option(metavar="PATH|DOWN,UP", help=f"{_NETWORK}; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
     cycle: Annotated[
         Literal["day", "week"], typer.Option(help="Devices keep hours of the day, or of the week.")
     ] = "day",
@@ -340,25 +332,17 @@ def fit(
     from fedstale.traces.synthetic import fit as fitting
     from fedstale.traces.synthetic import population
 
-    paths = network or []
-    links = [_linked(path, link_capacity) for path in paths] or [_linked(None, link_capacity)]
     fitted, targets = fitting.fit(
         availability=TraceSet.read(availability),
-        network=links,
+        network=[_linked(text) for text in network],
         background=TraceSet.read(background),
-        compute=_computing(compute, speed, compute_unit),
+        compute=_computing(compute),
         cycle=cycle,
     )
-    files = {
-        "availability": [availability],
-        "network": paths,
-        "background": [background],
-        "compute": [] if compute is None else [compute],
-    }
-    stated = {"speed": speed, "compute-unit": compute_unit, "link-capacity": link_capacity}
-    stated |= {} if cycle == "day" else {"cycle": cycle}
-    told = {name: str(value) for name, value in stated.items() if value is not None}
-    population.save(fitted, out, provenance=_provenance(files, told), targets=targets)
+    given = [("availability", str(availability)), ("background", str(background))]
+    given += [("compute", compute), *(("network", text) for text in network)]
+    given += [] if cycle == "day" else [("cycle", cycle)]
+    population.save(fitted, out, provenance=_provenance(given), targets=targets)
     note(f"wrote {out}")
     if as_json:
         say_json(out)
@@ -394,61 +378,54 @@ def fetch(
     say(str(path), path, as_json=as_json)
 
 
-app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)
+app.command(
+    epilog="Example: fedstale traces record --compute calibrate --out phone.parquet --for 1h"
+)(record)
 app.command(epilog="Example: fedstale traces merge a.parquet b.parquet --out fleet.parquet")(merge)
 
 
-def _computing(path: Path | None, speed: float | None, unit: str | None) -> "TraceSet":
-    """Return a recording of speeds, or the one speed that was stated."""
-    if (path is None) == (speed is None) or (speed is None) != (unit is None):
-        raise ConfigError(
-            f"compute = {path}, speed = {speed}, compute-unit = {unit}: expected --compute PATH, "
-            "or --speed N in work units/s with --compute-unit, what one unit is"
-        )
+def _computing(text: str) -> "TraceSet":
+    """Return a recording of speeds, or the one speed that an option states."""
     from fedstale.traces import TraceSet
 
-    if path is not None:
-        return TraceSet.read(path)
-    stated = TraceSet.constant(1, compute=speed or 0.0, downlink_bit_per_s=0, uplink_bit_per_s=0)
-    return replace(stated, compute_unit=unit)
+    stated = stated_speed(text)
+    if stated is None:
+        return TraceSet.read(Path(text))
+    speed, unit = stated
+    same = TraceSet.constant(1, compute=speed, downlink_bit_per_s=0, uplink_bit_per_s=0)
+    return replace(same, compute_unit=unit)
 
 
-def _linked(path: Path | None, capacity: str | None) -> "TraceSet":
-    """Return a recording of links, or links of the one capacity that was stated."""
-    if (path is None) == (capacity is None):
-        raise ConfigError(
-            f"network = {path}, link-capacity = {capacity}: expected one of them, --network PATH "
-            "or --link-capacity DOWN,UP in bit/s"
-        )
+def _linked(text: str) -> "TraceSet":
+    """Return a recording of links, or links of the one capacity that an option states."""
     from fedstale.traces import TraceSet
 
-    if path is not None:
-        return TraceSet.read(path)
-    down, up = link_rates(capacity or "")
+    if Path(text).exists() or "," not in text:
+        return TraceSet.read(Path(text))
+    down, up = link_rates(text)
     return TraceSet.constant(2, compute=0, downlink_bit_per_s=down, uplink_bit_per_s=up)
 
 
-def _provenance(files: Mapping[str, Sequence[Path]], stated: Mapping[str, str]) -> dict[str, Any]:
+def _provenance(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return the provenance of a fit.
 
     Args:
-        files: the recordings of each part; folders are listed file by file.
-        stated: options that state what was not recorded.
+        given: the options and their values; folders are listed file by file.
 
     Returns:
         A table for TOML. Files are named without their folders, so that it says nothing of the
         machine it was made on.
     """
-    given = [(part, path) for part, paths in files.items() for path in paths]
-    options = [f"--{part} {shlex.quote(path.name)}" for part, path in given]
-    options += [f"--{name} {shlex.quote(value)}" for name, value in stated.items()]
+    paths = [(part, Path(text)) for part, text in given if Path(text).exists()]
+    words = [(part, Path(text).name if Path(text).exists() else text) for part, text in given]
+    options = [f"--{part} {shlex.quote(text)}" for part, text in words]
     return {
         "command": " ".join(["fedstale traces fit", *options]),
         "date": datetime.now(UTC).date().isoformat(),
         "version": __version__,
         "files": [
             {"part": part, "name": name.as_posix(), "sha256": _sha256(file)}
-            for part, path in given
+            for part, path in paths
             for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
             if file.is_file()
             for name in (file.relative_to(path.parent),)

@@ -1,6 +1,7 @@
 """`fedstale tune`: search settings of a simulation on virtual time."""
 
 import logging
+import os
 from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
@@ -52,19 +53,13 @@ def tune(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|HOST:PORT",
-            help="Of a running Ray cluster whose nodes run configurations.",
-        ),
-    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Search settings on virtual time, then judge them on held-out seeds and devices.
 
-    What is done is kept: the same command goes on after an interrupt or a kill.
+    What is done is kept: the same command goes on after an interrupt or a kill. Where RAY_ADDRESS
+    names a Ray cluster, its nodes run configurations.
     """
     from fedstale.flower import command_line
     from fedstale.tuning import tune as tune_space
@@ -82,7 +77,7 @@ def tune(
                 search=search,
                 stop=stop,
                 seed=seed,
-                address=address,
+                address=os.environ.get("RAY_ADDRESS"),
                 watch=None if quiet or as_json else _show,
                 progress=False,
             )

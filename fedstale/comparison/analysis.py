@@ -401,14 +401,16 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         for run in runs
     ]
     settings = [config.effective() for config in configs]
-    names, shown = {}, dict[str, dict[str, str]]()
+    names, shown, said = {}, dict[str, dict[str, str]](), set[str]()
     for key in dict.fromkeys(key for one in settings for key in one):
         values = [one.get(key) for one in settings]
         is_seed = key == "seed" or (
             key.startswith("run-config.")
             and all(value == config.seed for value, config in zip(values, configs, strict=True))
         )
-        if not is_seed and len({repr(value) for value in values}) > 1:
+        # Costs that follow a key of the run config say nothing that it does not.
+        if not is_seed and len({*map(repr, values)}) > 1 and repr(values) not in said:
+            said.add(repr(values))
             names[key] = key.removeprefix("run-config.").removeprefix("costs.")
             short = {str(value): without_folders(f"'{value}'")[1:-1] for value in values}
             # Files of one name in several folders are told apart by these.

@@ -6,7 +6,7 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.live.prometheus import exported
-    from fedstale.live.server import PORT, Board, observed, parse_address, serving
+    from fedstale.live.server import Board, observed, parse_address, serving
     from fedstale.live.watching import (
         EventLog,
         ProgressLine,
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         TensorBoard,
         Watcher,
         duration,
-        event_writer,
         progress_line,
     )
 else:
@@ -23,16 +22,15 @@ else:
         __name__,
         {
             "prometheus": "exported",
-            "server": "PORT Board observed parse_address serving",
+            "server": "Board observed parse_address serving",
             "watching": (
                 "EventLog RepeatedInterrupt ProgressLine ProgressNotes TensorBoard Watcher "
-                "duration event_writer progress_line"
+                "duration progress_line"
             ),
         },
     )
 
 __all__ = [
-    "PORT",
     "Board",
     "EventLog",
     "ProgressLine",
@@ -41,7 +39,6 @@ __all__ = [
     "TensorBoard",
     "Watcher",
     "duration",
-    "event_writer",
     "exported",
     "observed",
     "parse_address",

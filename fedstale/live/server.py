@@ -45,7 +45,6 @@ from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 
-PORT = 8760
 _TOKEN_BYTES = 18
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
@@ -330,14 +329,12 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError(f"live-at = {text!r}: expected a port, or HOST:PORT such as 0.0.0.0:8760")
+        raise ConfigError(f"live = {text!r}: expected a port, or HOST:PORT such as 0.0.0.0:8760")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
 @contextmanager
-def serving(
-    board: Board, host: str = "127.0.0.1", port: int = PORT, *, or_any: bool = False
-) -> Iterator[str]:
+def serving(board: Board, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve a board while the block runs; yields the address to open.
 
     Args:
@@ -345,7 +342,6 @@ def serving(
         host: address to listen at. Any but the loopback's makes a token, which is in the address
             that is yielded and without which no data is given out.
         port: TCP port; 0 takes a free one.
-        or_any: whether a free port will do as well where another program has this one.
 
     Raises:
         ConfigError: the address cannot be listened at.
@@ -353,14 +349,14 @@ def serving(
     token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
     shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    with listening(handler, host, port, setting="live-at", or_any=or_any) as bound:
+    with listening(handler, host, port, setting="live") as bound:
         query = f"?token={token}" if token else ""
         yield f"http://{shown}:{bound}/{query}"
 
 
 @contextmanager
 def listening(
-    handler: "type[LocalHandler]", host: str, port: int, *, setting: str, or_any: bool = False
+    handler: "type[LocalHandler]", host: str, port: int, *, setting: str
 ) -> Iterator[int]:
     """Answer requests in threads of their own while the block runs; yields the port.
 
@@ -369,25 +365,19 @@ def listening(
         host: address to listen at.
         port: TCP port; 0 takes a free one.
         setting: that the address comes from, for errors.
-        or_any: whether a free port will do as well where another program has this one.
 
     Raises:
         ConfigError: the address cannot be listened at.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = type("OwnServer", (ThreadingHTTPServer,), {"address_family": family})
-    why: str | None = None
-    for candidate in (port, 0) if or_any else (port,):
-        try:
-            server = kind((host, candidate), handler)
-            break
-        except OSError as problem:
-            why = problem.strerror
-    else:
+    try:
+        server = kind((host, port), handler)
+    except OSError as problem:
         raise ConfigError(
-            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({why}): "
+            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({problem.strerror}): "
             "expected an address of this machine with a free port, or port 0 for any"
-        )
+        ) from None
     thread = threading.Thread(
         target=server.serve_forever, args=(0.1,), name="fedstale-live", daemon=True
     )

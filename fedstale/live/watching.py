@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, Message
 
@@ -188,9 +188,16 @@ def progress_line(progress: bool | None) -> Iterator[Callable[[str], object] | N
 class EventLog(Callback):
     """Writes what happens while it happens, a JSON object a line, each with its instant in s."""
 
-    def __init__(self, file: TextIO) -> None:
-        """Write to an open file."""
-        self._file = file
+    def __init__(self, path: str | Path) -> None:
+        """Write to a file, in the place of what is there.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - for the run
+        except OSError as problem:
+            raise ConfigError(f"events = {str(path)!r} cannot be written: {problem}") from None
 
     def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
         """Write that a node was sent something."""
@@ -224,48 +231,44 @@ class EventLog(Callback):
         self._write(run, "metrics", version=version, source=source, values=plain)
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
-        """Write how the run ended."""
+        """Write how the run ended; it is the last line."""
         self._write(run, "ended", status=status, reason=reason)
+        self._file.close()
 
     def _write(self, run: Runtime, event: str, **facts: object) -> None:
         self._file.write(json.dumps({"at_s": run.now(), "event": event, **facts}) + "\n")
         self._file.flush()
 
 
-def event_writer(folder: Path) -> Any:  # noqa: ANN401 - of an extra
-    """Return TensorBoard's writer of event files in a folder.
-
-    Raises:
-        ConfigError: TensorBoard is not installed, or the folder cannot be written to.
-    """
-    try:
-        # An extra, and slow to import.
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-
-        return SummaryWriter(str(folder))
-    except ImportError:
-        raise ConfigError(
-            f"tensorboard = {str(folder)!r} needs the package tensorboard: "
-            "pip install 'fedstale[tensorboard]'"
-        ) from None
-    except OSError as problem:
-        raise ConfigError(
-            f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
-        ) from None
-
-
 class TensorBoard(Watcher):
-    """Writes event files, beside whatever else is logged there; close it at the end.
+    """Writes event files, beside whatever else is logged there.
 
     The wall time of a point is virtual time, so TensorBoard's "relative" axis shows hours on
     devices. The step is the model version for metrics, and whole seconds of virtual time for the
     rest.
     """
 
-    def __init__(self, folder: Path, *, every_s: float = 0.25) -> None:
-        """Open event files in a folder; see `event_writer`."""
+    def __init__(self, folder: str | Path, *, every_s: float = 0.25) -> None:
+        """Open event files in a folder.
+
+        Raises:
+            ConfigError: TensorBoard is not installed, or the folder cannot be written to.
+        """
         super().__init__(every_s=every_s)
-        self._writer = event_writer(folder)
+        try:
+            # An extra, and slow to import.
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+            self._writer = SummaryWriter(str(folder))
+        except ImportError:
+            raise ConfigError(
+                f"tensorboard = {str(folder)!r} needs the package tensorboard: "
+                "pip install 'fedstale[tensorboard]'"
+            ) from None
+        except OSError as problem:
+            raise ConfigError(
+                f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
+            ) from None
         self._staleness: list[float] = []
         self._failed: set[str] = set()
 
@@ -301,8 +304,9 @@ class TensorBoard(Watcher):
         for name, value in values.items():
             self._writer.add_scalar(name, value, int(now), walltime=now)
 
-    def close(self) -> None:
-        """Write what is left."""
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Look once more, and close the files."""
+        super().ended(run, status, reason)
         self._writer.close()
 
 

@@ -192,7 +192,7 @@ class CostModel(Stateful):
         if is_own:
             logger.warning(
                 "%s costs devices no work: if it does more than read what they have, declare it "
-                "(--costs 'work.%s=2.0', or work under [tool.fedstale])",
+                "(--set 'costs.work.%s=2.0', or work under [tool.fedstale])",
                 *(kind, kind),
             )
         # Apps with client_fn also request parameters and properties, which a device has.
@@ -397,12 +397,12 @@ def handled_kinds(client: ClientApp) -> list[str]:
 def missing_text(keys: Iterable[str]) -> str:
     """Return a sentence on keys that an app does not declare, and the table to paste."""
     keys = list(keys)
-    options = " ".join(f"{key}=..." for key in keys)
+    options = " ".join(f"costs.{key}=..." for key in keys)
     names = ", ".join(key.partition(".")[0].replace("-", "_") for key in keys)
     lines = "\n".join(f"{key} = {_PASTED.get(key, _PASTED_WORK)}" for key in keys)
     return (
         f"what messages cost a device is not declared: {', '.join(keys)} missing in "
-        f"[tool.fedstale] of the app's pyproject.toml (--costs '{options}' on the command line, "
+        f"[tool.fedstale] of the app's pyproject.toml (--set '{options}' on the command line, "
         f"{names} in Python); fedstale simulate APP --measure-costs measures them, or paste this "
         "and put in what you expect:\n\n"
         f"[tool.fedstale]\n{lines}"

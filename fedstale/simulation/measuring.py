@@ -379,9 +379,9 @@ def pasted(measured: Measured) -> str:
                 "  with what a message takes whatever its examples: clients are too equal in size "
                 "to tell it"
             )
-    seconds = " ".join(f"{key}={t.middle:.3g}" for key, t in measured.timings.items())
+    seconds = " ".join(f"costs.{key}={t.middle:.3g}" for key, t in measured.timings.items())
     said += [
-        f"In seconds of this core: --costs '{seconds}'",
+        f"In seconds of this core: --set '{seconds}'",
         f"A core of this machine is worth {phones.middle:.2g} median phones ({phones.low:.2g} to "
         f"{phones.high:.2g}, by network), and a work unit",
         f"is a second of one, so the table holds seconds times {phones.middle:.3g}.",

@@ -209,6 +209,6 @@ def missing_partitions(folder: RunFolder, nodes: NodeConfigs) -> str:
 
 def _remedy(n: int) -> str:
     return (
-        f"use --devices {n}, or let devices share data: --partitions {n}, or partitions = {n} in a "
-        "config.toml or in Python"
+        f"use --devices {n}, or let devices share data: --set partitions={n}, or partitions = {n} "
+        "in a config.toml or in Python"
     )

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,31 +58,6 @@ def test_a_folder_without_an_agent_or_forecaster_is_named(phones, tmp_path):
     )
     assert result.exit_code == 2
     assert "no forecaster.toml there" in result.stderr
-
-
-def test_an_agent_is_shown_with_what_it_learnt_from_and_its_faults(tmp_path):
-    shown = run("agent", "show")
-    assert shown.exit_code == 0, shown.output
-    lines = shown.stdout.splitlines()
-    assert "fleets: phones, cars" in lines
-    assert lines[-1] == "faults: none"
-    # One that prefers who will not finish.
-    weights = initial(np.random.default_rng(0))
-    weights["beta"][:] = -1.0
-    scorer.save(scorer.Agent(weights=weights, provenance={}), tmp_path / "bad")
-    found = json.loads(run("agent", "show", tmp_path / "bad", "--json").stdout)
-    assert found["faults"]
-    refused = run("agent", "show", tmp_path / "nowhere")
-    assert refused.exit_code == 2
-    assert refused.stderr.count("\n") == 1
-
-
-def test_without_tensorboard_it_is_said_how_to_install_it(phones, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    words = ("--traces", phones, "--out", tmp_path, "--tensorboard")
-    result = run("agent", "train", *words)
-    assert result.exit_code == 2
-    assert "pip install 'fedstale[tensorboard]'" in result.stderr
 
 
 def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):

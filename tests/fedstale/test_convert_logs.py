@@ -188,7 +188,7 @@ def test_one_log_of_two_kinds_becomes_devices_with_their_own_links(tmp_path):
         "--network",
         tmp_path / "rates.parquet",
     ]
-    words += ["--speed", 1, "--compute-unit", "s", "--uplink-share", 0.5, "--keep-together"]
+    words += ["--compute", "1 s", "--uplink-share", 0.5, "--keep-together"]
     words = ["traces", "compose", *words, "--n", 3, "--out", out]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
@@ -272,7 +272,7 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
         (b"\0,1\n\0,2\n", [], "not a text"),
         ("one\n1\n", [], "expected several, with a separator"),
         ("device,start,end\na,5,7\n", ["--dry-run"], "which has none"),
-        ("device,start,end\na,5,7\n", ["--source", "flash", "--unit", "s"], "expected none with"),
+        ("device,start,end\na,5,7\n", ["--kind", "flash", "--unit", "s"], "expected none with"),
         ("device,start,end\na,5,7\n", ["--columns", "phone"], "expected ROLE=COLUMN"),
         ("device,start,end\na,5,7\n", ["--max-gap", "long"], "max-gap = 'long'"),
     ],

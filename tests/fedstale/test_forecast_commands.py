@@ -64,9 +64,8 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
         "backtest",
         "--traces",
         phones,
-        "--forecasters",
-        "last-value,oracle",
-        "--trained",
+        "last-value",
+        "oracle",
         tmp_path / "ewma",
         "--out",
         tmp_path / "tables",
@@ -92,8 +91,8 @@ def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_
     made = train(own, tmp_path / "lstm", "--quiet")
     assert made.exit_code == 0, made.output
     tested = run(
-        *("forecaster", "backtest", "--traces", own, "--trained", tmp_path / "lstm"),
-        *("--forecasters", "", "--step", "1h", "--examples", 200),
+        *("forecaster", "backtest", "--traces", own, tmp_path / "lstm"),
+        *("--step", "1h", "--examples", 200),
     )
     assert tested.exit_code == 0, tested.output
     assert re.match(r"lstm \(lstm\) .* of persistence's loss", tested.stdout)
@@ -125,8 +124,8 @@ def test_an_agent_learns_from_other_devices_than_it_is_tested_on(tmp_path, monke
 def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
     def tested(*more):
         done = run(
-            *("forecaster", "backtest", "--traces", phones, "--forecasters", "last-value"),
-            *("--trained", "embedded:cars", "--out", tmp_path / "tables", *FAST, *more),
+            *("forecaster", "backtest", "--traces", phones, "last-value"),
+            *("embedded:cars", "--out", tmp_path / "tables", *FAST, *more),
         )
         assert done.exit_code == 0, done.output
         table = pd.read_csv(tmp_path / "tables" / "horizons.csv")
@@ -138,7 +137,7 @@ def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
 
 
 def test_a_fleet_that_no_forecaster_has_learnt_from_is_one_sentence(phones):
-    refused = run("forecaster", "backtest", "--traces", phones, "--trained", "embedded:trams")
+    refused = run("forecaster", "backtest", "--traces", phones, "embedded:trams")
     assert refused.exit_code == 2
     assert refused.stderr.endswith(
         "fedstale: fleet = 'trams': expected one of any, phones, desktops, cars\n"
@@ -146,9 +145,7 @@ def test_a_fleet_that_no_forecaster_has_learnt_from_is_one_sentence(phones):
 
 
 def test_tables_as_json_are_one_object(phones):
-    tested = run(
-        "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST
-    )
+    tested = run("forecaster", "backtest", "--traces", phones, "last-value", "--json", *FAST)
     assert tested.exit_code == 0, tested.output
     assert {"horizons", "jobs", "decision"} <= set(json.loads(tested.stdout))
 
@@ -195,17 +192,41 @@ def test_a_forecaster_is_not_overwritten(phones, tmp_path):
 
 def test_a_forecaster_of_another_split_is_not_tested(phones, tmp_path):
     train(phones, tmp_path, "--kind", "last-value", "--seed", 1)
-    tested = run(
-        "forecaster", "backtest", "--traces", phones, "--trained", tmp_path, "--seed", 0, *FAST
-    )
+    tested = run("forecaster", "backtest", "--traces", phones, tmp_path, "--seed", 0, *FAST)
     assert tested.exit_code == 2
     assert "same seed" in tested.output
 
 
-def test_nothing_to_test_is_one_sentence(phones):
-    tested = run("forecaster", "backtest", "--traces", phones, "--forecasters", "", *FAST)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["last-valu"], "expected one of last-value"),
+        (["forecasters/nowhere"], "or the folder of a trained one"),
+        (["--job", "work"], "expected keys and values as in"),
+        (["--job", "wrok=3"], "expected keys and values as in"),
+        (["--job", "work=many"], "job: work = 'many'"),
+        (["--job", "deadline=soon"], "job: deadline = 'soon'"),
+    ],
+)
+def test_what_cannot_be_tested_is_one_sentence(phones, words, sentence):
+    tested = run("forecaster", "backtest", "--traces", phones, *words, *FAST)
     assert tested.exit_code == 2
-    assert "no forecaster" in tested.output
+    assert sentence in tested.stderr
+    assert tested.stderr.count("\n") == 1
+
+
+def test_the_job_that_is_forecast_is_the_one_that_was_described(phones, tmp_path):
+    chances = []
+    for work in (1, 30_000):
+        done = run(
+            *("forecaster", "backtest", "--traces", phones, "last-value", "--json", *FAST),
+            *("--job", f"work={work}", "--out", tmp_path / str(work)),
+        )
+        assert done.exit_code == 0, done.output
+        page = (tmp_path / str(work) / "backtest.html").read_text(encoding="utf-8")
+        assert f"work={work} download-bytes=5000000" in page
+        chances.append(done.stdout)
+    assert chances[0] != chances[1]
 
 
 def test_training_and_testing_tell_how_far_they_are(phones, tmp_path, monkeypatch):
@@ -213,9 +234,7 @@ def test_training_and_testing_tell_how_far_they_are(phones, tmp_path, monkeypatc
     monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     made = train(phones, tmp_path / "lstm")
     assert re.search(r"^\d+% done, uplink, epoch 3: loss .*, \d+\.\d min left$", made.stderr, re.M)
-    tested = run("forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", *FAST)
+    tested = run("forecaster", "backtest", "--traces", phones, "last-value", *FAST)
     assert re.search(r"^\d+% done, jobs, last-value, \d+\.\d min left$", tested.stderr, re.M)
-    silent = run(
-        "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", *FAST, "-q"
-    )
+    silent = run("forecaster", "backtest", "--traces", phones, "last-value", *FAST, "-q")
     assert silent.stderr == ""

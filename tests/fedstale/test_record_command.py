@@ -23,7 +23,7 @@ def run(*words):
 def test_a_machine_records_itself_and_the_file_is_a_trace(tmp_path):
     out = tmp_path / "phone.parquet"
     words = ("--out", out, "--every", "1s", "--for", "1s", "--available", "recording")
-    done = run("record", *words, "--speed", "3", "--link-capacity", "50M,10M")
+    done = run("record", *words, "--compute", "3 units", "--network", "50M,10M")
     assert done.exit_code == 0, done.output
     traces = TraceSet.read(out)
     assert list(traces.device_ids) == ["phone"]
@@ -46,8 +46,8 @@ def write_journal(out):
 
 def test_a_journal_can_be_finished_without_recording_more(tmp_path):
     out, second = tmp_path / "phone.parquet", tmp_path / "tablet.parquet"
-    rest = ("--every", "1s", "--speed", "1", "--available", "recording", "--finish")
-    for path, links in ((out, ("--link-capacity", "8k,4k")), (second, ())):
+    rest = ("--every", "1s", "--compute", "1 unit", "--available", "recording", "--finish")
+    for path, links in ((out, ("--network", "8k,4k")), (second, ())):
         write_journal(path)
         done = run("record", "--out", path, *rest, *links)
         assert done.exit_code == 0, done.output
@@ -62,16 +62,16 @@ def test_a_journal_can_be_finished_without_recording_more(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "expected one of them, --speed N"),
-        (("--speed", "1", "--calibrate"), "expected one of them, --speed N"),
-        (("--speed", "0"), "speed = 0.0: expected a finite number > 0"),
-        (("--speed", "1", "--every", "100ms"), "every = '100ms'"),
-        (("--speed", "1", "--every", "2m"), "expected 1 to 60 s"),
-        (("--speed", "1", "--for", "forever"), "for = 'forever'"),
-        (("--speed", "1", "--for", "0s"), "duration_s = 0"),
-        (("--speed", "1", "--max-bytes", "1k"), "max_bytes = 1000"),
-        (("--speed", "1", "--link-capacity", "50M"), "expected DOWN,UP"),
-        (("--speed", "1", "--finish"), "no such journal"),
+        (("--compute", "1"), "compute = '1': expected work units/s and what one unit is"),
+        (("--compute", "models.json"), "compute = 'models.json': expected work units/s"),
+        (("--compute", "0 u"), "speed = 0.0: expected a finite number > 0"),
+        (("--compute", "1 unit", "--every", "100ms"), "every = '100ms'"),
+        (("--compute", "1 unit", "--every", "2m"), "expected 1 to 60 s"),
+        (("--compute", "1 unit", "--for", "forever"), "for = 'forever'"),
+        (("--compute", "1 unit", "--for", "0s"), "duration_s = 0"),
+        (("--compute", "1 unit", "--max-bytes", "1k"), "max_bytes = 1000"),
+        (("--compute", "1 unit", "--network", "50M"), "expected DOWN,UP"),
+        (("--compute", "1 unit", "--finish"), "no such journal"),
     ],
 )
 def test_what_cannot_be_recorded_is_one_sentence_and_nothing_is_written(tmp_path, words, said):
@@ -86,7 +86,7 @@ def test_what_cannot_be_recorded_is_one_sentence_and_nothing_is_written(tmp_path
 def test_a_machine_without_battery_refuses_the_rule_of_charging_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.sensors_battery", lambda: None, raising=False)
     out = tmp_path / "desktop.parquet"
-    done = run("record", "--out", out, "--speed", "1", "--available", "charging")
+    done = run("record", "--out", out, "--compute", "1 unit", "--available", "charging")
     assert done.exit_code == 2
     assert "cannot read whether it is" in done.output
 
@@ -94,7 +94,7 @@ def test_a_machine_without_battery_refuses_the_rule_of_charging_at_once(tmp_path
 def test_a_file_of_something_else_is_not_replaced(tmp_path):
     out = tmp_path / "phone.parquet"
     out.write_text("mine")
-    done = run("record", "--out", out, "--speed", "1")
+    done = run("record", "--out", out, "--compute", "1 unit")
     assert done.exit_code == 2
     assert "exists already" in done.output
     assert out.read_text() == "mine"

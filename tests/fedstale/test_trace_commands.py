@@ -133,7 +133,7 @@ UNIT = "seconds of the median phone of the ranking, all of its processor"
 
 def test_a_fleet_of_desktops_cars_and_phones_is_composed_and_merged_by_commands(kinds):
     load = ("--background", kinds / "load", "--days", 3, "--seed", 1)
-    stated = ("--speed", 3, "--compute-unit", UNIT, "--link-capacity", "100M,20M")
+    stated = ("--compute", f"3 {UNIT}", "--network", "100M,20M")
     recorded = ("--compute", kinds / "models.json", "--network", kinds / "links")
     for name, online, others in (
         ("desktops", "FullLogonData-001.csv", stated),
@@ -185,10 +185,11 @@ def test_a_fleet_of_desktops_cars_and_phones_is_composed_and_merged_by_commands(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--speed", 3), "compute-unit = None: expected --compute PATH, or --speed N"),
-        (("--speed", 3, "--compute-unit", "u"), "expected one of them, --network PATH or"),
-        (("--speed", 3, "--compute-unit", "u", "--link-capacity", "9"), "expected DOWN,UP as in"),
-        (("--link-capacity", "9M,9M"), "compute = None, speed = None"),
+        (("--compute", "3 u"), "Missing option '--network'"),
+        (("--network", "9M,9M"), "Missing option '--compute'"),
+        (("--compute", "3 u", "--network", "9,8,7"), "expected DOWN,UP in bit/s"),
+        (("--compute", "3", "--network", "9M,9M"), "3: no such file"),
+        (("--compute", "3 u", "--network", "9M"), "9M"),
     ],
 )
 def test_what_was_neither_recorded_nor_stated_is_named(kinds, words, expected):

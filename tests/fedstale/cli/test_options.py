@@ -13,6 +13,7 @@ from small_app import write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
+from fedstale.cli import runs
 from fedstale.config import SimulationConfig
 from fedstale.traces import TraceSet
 
@@ -25,41 +26,42 @@ FLAGS = {
     command: {option.name: option.opts[0] for option in COMMANDS[command].params if option.opts}
     for command in ("simulate", "compare")
 }
+MORE = set(runs._MORE)
+"""Settings that --set says."""
+TEXTS = {"on_interrupt", "after_end", "node_config"}
 SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "app",
     "run_config",
     "changes",
     "costs",
-    "after_end",
-    "gpus",
-    "checkpoint_every",
 }
-SHOWN = {"live", "live_at", "tensorboard", "events", "as_json", "quiet", "verbose"}
+SHOWN = {"live", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
 PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
-OTHERS = {"run_config", "costs", "address"}
+OTHERS = {"run_config", "costs"}
 
 GIVEN = {
     "traces": "ideal:5",
     "until": "1 rounds",
     "on_interrupt": "pause",
+    "after_end": "stop",
+    "node_config": "nodes.csv",
     "strategy": "FedBuff(4, 2)",
     "executor": "inline",
-    "address": "auto",
     "workers": "1",
     "run_config": "local-epochs=5",
-    "costs": "epochs=3 query-work=0.5 constant-replies=true",
+    "costs": "costs.epochs=3 costs.query-work=0.5 costs.constant-replies=true",
 }
 """Values that differ from every default; of all other options a number by its type."""
 REFUSED = {
-    "address": "together with executor = 'ray'",
+    "gpus": "with executor = 'ray'",
     "client_limit_s": "can be ended only with it",
     "node_config": "no such file",
 }
 """Settings that this process and its executor cannot have, and what the sentence says."""
 
 
-SWITCHES = {"overwrite", "live", "as_json", "quiet", "verbose", "measure_costs", "dry_run"}
+SWITCHES = {"overwrite", "as_json", "quiet", "verbose", "measure_costs", "dry_run"}
 """Options without a value."""
 
 
@@ -69,6 +71,15 @@ def value_of(name):
     hints = get_type_hints(SimulationConfig)
     kinds = get_args(hints[name]) or (hints[name],)
     return "3" if int in kinds else "0.5"
+
+
+def words_of(name):
+    """Return the words of a command line that give a setting, or another option, a value."""
+    if name in {*MORE, "costs"}:
+        value = value_of(name)
+        text = f"'{value}'" if name in TEXTS else value
+        return ["--set", value if name == "costs" else f"{name.replace('_', '-')}={text}"]
+    return [FLAGS["simulate"][name], *([] if name in SWITCHES else [value_of(name)])]
 
 
 def called(*words):
@@ -100,10 +111,10 @@ def unfinished(earlier, tmp_path):
 
 
 def test_every_option_is_tried_here():
-    known = SETTINGS | SHOWN | PLACES | OTHERS
+    known = SETTINGS - MORE | SHOWN | PLACES | {"run_config", "more"}
     assert set(FLAGS["simulate"]) == known, "say below what a new option does beside a config"
     shown = {"as_json", "quiet"}
-    tried = {"sources", "out", "workers", "target", "reference", "overwrite", "address"}
+    tried = {"sources", "out", "workers", "target", "reference", "overwrite"}
     assert set(FLAGS["compare"]) == shown | tried
 
 
@@ -119,8 +130,7 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
     source = [before.app, "--traces", "synthetic:6", "-c", "rounds=1"]
     if beside == "config":
         source = [earlier / "config.toml"]
-    given = [FLAGS["simulate"][name], *([] if name in SWITCHES else [value_of(name)])]
-    result = called("simulate", *source, *given, "--out", tmp_path / "run")
+    result = called("simulate", *source, *words_of(name), "--out", tmp_path / "run")
     if name in REFUSED:
         assert result.exit_code == 2
         assert f"{name} = " in result.stderr
@@ -145,37 +155,28 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
 @pytest.mark.parametrize("name", sorted((SETTINGS | OTHERS | PLACES | SHOWN) - {"app", "resume"}))
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
     free = {"executor", "workers"} | SHOWN
-    files = {key: str(tmp_path / key) for key in ("tensorboard", "events")}
-    flag = FLAGS["simulate"][name]
-    if name == "tensorboard":
-        pytest.importorskip("tensorboard")
-    if name in ("live", "live_at"):
+    if name == "live":
         pytest.skip("listens at a port: tests/system/cli/test_live_beside_resume.py")
-    value = (
-        [] if name in SWITCHES else [files.get(name) or ("x" if name == "out" else value_of(name))]
-    )
+    words = words_of(name) if name != "out" else ["--out", "x"]
     before = config_of(unfinished)
-    result = called("simulate", "--resume", unfinished, flag, *value)
-    if name in ("client_limit_s", "address"):
+    result = called("simulate", "--resume", unfinished, *words)
+    if name == "client_limit_s":
         assert (result.exit_code, REFUSED[name] in result.stderr) == (2, True)
         return
     if name not in free:
         assert result.exit_code == 2
-        words = "expected a later limit" if name == "until" else f"fedstale: {flag} beside --resume"
-        assert words in result.stderr
+        said = words[0] if words[0] != "--set" else f"--set {words[1].partition('=')[0]}"
+        sentence = "expected a later limit" if name == "until" else f"{said} beside --resume"
+        assert sentence in result.stderr
         assert result.stderr.count("\n") == 1
         assert not (unfinished / "summary.json").exists()
         return
     assert result.exit_code == 0, result.output
     if name in SETTINGS:
-        assert str(getattr(config_of(unfinished), name)) == value[0]
+        assert str(getattr(config_of(unfinished), name)) == words[1]
         assert config_of(unfinished).differing(before) == ""
     elif name == "as_json":
         assert json.loads(result.stdout)["status"] == "finished"
-    elif name == "tensorboard":
-        assert list((tmp_path / name).iterdir())
-    elif name in files:
-        assert (tmp_path / name).read_text()
 
 
 def test_an_executor_that_rounds_otherwise_is_refused_beside_resume(unfinished):
@@ -233,11 +234,10 @@ def test_a_config_works_from_any_directory_and_after_a_move(tmp_path, monkeypatc
 
 
 def test_options_that_mean_nothing_for_finished_runs_are_refused_by_name(tmp_path, earlier):
-    for words in (["--workers", "2"], ["--address", "auto"]):
-        result = called("compare", earlier, *words, "--out", tmp_path / "out")
-        assert result.exit_code == 2
-        assert f"fedstale: {words[0]} beside folders of runs" in result.stderr
-        assert not (tmp_path / "out").exists()
+    result = called("compare", earlier, "--workers", "2", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "fedstale: --workers beside folders of runs" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_options_of_a_plan_take_effect(tmp_path, monkeypatch, pool_here):

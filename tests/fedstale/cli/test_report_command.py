@@ -37,14 +37,6 @@ def test_a_trace_for_perfetto_is_written_where_it_is_asked_for(run_command, writ
     assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
 
 
-def test_several_runs_get_one_page(run_command, write_run, tmp_path):
-    folders = [write_run(tmp_path / name) for name in ("a", "b")]
-    result = run_command(*folders, "--out", tmp_path / "both.html", "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["out"] == str(tmp_path / "both.html")
-    assert (tmp_path / "both.html").is_file()
-
-
 def test_what_is_not_a_run_is_one_sentence_and_exit_code_2(run_command, tmp_path):
     result = run_command(tmp_path)
     assert result.exit_code == 2

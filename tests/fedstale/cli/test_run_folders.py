@@ -1,4 +1,4 @@
-"""`fedstale runs`: what is listed, what differs, and what is removed."""
+"""`fedstale runs`: what is listed, in the terminal and on a page."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.config import SimulationConfig
-from fedstale.reports.run_list import listed_runs, remove
+from fedstale.reports.run_list import listed_runs
 from fedstale.runs import RunFolder
 
 SUMMARY = {
@@ -51,11 +51,11 @@ def place(tmp_path, monkeypatch):
 
 
 def test_runs_are_listed_by_name_or_by_a_figure(place):
-    by_name = json.loads(called("runs", "list", "--json").stdout)
+    by_name = json.loads(called("runs", "--json").stdout)
     names = [row["run"].replace("\\", "/").removeprefix("runs/") for row in by_name]
     assert names == ["a", "b", "d", "deeper/c"]
     assert [row["status"] for row in by_name] == ["finished", "finished", "lost", "finished"]
-    by_accuracy = called("runs", "list", "--sort", "server accuracy").stdout
+    by_accuracy = called("runs", "--sort", "server accuracy").stdout
     order = [by_accuracy.index(f"runs/{name} ") for name in ("b", "deeper/c", "a", "d")]
     assert order == sorted(order)
     assert "0.9000" in by_accuracy
@@ -67,39 +67,16 @@ def test_runs_are_listed_by_name_or_by_a_figure(place):
 
 
 def test_a_figure_that_no_run_has_is_refused_with_those_there_are(place):
-    refused = called("runs", "list", "--sort", "accuracy")
+    refused = called("runs", "--sort", "accuracy")
     assert refused.exit_code == 2
     assert "expected one of device_s, jobs, rounds, seed, server accuracy" in refused.stderr
-    assert called("runs", "list", "nowhere").exit_code == 2
+    assert called("runs", "nowhere").exit_code == 2
 
 
-def test_a_run_that_goes_on_says_so_and_stays(place):
+def test_a_run_that_goes_on_says_so(place):
     with RunFolder(place / "d"):
         (row,) = [run for run in listed_runs(place) if run.folder.name == "d"]
         assert row.status == "running"
-        refused = called("runs", "remove", place / "d", "--yes")
-        assert refused.exit_code == 2
-        assert "goes on" in refused.stderr
-    assert (place / "d").is_dir()
-
-
-def test_only_what_differs_is_shown(place):
-    found = json.loads(called("runs", "diff", place / "a", place / "b", "--json").stdout)
-    assert found == {"seed": [0, 3], "run-config.concurrency": [None, 5]}
-    assert "the same" in called("runs", "diff", place / "a", place / "deeper" / "c").stderr
-
-
-def test_a_run_is_removed_and_nothing_else(place):
-    assert called("runs", "remove", place / "a", place / "b", "-y").exit_code == 0
-    assert not (place / "a").exists()
-    for other in (place, place / "other", place / "deeper"):
-        refused = called("runs", "remove", other, "-y")
-        assert refused.exit_code == 2
-        assert other.is_dir()
-    # Who does not answer removes nothing.
-    assert called("runs", "remove", place / "d").exit_code == 1
-    remove(place / "d")
-    assert not (place / "d").exists()
 
 
 def test_a_page_lists_runs_and_leads_to_their_reports(place):
@@ -107,7 +84,7 @@ def test_a_page_lists_runs_and_leads_to_their_reports(place):
     (place / "a" / "report.html").write_text("another")
     hostile = made(place / '<b>bold & "quoted"', 0.1)
     (hostile / "report.html").write_text("a third")
-    assert called("runs", "page").stdout == "page: runs/index.html\n"
+    assert "page: runs/index.html" in called("runs", "--page").stderr
     page = (place / "index.html").read_text()
     links = re.findall(r'<a href="([^"]*)">', page)
     assert {unquote(link) for link in links} == {

@@ -97,6 +97,14 @@ def test_runs_are_grouped_by_what_differs_but_seeds(tmp_path):
     assert found == {"strategy=fedavg": folders[:2], "strategy=fedbuff": folders[2:]}
 
 
+def test_a_cost_that_follows_a_key_is_not_named_beside_it(tmp_path):
+    folders = [
+        write_finished(tmp_path / str(n), run_config={"local-epochs": n}, costs={"epochs": n})
+        for n in (5, 20)
+    ]
+    assert list(grouped([Run(f) for f in folders])) == ["local-epochs=5", "local-epochs=20"]
+
+
 @pytest.mark.parametrize(
     ("files", "names"),
     [

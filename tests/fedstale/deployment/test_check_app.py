@@ -234,7 +234,6 @@ def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
     run = command("up", str(app), "--run-config", "x=1")
     assert run.exit_code == 2
     assert "'x' is unknown" in run.stderr
-    assert "--force" in run.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -78,7 +78,7 @@ def test_checkpoints_are_private_and_a_folder_that_others_may_change_is_refused(
 @pytest.mark.usefixtures("_umask")
 def test_a_journal_and_its_recording_are_private(tmp_path):
     (journal := tmp_path / "phone.parquet.journal").mkdir()
-    out, rest = tmp_path / "phone.parquet", ("--speed", "1e9", "--compute-unit", "flop")
+    out, rest = tmp_path / "phone.parquet", ("--compute", "1e9 flop")
     result = called("traces", "record", "--out", out, "--every", "1s", "--for", "1s", *rest)
     assert result.exit_code == 0, result.output
     files = sorted(file.name for file in journal.iterdir())

@@ -230,7 +230,6 @@ def test_scalars_go_to_event_files(run, tmp_path):
 
     scalars = TensorBoard(tmp_path / "board", every_s=0.0)
     folder = run("watched", scalars).folder
-    scalars.close()
     written = EventAccumulator(str(tmp_path / "board")).Reload()
     rows = pq.read_table(folder / "metrics.parquet").to_pylist()
     for source, name in {(row["source"], row["name"]) for row in rows}:
@@ -250,10 +249,10 @@ def test_a_live_simulation_says_where_to_look(tmp_path, monkeypatch):
     monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", Loopback().Server)
     small = write_small_app(tmp_path / "app")
     command = ["simulate", str(small), "--traces", "synthetic:5", "--until", "600s", "--json"]
-    result = CliRunner().invoke(app, [*command, "--live-at", "0"])
+    result = CliRunner().invoke(app, [*command, "--live", "0"])
     assert result.exit_code == 0, result.output
     assert "live page: http://127.0.0.1:" in result.stderr
     assert json.loads(result.stdout)["status"] in {"finished", "stopped"}
-    result = CliRunner().invoke(app, [*command, "--live-at", "nowhere"])
+    result = CliRunner().invoke(app, [*command, "--live", "nowhere"])
     assert result.exit_code == 2
     assert "expected a port" in result.stderr

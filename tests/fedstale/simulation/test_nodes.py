@@ -55,7 +55,7 @@ def test_clients_that_fail_from_some_partition_on_are_told_of_once(ran, kind, ca
     assert line == (
         f"clients fail with {kind} on all of 8 partition ids from 12 on, and on none of 12 below: "
         "the app seems to have 12 partitions; use --devices 12, or let devices share data: "
-        "--partitions 12, or partitions = 12 in a config.toml or in Python"
+        "--set partitions=12, or partitions = 12 in a config.toml or in Python"
     )
 
 

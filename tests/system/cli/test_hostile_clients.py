@@ -52,7 +52,7 @@ def app_with(path, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_hostile_client_is_named_and_the_run_ends_with_every_version(way, tmp_path):
     app, run = app_with(tmp_path / "app", way), tmp_path / "run"
-    workers = ["--executor", "processes", "--workers", "2", "--client-limit-s", "2"]
+    workers = ["--executor", "processes", "--workers", "2", "--set", "client-limit-s=2"]
     command = [sys.executable, "-m", "fedstale", "simulate", app, "--traces", "ideal:8"]
     # Each loop costs its limit, and the start of another process.
     n = 4 if way == "loop" else 12

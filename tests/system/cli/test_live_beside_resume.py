@@ -16,4 +16,4 @@ def test_beside_resume_a_live_page_is_served(tmp_path):
     small, run = write_small_app(tmp_path / "app"), tmp_path / "run"
     called("simulate", small, "--traces", "ideal:6", "-c", "rounds=1", "--out", run)
     (run / "summary.json").unlink()
-    assert "live page: http" in called("simulate", "--resume", run, "--live-at", "0").stderr
+    assert "live page: http" in called("simulate", "--resume", run, "--live", "0").stderr

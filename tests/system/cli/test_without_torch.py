@@ -94,14 +94,14 @@ def test_neither_package_can_be_imported(run):
         "doctor",
         "check app",
         "report {run}",
-        "runs list runs",
+        "runs",
         "compare plan.toml --out compared",
         "simulate app --traces synthetic:20 --dry-run",
-        "simulate app --traces synthetic:20 -c strategy='FedAvg' --live --quiet --out runs/live",
+        "simulate app --traces synthetic:20 -c strategy='FedAvg' --live 0 --quiet --out runs/live",
         "traces synthesise --n 20 --out made.parquet",
         "traces describe synthetic:20",
         "forecaster train --traces synthetic:60 --kind ewma --examples 500 --out forecaster",
-        "forecaster backtest --traces synthetic:60 --forecasters ewma --examples 500 --out tables",
+        "forecaster backtest ewma --traces synthetic:60 --examples 500 --out tables",
     ],
 )
 def test_a_command_needs_neither_package(run, simulated, command):

@@ -210,9 +210,15 @@ def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tm
     given = plan(**own, until="4h", seeds=[1], variants={"one": {}})
     given["run-config"] = {**given["run-config"], "strategy": "FedBuff(6, 2)"}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
-    command = [*COMMAND, "compare", "plan.toml", "-o", "out", "--address", nodes.address, "--json"]
+    command = [*COMMAND, "compare", "plan.toml", "-o", "out", "--json"]
+    there = {**os.environ, "RAY_ADDRESS": nodes.address}
     process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=there,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     until = time.monotonic() + 90
     while not any(map(has_checkpoint, nodes.started)) and time.monotonic() < until:
@@ -224,7 +230,7 @@ def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tm
     summary = tmp_path / "out" / "runs" / "one" / "1" / "summary.json"
     assert json.loads(summary.read_text(encoding="utf-8"))["status"] == "interrupted"
     again = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+        command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=250, check=False
     )
     assert again.returncode == 0, again.stderr
     fedstale.compare(given, out=tmp_path / "here")
@@ -237,9 +243,10 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     given = table(**{**ASKED, **own, "seeds": [1], "trials": 3})
     fedstale.tune(given, out=tmp_path / "whole", workers=1, seed=5)
     (tmp_path / "space.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
-    command = [*COMMAND, "tune", "space.toml", "-o", "out", "--address", nodes.address]
+    command = [*COMMAND, "tune", "space.toml", "-o", "out"]
     command += ["--workers", "1", "--seed", "5", "--quiet"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    there = {**os.environ, "RAY_ADDRESS": nodes.address}
+    process = subprocess.Popen(command, cwd=tmp_path, env=there, stderr=subprocess.PIPE, text=True)
     out, until = tmp_path / "out", time.monotonic() + 200
     while time.monotonic() < until and process.poll() is None:
         time.sleep(0.02)
@@ -257,7 +264,7 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     assert kept
     assert len(decisions(out)) < len(decisions(tmp_path / "whole")) + 1
     again = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+        command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=250, check=False
     )
     assert again.returncode == 0, again.stderr
     assert decisions(out) == decisions(tmp_path / "whole")
@@ -266,10 +273,11 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
 
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path):
-    command = [*COMMAND, "compare", "plan.toml", "--address", "127.0.0.1:1"]
+    command = [*COMMAND, "compare", "plan.toml"]
+    there = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(plan()), encoding="utf-8")
     result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+        command, cwd=tmp_path, env=there, capture_output=True, text=True, timeout=250, check=False
     )
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
@@ -299,7 +307,7 @@ def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
     (tmp_path / "plan.toml").write_text(
         tomli_w.dumps(plan(seeds=[1], until="2m", variants={"one": {}})), encoding="utf-8"
     )
-    command = [*COMMAND, "compare", "plan.toml", "--address", f"127.0.0.1:{port}"]
+    command = [*COMMAND, "compare", "plan.toml"]
     head = subprocess.Popen(
         start,
         env={**os.environ, **own, "RAY_worker_niceness": "0"},
@@ -315,7 +323,7 @@ def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
             subprocess.run(
                 command,
                 cwd=tmp_path,
-                env={**os.environ, **token},
+                env={**os.environ, **token, "RAY_ADDRESS": f"127.0.0.1:{port}"},
                 capture_output=True,
                 text=True,
                 timeout=250,

@@ -122,7 +122,7 @@ def test_a_query_that_trains_is_asked_for_and_measured(simulated):
     assert "work.query.local_update missing" in done.stderr
     done, _ = simulated("train_in_query", "--measure-costs")
     assert "query.local_update" in done.stdout
-    done, folder = simulated("train_in_query", *options, "--costs", "work.query.local_update=3")
+    done, folder = simulated("train_in_query", *options, "--set", "costs.work.query.local_update=3")
     assert done.returncode == 0, done.stderr
     assert (folder / "model.safetensors").is_file()
     assert pd.read_parquet(folder / "events.parquet")["work"].gt(0).all()

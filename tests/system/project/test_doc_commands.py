@@ -35,8 +35,6 @@ ELSEWHERE = {
     "agent train": "tests/fedstale/test_agent_commands.py",
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
     "agent fit-learning": "tests/fedstale/test_learning_commands.py",
-    "agent show": "tests/fedstale/test_agent_commands.py",
-    "--address": "tests/system/cluster/test_cluster.py",
     "--verify": "tests/fedstale/cli/test_verify_command.py",
     "tune": "tests/system/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
@@ -136,18 +134,16 @@ def prepare(name, words):
     if name == "merge":
         for device in ("phone", "tablet"):
             out = ("--out", f"{device}.parquet", "--device", device)
-            called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
+            called("traces", "record", *out, "--overwrite", "--compute", "10 u", *SHORT["record"])
     if name == "forecaster backtest":
         given = ("--traces", words[words.index("--traces") + 1])
-        out = ("--out", words[words.index("--trained") + 1])
+        out = ("--out", words[2])
         called("forecaster", "train", *given, *out, *SHORT["forecaster train"])
     if name in {"record", "compose"}:
         Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
     if "fleet.parquet" in words and name == "simulate":
         shutil.copy("phones.parquet", "fleet.parquet")
         save(Path("agents/mine"))
-    if "--tensorboard" in words:
-        pytest.importorskip("tensorboard")
     if name == "compare" and "runs/a" in words:
         for i, run in enumerate(words[1:5]):
             strategy = ("FedBuff", "GapAware")[i // 2]

@@ -220,8 +220,8 @@ def test_the_measured_table_can_be_pasted_and_runs(tmp_path):
 def test_the_table_is_of_median_phones_and_says_how_to_undo_it(tmp_path):
     result = run_command(app_that(tmp_path, burns="0.01"))
     table = tomllib.loads(result.stdout)["tool"]["fedstale"]
-    (given,) = re.findall("--costs '(.*)'", result.stdout)
-    seconds = dict(word.split("=") for word in given.split())
+    (given,) = re.findall("--set '(.*)'", result.stdout)
+    seconds = dict(word.removeprefix("costs.").split("=") for word in given.split())
     (phones,) = re.findall(r"times ([0-9.]+)\.\n", result.stdout)
     for key in (TRAIN, EVALUATE):
         assert table[key] == pytest.approx(float(seconds[key]) * float(phones), rel=0.02)

@@ -52,7 +52,7 @@ def wait_for_readings(folder, n):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_recording_that_was_killed_goes_on_and_ends_on_sigterm(tmp_path):
     out, journal = tmp_path / "phone.parquet", tmp_path / "phone.parquet.journal"
-    words = ("--out", out, "--every", "1s", "--speed", "1", "--available", "recording")
+    words = ("--out", out, "--every", "1s", "--compute", "1 unit", "--available", "recording")
     killed = started(*words)
     wait_for_readings(journal, 2)
     killed.kill()
@@ -73,7 +73,7 @@ def test_a_recording_that_was_killed_goes_on_and_ends_on_sigterm(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_the_trace_so_far_is_written_while_the_recorder_goes_on(tmp_path):
     out, journal = tmp_path / "phone.parquet", tmp_path / "phone.parquet.journal"
-    words = ("--out", out, "--every", "1s", "--speed", "1", "--available", "recording")
+    words = ("--out", out, "--every", "1s", "--compute", "1 unit", "--available", "recording")
     recorder = started(*words)
     wait_for_readings(journal, 2)
     done = run("record", *words, "--finish")

@@ -140,7 +140,7 @@ def backtested(
         forecaster = Forecaster.load(folder)
         fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
     if not fitted:
-        raise ConfigError("no forecaster: expected --forecasters or --trained")
+        raise ConfigError("no forecaster: expected kinds, or folders of trained ones")
     observer = TraceObserver(traces)
     begin("scores by horizon and history")
     tested = backtest.rolling(
