@@ -96,8 +96,8 @@ def simulate(
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
             or a ServerApp and a ClientApp. A run of objects cannot be repeated from its
             config.toml, and its clients run in this process.
-        traces: file of device traces, synthetic:N, synthetic:N@desktops or ideal:N, or the traces
-            themselves.
+        traces: file of device traces, synthetic:N, synthetic:N@desktops or @sites, ideal:N, or the
+            traces themselves.
         strategy: what runs a ClientApp, or takes the place of the strategy that a ServerApp starts:
             a text such as "FedBuff(20, 5)", or a strategy. A run under a strategy that is no text
             cannot be repeated from its config.toml.

@@ -173,7 +173,8 @@ class SimulationConfig:
     app: str
     """Directory of a Flower app, or name of a built-in one."""
     traces: str
-    """File of traces, synthetic:N for generated phones, synthetic:N@desktops, or ideal:N."""
+    """File of traces, synthetic:N for generated phones, synthetic:N@desktops or @sites, or
+    ideal:N."""
     devices: int | None = None
     """How many devices of the traces to enrol, drawn with the seed; all if not given."""
     partitions: int | None = None

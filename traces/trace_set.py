@@ -106,8 +106,9 @@ class TraceSet:
 
         Args:
             spec: `synthetic:N` for N generated phones over a week, `synthetic:N@desktops` for
-                desktops, `ideal:N` for N devices that are always online and take no time, a native
-                .parquet file, or a published recording in the format of its authors.
+                desktops, `synthetic:N@sites` for machines of organisations, `ideal:N` for N devices
+                that are always online and take no time, a native .parquet file, or a published
+                recording in the format of its authors.
             seed: of generated devices; recordings do not depend on it.
 
         Raises:

@@ -53,7 +53,7 @@ _Fleets = Annotated[
     list[str],
     typer.Option(
         "--traces",
-        metavar="PATH|synthetic:N[@desktops]",
+        metavar="PATH|synthetic:N[@FLEET]",
         help="Device traces; repeated, the agent learns on several fleets in turn.",
     ),
 ]

@@ -126,7 +126,7 @@ def up(
     traces: Annotated[
         str | None,
         typer.Option(
-            help="Let the nodes act devices of these traces: a file, synthetic:N[@desktops], "
+            help="Let the nodes act devices of these traces: a file, synthetic:N[@FLEET], "
             "or ideal:N."
         ),
     ] = None,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 Traces = Annotated[
-    str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
+    str, typer.Option("--traces", metavar="PATH|synthetic:N[@FLEET]", help="Device traces.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]

@@ -79,8 +79,8 @@ def simulate(
     traces: Annotated[
         str,
         typer.Option(
-            help="File of device traces, synthetic:N, synthetic:N@desktops, or ideal:N: always "
-            "online and infinitely fast."
+            help="File of device traces, synthetic:N, synthetic:N@desktops or @sites, or ideal:N: "
+            "always online and infinitely fast."
         ),
     ] = "synthetic:100",
     run_config: Annotated[

@@ -63,7 +63,7 @@ _NETWORK = "Recording of links; or what every link carries, constant, bit/s, suc
 @one_sentence()
 def describe(
     traces: Annotated[
-        str, typer.Argument(metavar="PATH|synthetic:N[@desktops]|ideal:N", help="What to look at.")
+        str, typer.Argument(metavar="PATH|synthetic:N[@FLEET]|ideal:N", help="What to look at.")
     ],
     seed: _Seed = 0,
     as_json: AsJson = False,
@@ -292,7 +292,8 @@ def synthesise(
     parameters: Annotated[
         str,
         typer.Option(
-            metavar="NAME|PATH", help="Population to draw from: phones, desktops, or a file by fit."
+            metavar="NAME|PATH",
+            help="Population to draw from: phones, desktops, sites, or a file by fit.",
         ),
     ] = "phones",
     seed: _Seed = 0,

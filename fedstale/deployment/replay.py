@@ -51,7 +51,7 @@ def replay_config(
 
     Args:
         app: the app.
-        traces: file of traces, synthetic:N, synthetic:N@desktops or ideal:N.
+        traces: file of traces, synthetic:N, synthetic:N@desktops or @sites, or ideal:N.
         nodes: how many devices of the traces are acted, drawn with the seed.
         run_config: overrides, as flwr run takes them.
         seed: of the draw.

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces import Array, rounded
+from fedstale.traces import DAY_S, Array, rounded
 
 LEVELS = np.array([0.0005, 0.02, 0.05, *np.arange(0.1, 0.95, 0.1), 0.95, 0.98, 0.99, 0.9995])
 """Levels of the stored quantiles of the load."""
@@ -41,10 +41,12 @@ class Background:
     """Autocorrelation of the fast part."""
     step_s: float
     """Length of a step in s."""
+    hourly: tuple[float, ...] = ()
+    """What is added to the Gaussian in each hour of the day; 24 numbers, or none."""
 
 
 def draw(model: Background, n: int, steps: int, rng: np.random.Generator) -> Array:
-    """Return loads of n processors, in [0, 1]; shape (n, steps)."""
+    """Return loads of n processors, in [0, 1], from a midnight on; shape (n, steps)."""
     # One device in each n-th part of the distribution: a small pool is then as varied as a large.
     parts = (rng.permutation(n) + rng.random(n)) / n
     own = np.array([NormalDist().inv_cdf(p) for p in parts.clip(1e-9, 1 - 1e-9)])
@@ -56,6 +58,11 @@ def draw(model: Background, n: int, steps: int, rng: np.random.Generator) -> Arr
             slow = model.phi_slow * slow + np.sqrt(1 - model.phi_slow**2) * noise[0, t]
             fast = model.phi_fast * fast + np.sqrt(1 - model.phi_fast**2) * noise[1, t]
         z[t] = np.sqrt(model.own) * own + np.sqrt(model.slow) * slow + np.sqrt(model.fast) * fast
+    if model.hourly:
+        # Over a day, the loads are as frequent as without.
+        hourly = np.array(model.hourly) - np.mean(model.hourly)
+        hour = np.arange(steps) * model.step_s % DAY_S // 3600
+        z = (z + hourly[hour.astype(np.int64), None]) / np.sqrt(1.0 + hourly.var())
     return np.interp(z, _SCORES, model.load).T
 
 

@@ -35,13 +35,15 @@ from fedstale.traces.synthetic.load import Background
 
 EPOCH = "2024-01-01T00:00:00"
 """Instant 0 of generated traces: a midnight, of a Monday for populations that know weekdays."""
-PRESETS = {"phones": "synthetic.toml", "desktops": "desktops.toml"}
+PRESETS = {"phones": "synthetic.toml", "desktops": "desktops.toml", "sites": "sites.toml"}
 """File of each embedded population; the first is drawn from where none is named."""
 BLOCK = 4096
 _LINKS = 128
 _LINK_S = 7200
 _LOADS = 512
 _LOAD_STEPS = 288
+_LOAD_DAYS = 7
+"""Length of a load that keeps hours: another place in it is another day."""
 _AVAILABILITY, _PLACES, _DOWNLINK, _UPLINK, _LOAD = range(5)
 
 
@@ -102,14 +104,15 @@ def generate(
         )
     u, normal = _places(n, seed)
     availability = _availability(population, n, days, seed)
+    zones_s = np.floor(u[0] * 24) * 3600 if time_zones == "spread" else np.zeros(n)
     if time_zones == "spread":
-        availability = availability.shifted(np.floor(u[0] * 24) * 3600)
+        availability = availability.shifted(zones_s)
     downlink, uplink = _links(population.links, u[1], u[2], normal, seed)
     speed = np.array(population.speed)[(u[3] * len(population.speed)).astype(np.int64)]
     return TraceSet(
         device_ids=numbered("device", n),
         availability=availability,
-        compute=_compute(population.background, u[4], u[5], seed).scaled(speed),
+        compute=_compute(population.background, u[4], u[5], zones_s, seed).scaled(speed),
         downlink=downlink,
         uplink=uplink,
         compute_unit=population.compute_unit,
@@ -154,9 +157,14 @@ def _links(
     return down.scaled(middle), up.scaled(middle * share)
 
 
-def _compute(model: background.Background, which: Array, phase: Array, seed: int) -> Series:
+def _compute(
+    model: background.Background, which: Array, phase: Array, zones_s: Array, seed: int
+) -> Series:
     """Return what the background leaves of each device's processor, as a share."""
-    loads = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
+    steps = round(_LOAD_DAYS * DAY_S / model.step_s) if model.hourly else _LOAD_STEPS
+    loads = background.draw(model, _LOADS, steps, stream(seed, _LOAD, 0))
+    if model.hourly:
+        phase = (np.floor(phase * _LOAD_DAYS) + zones_s / DAY_S) / _LOAD_DAYS
     return _placed(Series.regular(1.0 - loads, step_s=model.step_s), which, phase)
 
 
@@ -264,6 +272,7 @@ def _check(population: Population) -> None:
         _expect(all(0 <= phi < 1 for phi in link.phi), "phi is not in [0, 1)")
     load = population.background.load
     _expect(_rising(load, LOAD_LEVELS.size) and load[0] >= 0 and load[-1] <= 1, "load")
+    _expect(len(population.background.hourly) in {0, 24}, "the load's hourly is not 24 numbers")
     _expect(bool(population.speed) and min(population.speed) > 0, "speed is not > 0")
 
 

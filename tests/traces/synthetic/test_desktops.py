@@ -165,7 +165,7 @@ def test_an_unknown_population_is_one_sentence_with_those_that_exist(name):
         TraceSet.load(f"synthetic:5@{name}", seed=0)
     assert str(raised.value) == (
         f"traces = 'synthetic:5@{name}': no population {name!r}; "
-        "expected synthetic:N@NAME with one of phones, desktops"
+        "expected synthetic:N@NAME with one of phones, desktops, sites"
     )
 
 
