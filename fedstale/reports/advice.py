@@ -135,21 +135,21 @@ def advise(
     """Return what cost a run most and what governs it, what saves most first.
 
     Args:
-        jobs: one row a job in the order of sending, by `fedstale.runs.with_costs`.
+        jobs: one row a job in the order of sending, by `with_causes`.
         end_s: when the run ended, in s of virtual time.
         run_config: of the app; a setting that is a key of it is called by that key.
     """
-    account = _Account(with_causes(jobs), end_s, run_config or {})
+    account = _Account(jobs, end_s, run_config or {})
     found = [advice for rule in _RULES for advice in rule(account)]
     return sorted(found, key=lambda advice: (-advice.saves, -advice.device_hours))
 
 
 def with_causes(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return jobs with the columns `cause`, one of `CAUSES`, and `stopped_at`.
+    """Return jobs, by `fedstale.runs.with_costs`, with the columns `cause` and `stopped_at`.
 
     A late reply is "over-selected" if the server had gone on because it had enough, and "too late"
-    if it went on without enough, or the message had expired. The cause of a job that was used is
-    empty. `stopped_at` is when the server stopped to wait for the job's round, in s.
+    if it went on without enough, or the message had expired. `cause` is one of `CAUSES`, empty of a
+    job that was used. `stopped_at` is when the server stopped to wait for the job's round, in s.
     """
     status, reason = jobs["status"], jobs["reason"]
     stopped_at, had_enough = _rounds(jobs)
@@ -512,9 +512,8 @@ def waiting(jobs: pd.DataFrame) -> Figure | None:
     """Return how many replies a timeout waits for; None if none was too late by a known time.
 
     Args:
-        jobs: all jobs of a run, by `fedstale.runs.with_costs`.
+        jobs: all jobs of a run, by `with_causes`.
     """
-    jobs = with_causes(jobs)
     waits, _ = waits_of(jobs)
     waits = waits[np.isfinite(waits)]
     if not waits.size:

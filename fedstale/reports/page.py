@@ -63,7 +63,7 @@ def write_run(run: "Run", out: Path) -> Path:
     figures = [
         *learning.metrics([run]),
         devices.states(run),
-        advice.waiting(run.jobs),
+        advice.waiting(run.caused),
         costs.failures(run),
         *costs.figures(run),
         *costs.level_figures(run),

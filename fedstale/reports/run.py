@@ -146,13 +146,18 @@ class Run:
         return with_costs(self._table(EVENTS, _JOB_COLUMNS))
 
     @cached_property
+    def caused(self) -> pd.DataFrame:
+        """The jobs with what lost each of them, and when the server stopped to wait for it."""
+        return advice.with_causes(self.jobs)
+
+    @cached_property
     def advice(self) -> list[Advice]:
         """What cost the run most, which setting governs it, and what another value would bring.
 
         What saves most comes first; empty if nothing took a fiftieth of the run.
         """
         app = tomllib.loads(self.config_text).get("run_config", {})
-        return advice.advise(self.jobs, end_s=self.end_s, run_config=app)
+        return advice.advise(self.caused, end_s=self.end_s, run_config=app)
 
     @cached_property
     def started(self) -> pd.DataFrame:

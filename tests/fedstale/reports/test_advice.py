@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from made_run import write_run
 
+from fedstale.reports import advice
 from fedstale.reports.advice import CAUSES, IDLE, advise, waiting, with_causes
 from fedstale.reports.run import Run
 from fedstale.runs import with_costs
@@ -71,7 +72,7 @@ def test_curve_of_waiting_ends_at_the_last_reply_that_is_known():
     jobs["delivered_at"] = [10.0, 20.0, 300.0, np.inf]
     jobs["reported_at"] = np.nan
     jobs.loc[2, "reason"] = "late: the job was cancelled before"
-    figure = waiting(jobs)
+    figure = waiting(with_causes(jobs))
     assert figure.traces[0]["x"] == [10.0, 20.0, 300.0]
     assert figure.layout["xaxis"]["range"] == [0.0, 300.0]
 
@@ -79,12 +80,12 @@ def test_curve_of_waiting_ends_at_the_last_reply_that_is_known():
 def test_nothing_is_expected_of_a_timeout_where_replies_never_came():
     jobs = of_rounds([10.0, 20.0, np.inf], next_at_s=60.0, status="late")
     jobs["delivered_at"] = jobs["delivered_at"].mask(jobs["status"] == "late", 60.0)
-    (first, *_) = [a for a in advise(jobs, end_s=70.0) if a.cause == "too late"]
+    (first, *_) = [a for a in advise(with_causes(jobs), end_s=70.0) if a.cause == "too late"]
     assert (first.value, first.saves) == (None, 0.0)
 
 
 def test_run_without_a_job_had_none_in_flight():
-    nothing = table(status=["reported"])[:0]
+    nothing = with_causes(table(status=["reported"])[:0])
     assert advise(nothing, end_s=0.0) == []
     assert [each.cause for each in advise(nothing, end_s=60.0)] == [IDLE]
 
@@ -95,3 +96,10 @@ def test_page_and_notebook_have_the_advice(page_of, tmp_path):
     text = page_of()
     for each in run.advice:
         assert each.setting in text
+
+
+def test_page_works_out_the_causes_of_its_run_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(advice, "with_causes", lambda jobs: asked.append(1) or with_causes(jobs))
+    Run(write_run(tmp_path / "run")).report()
+    assert asked == [1]

@@ -12,7 +12,7 @@ from flwr.serverapp import ServerApp
 
 import fedstale
 from fedstale.client import CompressionMod
-from fedstale.reports.advice import IDLE, UPLOADS, advise
+from fedstale.reports.advice import IDLE, UPLOADS, advise, with_causes
 from fedstale.reports.run import Run
 from fedstale.runs import with_costs
 from fedstale.strategies import parse
@@ -210,7 +210,7 @@ def test_of_real_devices_jobs_count_alike(tmp_path):
     )
     unknown = ("started_at", "reported_at", "ended_at", "download_s", "compute_s", "upload_s")
     jobs = with_costs(run.jobs.assign(**dict.fromkeys(unknown, np.nan)))
-    (first, *_) = advise(jobs, end_s=run.end_s)
+    (first, *_) = advise(with_causes(jobs), end_s=run.end_s)
     assert (first.cause, first.device_hours) == ("over-selected", 0.0)
     assert first.share == pytest.approx((jobs["status"] == "rejected").mean(), abs=0.05)
     assert "of the jobs" in str(first)
