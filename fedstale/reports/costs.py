@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
-from fedstale.runs import OUTCOMES, PHASES, REASONS, WAYS
+from fedstale.runs import OUTCOMES, REASONS, WAYS
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
 
-_SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}
+SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}
+"""What a page calls each outcome."""
 
 
 def client_errors_in_words(run: "Run") -> list[str]:
@@ -39,9 +40,12 @@ def figures(run: "Run") -> list[Figure]:
 
     Nothing is returned for an account in which nothing was spent.
     """
-    jobs = run.jobs
+    jobs, is_evaluation = run.jobs, run.jobs["kind"].str.startswith("evaluate")
+    computed = {"training": ~is_evaluation, "evaluation": is_evaluation}
+    own = {name: jobs["compute_s"].where(of) for name, of in computed.items() if of.any()}
+    jobs = jobs.assign(**own)
     size_unit, size = byte_unit(float(jobs["moved_bytes"].sum()))
-    phases = dict(zip(PHASES, ("download", "training", "upload"), strict=True))
+    phases = {"download_s": "download", **{name: name for name in own}, "upload_s": "upload"}
     ways = dict(zip(WAYS, ("to devices", "to the server"), strict=True))
     sums = jobs.groupby("outcome")[[*phases, *ways]].sum().reindex(OUTCOMES, fill_value=0.0).T
     accounts = (
@@ -67,14 +71,14 @@ def account_figure(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figu
         about=f"{total:,.4g} {unit} in all: {used:.0%} used, {wasted:.0%} wasted, "
         f"{in_flight:.0%} in flight when the run ended. Every job is counted once.",
         traces=[
-            rows_of_bars(_SHOWN_AS[outcome], outcome, parts[outcome], parts.index)
+            rows_of_bars(SHOWN_AS[outcome], outcome, parts[outcome], parts.index)
             for outcome in OUTCOMES
             if parts[outcome].any()
         ],
         x_title=unit,
         layout={"barmode": "stack", "yaxis": {"autorange": "reversed"}},
         height=260,
-        header=("", *(f"{_SHOWN_AS[name]} ({unit})" for name in OUTCOMES), f"sum ({unit})"),
+        header=("", *(f"{SHOWN_AS[name]} ({unit})" for name in OUTCOMES), f"sum ({unit})"),
         rows=[[name, *(f"{value:,.4g}" for value in row)] for name, *row in table.itertuples()],
     )
 

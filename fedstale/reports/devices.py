@@ -16,7 +16,7 @@ from fedstale.reports.figure import (
     thinned,
     time_unit,
 )
-from fedstale.reports.timeline import PHASES
+from fedstale.reports.timeline import PHASES, STATES, USED, phases
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import DAY_S
@@ -165,14 +165,9 @@ def states(run: "Run") -> Figure | None:
         # Differences of long sums may be below 0 by a rounding, and an axis then begins there.
         return np.maximum(np.diff(worked_by(start, end, edges)) / np.diff(edges), 0.0)
 
-    is_used, is_lost, goes_on = (jobs["state"].to_numpy(np.int64) == s for s in range(3))
-    at = jobs[list(PHASES)].to_numpy(np.float64)
+    at, which = jobs[list(PHASES)].to_numpy(np.float64), phases(jobs)
     counts = {
-        "download": mean(at[is_used, 0], at[is_used, 1]),
-        "training": mean(at[is_used, 1], at[is_used, 2]),
-        "upload": mean(at[is_used, 2], at[is_used, 3]),
-        "lost work": mean(at[is_lost, 0], at[is_lost, 3]),
-        "still at work at the end": mean(at[goes_on, 0], at[goes_on, 3]),
+        name: mean(at[:, :-1][which == s], at[:, 1:][which == s]) for s, name in enumerate(STATES)
     }
     at_work = np.sum(list(counts.values()), axis=0)
     step_unit, step_length_s = time_unit(step_s * 2)
@@ -184,7 +179,7 @@ def states(run: "Run") -> Figure | None:
         windows = (drawn[key].to_numpy(np.float64) for key in ("start_s", "end_s"))
         online = mean(*windows) * n_devices / n_drawn
         # A job may go on where a device is offline, and drawn devices stand for all.
-        counts["idle online"] = np.maximum(online - at_work, 0.0)
+        counts["idle"] = np.maximum(online - at_work, 0.0)
         in_all = [np.average(each, weights=np.diff(edges)) for each in (online, at_work)]
         about += f" On average {in_all[0]:,.3g} of {n_devices:,} devices were online, and "
         about += f"{in_all[1]:,.3g} worked."
@@ -198,7 +193,7 @@ def states(run: "Run") -> Figure | None:
         title="Could more devices have worked?",
         about=about,
         traces=[
-            curve(name, name.split()[0], x, np.append(y, y[-1]), **stacked)
+            curve({**STATES, "idle": "idle online"}[name], name, x, np.append(y, y[-1]), **stacked)
             for name, y in counts.items()
             if y.any()
         ],
@@ -238,11 +233,9 @@ def _step(span_s: float) -> float:
 def durations(run: "Run") -> Figure | None:
     """Return how long the phases of used jobs took, as shares of jobs; None if none was used."""
     jobs = run.started
-    at = jobs.loc[jobs["state"] == 0, list(PHASES)].to_numpy(np.float64)
-    spans = {
-        name: np.sort(at[:, i + 1] - at[:, i])
-        for i, name in enumerate(("download", "training", "upload"))
-    }
+    jobs = jobs[jobs["state"] == 0]
+    lengths, which = np.diff(jobs[list(PHASES)].to_numpy(np.float64), axis=1), phases(jobs)
+    spans = {name: np.sort(lengths[which == s]) for s, name in enumerate(USED)}
     longest = max((span[-1] for span in spans.values() if len(span)), default=0.0)
     if not longest:
         return None
@@ -260,7 +253,7 @@ def durations(run: "Run") -> Figure | None:
     return Figure(
         id="durations",
         title="How long phases took",
-        about=f"Share of the {len(at):,} used jobs whose phase took at most so long.",
+        about=f"Share of the {len(jobs):,} used jobs whose phase took at most so long.",
         traces=traces,
         x_title=f"duration ({unit})",
         y_title="jobs",

@@ -1,6 +1,6 @@
 """One figure of a report as data: traces in the words of plotly, words around them, and a table.
 
-Colours are roles ("download", "lost"), not values: the page looks them up, for light and for dark.
+Colours are roles ("download", "wasted"), not values: the page looks them up, in light and in dark.
 A page draws figures with Chart.js, which comes with fedstale (vendor/); a notebook gets them from
 plotly, if that is installed.
 """

@@ -145,7 +145,7 @@ def figure(run: "Run") -> Figure | None:
     if devices.empty:
         return None
     shown = devices.head(ROWS)
-    names = {False: ("devices", "series-0"), True: ("alarm", "lost")}
+    names = {False: ("devices", "series-0"), True: ("alarm", "wasted")}
     traces = []
     for alarm, (name, look) in names.items():
         some = shown[shown["alarm"] == alarm]

@@ -163,7 +163,7 @@ class Run:
     def started(self) -> pd.DataFrame:
         """The jobs that a device started, with four instants in s (PHASES) and a state each.
 
-        The state is 0 if the job was used, 1 if it was lost, 2 if it went on at the end of the run.
+        The state is 0 if the job was used, 1 if it was wasted, 2 if it was in flight at the end.
         The instants of the last two are those of the start and, three times, of the end.
         """
         jobs = self.jobs[np.isfinite(self.jobs["started_at"].to_numpy(np.float64))]
@@ -173,7 +173,7 @@ class Run:
         instants[state != 0, 1:] = end[state != 0, np.newaxis]
         # A job may have been under way when the run ended, and rounding must not turn phases round.
         instants = np.maximum.accumulate(np.clip(instants, 0.0, self.end_s), axis=1)
-        counts = {"is_used": state == 0, "is_lost": state == 1}
+        counts = {"is_used": state == 0, "is_wasted": state == 1}
         return jobs.assign(state=state, **counts, **dict(zip(PHASES, instants.T, strict=True)))
 
     @cached_property

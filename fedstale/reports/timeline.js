@@ -10,7 +10,6 @@
   const root = document.documentElement;
   const colour = (role) => getComputedStyle(root).getPropertyValue("--" + role).trim();
   const RIGHT = 10, TOP = 16, BOTTOM = 34, LABEL_PX = 11;
-  const LOST = 1, GOES_ON = 2;
 
   // Names need a margin; where rows are too thin for them, numbers need less.
   let left = 64;
@@ -33,12 +32,12 @@
   const jobsOf = (buffer) => {
     const n = given.n_jobs, numbers = new Uint32Array(buffer);
     const column = (i) => numbers.subarray(i * n, (i + 1) * n);
-    const [id, row, start, first, second, third, kind] = [0, 1, 2, 3, 4, 5, 6].map(column);
+    const [id, row, start, first, second, third, state, ending] = [0, 1, 2, 3, 4, 5, 6, 7].map(column);
     const scale = given.end / given.ticks, rows = given.devices.map(() => []);
     for (let i = 0; i < n; i += 1) {
       const at = [start[i]];
       for (const span of [first[i], second[i], third[i]]) at.push(at[at.length - 1] + span);
-      rows[row[i]].push({ id: id[i], at: at.map((tick) => tick * scale), kind: kind[i] });
+      rows[row[i]].push({ id: id[i], at: at.map((tick) => tick * scale), state: given.states[state[i]], ending: given.endings[ending[i]] });
     }
     return rows;
   };
@@ -47,9 +46,9 @@
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;
     const inside = tile.getContext("2d");
-    inside.fillStyle = colour("lost") + "55";
+    inside.fillStyle = colour("wasted") + "55";
     inside.fillRect(0, 0, 6, 6);
-    inside.strokeStyle = colour("lost");
+    inside.strokeStyle = colour("wasted");
     inside.lineWidth = 1.5;
     for (const shift of [-6, 0, 6]) {
       inside.beginPath();
@@ -95,8 +94,8 @@
 
   const drawJobs = (width, height) => {
     const rows = shown.length, high = (height - TOP - BOTTOM) / Math.max(rows, 1), bar = Math.min(Math.max(high * 0.8, 2), 14);
-    const colours = ["download", "training", "upload"].map(colour), still = colour("still"), grey = colour("online");
-    const lost = bar >= 4 ? hatched() : colour("lost");
+    const inks = Object.fromEntries(given.states.map((state) => [state, colour(state)])), grey = colour("online");
+    if (bar >= 4) inks.wasted = hatched();
     const text = (name) => (name.length > 17 ? name.slice(0, 16) + "…" : name);
     shown.forEach((device, i) => {
       const middle = TOP + (i + 0.5) * high, top = middle - bar / 2;
@@ -108,18 +107,19 @@
         pen.fillStyle = grey;
         for (const [from, to] of online[device]) block(from, to, middle - high / 2 + high * 0.03, high * 0.94, width, 0);
       }
-      for (const { id, at, kind } of data[device]) {
+      for (const { id, at, state, ending } of data[device]) {
         if (at[3] < view[0] || at[0] > view[1]) continue;
-        if (kind === LOST || kind === GOES_ON) {
-          pen.fillStyle = kind === LOST ? lost : still;
+        const isUsed = state !== "wasted" && state !== "in-flight";
+        if (!isUsed) {
+          pen.fillStyle = inks[state];
           block(at[0], at[3], top, bar, width, 2);
         } else {
           for (let k = 0; k < 3; k += 1) {
-            pen.fillStyle = colours[k];
+            pen.fillStyle = inks[["download", state, "upload"][k]];
             block(at[k], at[k + 1], top, bar, width, k === 1 ? 2 : 0.5);
           }
         }
-        spots.push({ id, device, kind, at, from: x(at[0], width) - 2, to: x(at[3], width) + 2, top: middle - high / 2, high });
+        spots.push({ id, device, isUsed, ending, state, at, from: x(at[0], width) - 2, to: x(at[3], width) + 2, top: middle - high / 2, high });
       }
     });
   };
@@ -186,15 +186,14 @@
     draw();
   };
 
-  const KINDS = ["used", "lost", "still at work at the end"];
   canvas.addEventListener("click", (event) => {
     const found = spots.filter((spot) => event.offsetX >= spot.from && event.offsetX <= spot.to
       && event.offsetY >= spot.top && event.offsetY < spot.top + spot.high);
     if (!found.length) return;
-    const { id, device, kind, at } = found[found.length - 1];
+    const { id, device, isUsed, ending, state, at } = found[found.length - 1];
     const [waits, ends] = [at[0], at[3]].map(words);
-    const phases = kind === 0 ? `: download ${words(at[1] - at[0])}, training ${words(at[2] - at[1])}, upload ${words(at[3] - at[2])}` : "";
-    told.textContent = `Job ${id} of ${given.devices[device]}, ${KINDS[kind]}, ${waits} to ${ends} ${given.unit}${phases}.`;
+    const phases = isUsed ? `: download ${words(at[1] - at[0])}, ${state} ${words(at[2] - at[1])}, upload ${words(at[3] - at[2])}` : "";
+    told.textContent = `Job ${id} of ${given.devices[device]}, ${ending}, ${waits} to ${ends} ${given.unit}${phases}.`;
   });
 
   const zoom = (from, to) => {

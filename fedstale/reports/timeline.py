@@ -8,7 +8,7 @@ device-hours went into each state.
 import base64
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.reports.figure import Array, Index, thinned, time_unit
+from fedstale.reports.costs import SHOWN_AS
+from fedstale.reports.figure import Array, Index, thinned, time_unit, without_folders
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -27,15 +28,16 @@ JOBS, DEVICES = 12_000, 2_000
 """Of more jobs, or more devices with jobs, a raster is drawn."""
 ROWS, COLUMNS = 100, 320
 """Cells of a raster."""
-STATES = ("download", "training", "upload", "lost", "still")
-"""What a cell of a raster has shares of, by the roles of the colours."""
-ORDERS = {"used": "most used first", "lost": "most lost first", "name": "by name"}
+USED = ("download", "training", "evaluation", "upload")
+STATES = {name: SHOWN_AS.get(name, name) for name in (*USED, "wasted", "in-flight")}
+"""What devices do with jobs, by the roles of the colours: phases of used ones, and all others."""
+ORDERS = {"used": "most used first", "wasted": "most wasted first", "name": "by name"}
 """How rows can be sorted."""
 _TICKS = 1 << 20
 _WINDOWS = 6_000
 _FULL = 0.995
 _LEVELS = 15
-_VERSIONS = 600
+_VERSIONS, _ENDINGS = 600, 200
 _MICROSECONDS = 1e6
 _ROW_PX, _LEAST_PX, _MOST_PX = 15, 200, 620
 PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
@@ -48,6 +50,8 @@ class Timeline:
 
     about: str
     """What is shown, in sentences."""
+    key: Sequence[tuple[str, str]]
+    """Roles of the colours, and what they stand for."""
     height: int
     """Height in CSS pixels."""
     orders: dict[str, str]
@@ -66,14 +70,16 @@ def timeline(run: "Run") -> Timeline | None:
     jobs = run.started
     if jobs.empty or not run.end_s:
         return None
-    table = jobs.groupby("device_id").agg(used=("is_used", "sum"), lost=("is_lost", "sum"))
+    table = jobs.groupby("device_id").agg(used=("is_used", "sum"), wasted=("is_wasted", "sum"))
     n_idle = max(int(run.summary["devices"]) - len(table), 0)
     about = (
-        "Work is lost when a device goes offline, is too late, or the server does not use its "
+        "Work is wasted when a device goes offline, is too late, or the server does not use its "
         "reply. Ticks on top are versions of the model."
     )
     if n_idle:
         about += f" {n_idle:,} further devices never started a job."
+    seen = set(np.unique(phases(jobs)).tolist())
+    key = [item for i, item in enumerate(STATES.items()) if i in seen]
     is_raster = len(jobs) > JOBS or len(table) > DEVICES
     unit, unit_s = time_unit(run.end_s)
     data: dict[str, Any] = {
@@ -87,8 +93,8 @@ def timeline(run: "Run") -> Timeline | None:
         **{"n_devices": len(table), "n_jobs": len(jobs), "ticks": _TICKS},
     }
     if is_raster:
-        orders = {key: ORDERS[key] for key in ("used", "lost")}
-        ordered = [table.sort_values(key, ascending=False, kind="stable") for key in orders]
+        orders = {by: ORDERS[by] for by in ("used", "wasted")}
+        ordered = [table.sort_values(by, ascending=False, kind="stable") for by in orders]
         shares = [raster(run, jobs, order.index) for order in ordered]
         full = min(float(np.quantile(shares[0].sum(axis=2), _FULL)) or 1.0, 1.0)
         about = (
@@ -98,25 +104,54 @@ def timeline(run: "Run") -> Timeline | None:
         )
         # Work that takes little of the time is seen all the same.
         rasters = [np.round(_LEVELS * _brightened(one / full)).astype(np.uint8) for one in shares]
-        shape = {"rows": len(rasters[0]), "columns": COLUMNS, "states": STATES, "levels": _LEVELS}
+        shape = {
+            "rows": len(rasters[0]),
+            "columns": COLUMNS,
+            "states": [*STATES],
+            "levels": _LEVELS,
+        }
         data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
-        return Timeline(about=about, height=_MOST_PX, orders=orders, data=data)
+        return Timeline(about=about, key=key, height=_MOST_PX, orders=orders, data=data)
     windows = _windows(run, table.index)
     grey = "" if windows is None else ", grey while it was online"
     about = f"One row a device{grey}. {about} Click on a job to read it."
     rows = table.index.get_indexer(pd.Index(jobs["device_id"]))
     ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
-    columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, jobs["state"]]
+    which, endings = pd.factorize(_endings(jobs))
+    states = phases(jobs)[:, 1]
+    columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, states, which]
     data |= {
+        "states": [*STATES],
+        "endings": endings.tolist(),
         "devices": [str(name) for name in table.index],
         "used": table["used"].tolist(),
-        "lost": table["lost"].tolist(),
+        "wasted": table["wasted"].tolist(),
         "packed": [_packed(np.stack(columns).astype("<u4"))],
     }
     if windows is not None:
         data["packed"].append(_packed(np.stack(windows).astype("<u4")))
     height = int(np.clip(60 + _ROW_PX * len(table), _LEAST_PX, _MOST_PX))
-    return Timeline(about=about, height=height, orders=ORDERS, data=data)
+    return Timeline(about=about, key=key, height=height, orders=ORDERS, data=data)
+
+
+def phases(jobs: pd.DataFrame) -> Index:
+    """Return what the three spans between the instants of started jobs were, of `STATES`.
+
+    Those of a job that was not used are alike, and the last two of them empty.
+    """
+    state = jobs["state"].to_numpy(np.int64)[:, np.newaxis]
+    is_evaluation = jobs["kind"].str.startswith("evaluate").to_numpy(np.int64)
+    used = np.array([[0, 1, 3], [0, 2, 3]])[is_evaluation]
+    return np.where(state == 0, used, len(USED) - 1 + state)
+
+
+def _endings(jobs: pd.DataFrame) -> "pd.Series[str]":
+    """Return the kind of each job and what became of it, in words; too many reasons are none."""
+    words = jobs["state"].map(dict(enumerate(SHOWN_AS.values())))
+    ended = jobs["status"]
+    if jobs["reason"].nunique() <= _ENDINGS:
+        ended += (", " + jobs["reason"].map(without_folders)).where(jobs["reason"] != "", "")
+    return jobs["kind"] + ", " + words + (" (" + ended + ")").where(jobs["state"] == 1, "")
 
 
 def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] | None:
@@ -159,17 +194,12 @@ def raster(run: "Run", jobs: pd.DataFrame, order: "pd.Index[Any]") -> Array:
     n_rows = min(ROWS, len(order))
     row_of = np.arange(len(order)) * n_rows // len(order)
     rows = row_of[order.get_indexer(pd.Index(jobs["device_id"]))]
-    state = jobs["state"].to_numpy(np.int64)
     instants = jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * COLUMNS
-    spent = np.zeros((n_rows, COLUMNS, len(STATES)))
-    for phase in range(3):
-        which = np.where(state == 0, phase, state + 2)
-        # What was lost, or goes on, is one span, and not one in each phase.
-        real = (state == 0) | (phase == 0)
-        start, end = instants[real, phase], instants[real, phase + 1]
-        for s in np.unique(which[real]):
-            one = which[real] == s
-            spent[:, :, s] += _spread(rows[real][one], start[one], end[one], n_rows)
+    spent, which = np.zeros((n_rows, COLUMNS, len(STATES))), phases(jobs)
+    for s in np.unique(which):
+        job, phase = np.nonzero(which == s)
+        start, end = instants[job, phase], instants[job, phase + 1]
+        spent[:, :, s] = _spread(rows[job], start, end, n_rows)
     # Sums of slopes may end a little below 0.
     return np.asarray(
         np.maximum(spent, 0.0) / np.bincount(row_of, minlength=n_rows)[:, np.newaxis, np.newaxis]
@@ -202,8 +232,8 @@ def _packed(numbers: npt.NDArray[Any]) -> str:
 def perfetto(run: "Run") -> str:
     """Return the jobs of a run in Chrome's trace format, which opens in ui.perfetto.dev.
 
-    A device is a thread and a phase a slice; time is virtual time. What was lost is one slice, with
-    its reason.
+    A device is a thread and a phase a slice; time is virtual time. What was wasted is one slice,
+    with its reason.
     """
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in _trace_events(run))
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
@@ -218,11 +248,13 @@ def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
     for at in _versions(run):
         yield {"ph": "i", "pid": 1, "tid": 0, "s": "p", "name": "version", "ts": at * _MICROSECONDS}
     told = jobs[["device_id", "job_id", "status", "reason", "state"]].itertuples(index=False)
-    instants = jobs[list(PHASES)].to_numpy(np.float64) * _MICROSECONDS
-    for (device, number, status, reason, state), at in zip(told, instants.tolist(), strict=True):
+    instants = (jobs[list(PHASES)].to_numpy(np.float64) * _MICROSECONDS).tolist()
+    words = list(STATES.values())
+    for (device, number, status, reason, state), which, at in zip(
+        told, phases(jobs).tolist(), instants, strict=True
+    ):
         args = {"job": number, "status": status, **({"reason": reason} if state else {})}
-        names = STATES[:3] if state == 0 else (STATES[state + 2],)
         # The phases of a job that was not used are one span.
-        for name, (start, end) in zip(names, pairwise(at), strict=False):
+        for s, (start, end) in list(zip(which, pairwise(at), strict=True))[: 1 if state else 3]:
             slice_ = {"ph": "X", "pid": 1, "tid": threads[device], "cat": "job", "args": args}
-            yield {"name": name, "ts": start, "dur": end - start, **slice_}
+            yield {"name": words[s], "ts": start, "dur": end - start, **slice_}

@@ -1,45 +1,51 @@
 import base64
 import json
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from made_run import write_run
 
+from fedstale.reports import costs, devices
 from fedstale.reports import timeline as module
 from fedstale.reports.run import Run
-from fedstale.reports.timeline import COLUMNS, STATES, raster, timeline
+from fedstale.reports.timeline import COLUMNS, STATES, perfetto, raster, timeline
 
 
 @pytest.fixture
 def record(tmp_path):
     """Return a function that makes a run and reads it back."""
-    return lambda **options: Run(write_run(tmp_path / "run", **options))
+    return lambda name="run", **options: Run(write_run(tmp_path / name, **options))
 
 
 def columns_of(drawn):
-    """Return what is drawn of each job: id, device, three phases in s, and its state."""
+    """Return what is drawn of each job: id, device, three phases in s, its state and its end."""
     numbers = np.frombuffer(zlib.decompress(base64.b64decode(drawn.data["packed"][0])), "<u4")
-    job, row, start, *phases, state = numbers.reshape(7, drawn.data["n_jobs"])
+    job, row, start, *phases, state, ending = numbers.reshape(8, drawn.data["n_jobs"])
     scale = drawn.data["end"] / drawn.data["ticks"]
-    return job, row, start * scale, [phase * scale for phase in phases], state
+    states, endings = (np.array(drawn.data[name]) for name in ("states", "endings"))
+    at = start * scale, [phase * scale for phase in phases]
+    return job, row, *at, states[state], endings[ending]
 
 
 def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
     run = record()
     drawn = timeline(run)
-    job, row, start, phases, state = columns_of(drawn)
+    job, row, start, phases, state, ending = columns_of(drawn)
     jobs = run.jobs.set_index("job_id").loc[job]
     assert set(job) == set(run.jobs["job_id"][np.isfinite(run.jobs["started_at"])])
     assert [drawn.data["devices"][i] for i in row] == jobs["device_id"].tolist()
     assert start == pytest.approx(jobs["started_at"].to_numpy(), abs=1e-3)
-    assert (state == 0).tolist() == (jobs["status"] == "reported").tolist()
-    assert (state == 2).tolist() == (jobs["status"] == "in-flight").tolist()
-    used = state == 0
+    used = state == "training"
+    assert used.tolist() == (jobs["status"] == "reported").tolist()
+    assert (state == "in-flight").tolist() == (jobs["status"] == "in-flight").tolist()
     training = (jobs["trained_at"] - jobs["downloaded_at"]).to_numpy()
     assert phases[1][used] == pytest.approx(training[used], abs=1e-2)
-    lost = state == 1
+    lost = state == "wasted"
+    reasons = {f"train, wasted ({name}, it ended as {name})" for name in ("interrupted", "late")}
+    assert set(ending[lost]) == reasons
     spans = (jobs["ended_at"] - jobs["started_at"]).to_numpy()
     assert phases[0][lost] == pytest.approx(spans[lost], abs=1e-2)
     assert not phases[1][lost].any()
@@ -48,10 +54,46 @@ def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
 def test_used_and_lost_jobs_are_counted_by_device(record):
     run = record()
     data = timeline(run).data
-    for name, used, lost in zip(data["devices"], data["used"], data["lost"], strict=True):
+    for name, used, lost in zip(data["devices"], data["used"], data["wasted"], strict=True):
         own = run.jobs[run.jobs["device_id"] == name]
         assert used == (own["outcome"] == "used").sum()
         assert lost == ((own["outcome"] == "wasted") & np.isfinite(own["started_at"])).sum()
+
+
+def test_evaluations_have_a_colour_of_their_own_in_every_figure(record, monkeypatch):
+    run = record()
+    assert "evaluation" not in dict(timeline(run).key)
+    run = record(name="other")
+    jobs = run.jobs
+    is_evaluation = (jobs["status"] == "reported") & (jobs["job_id"] % 7 == 0)
+    jobs.loc[is_evaluation, "kind"] = "evaluate"
+    drawn = timeline(run)
+    assert dict(drawn.key) == {
+        **{name: name for name in ("download", "training", "evaluation", "upload", "wasted")},
+        "in-flight": "in flight at the end",
+    }
+    *_, state, ending = columns_of(drawn)
+    assert (state == "evaluation").sum() == (ending == "evaluate, used").sum() == 10
+    by_phase = {row[0]: row for row in costs.figures(run)[0].rows}
+    hours = jobs.loc[is_evaluation, "compute_s"].sum() / 3600
+    assert by_phase["evaluation"][1] == f"{hours:,.4g}"
+    assert "evaluation" in {trace["meta"] for trace in devices.states(run).traces}
+    assert "evaluation" in {row[0] for row in devices.durations(run).rows}
+    assert "evaluation" in {event["name"] for event in json.loads(perfetto(run))["traceEvents"]}
+    monkeypatch.setattr(module, "DEVICES", 2)
+    assert dict(timeline(run).key) == dict(drawn.key)
+
+
+def test_every_colour_of_the_timeline_is_one_of_the_page():
+    style = (Path(module.__file__).parent / "page.css").read_text(encoding="utf-8")
+    for state in STATES:
+        assert style.count(f"--{state}: #") == 2  # light and dark
+
+
+def test_too_many_reasons_leave_the_endings_alone(record, monkeypatch):
+    monkeypatch.setattr(module, "_ENDINGS", 1)
+    *_, ending = columns_of(timeline(record()))
+    assert "train, wasted (late)" in ending
 
 
 def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypatch):
@@ -59,7 +101,7 @@ def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypat
     run = record(n_jobs=700, n_devices=50)
     drawn = timeline(run)
     assert drawn.is_raster
-    assert set(drawn.orders) == {"used", "lost"}
+    assert set(drawn.orders) == {"used", "wasted"}
     jobs = run.started
     order = jobs["device_id"].drop_duplicates()
     shares = raster(run, jobs, pd.Index(order))
@@ -70,7 +112,7 @@ def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypat
     training = (used["trained_at"] - used["downloaded_at"]).sum()
     lost = jobs[jobs["state"] == 1]
     assert spent["training"] == pytest.approx(training)
-    assert spent["lost"] == pytest.approx((lost["reported_at"] - lost["started_at"]).sum())
+    assert spent["wasted"] == pytest.approx((lost["reported_at"] - lost["started_at"]).sum())
 
 
 def test_perfetto_gets_a_thread_a_device_and_a_slice_a_phase(record):
@@ -87,4 +129,4 @@ def test_perfetto_gets_a_thread_a_device_and_a_slice_a_phase(record):
         assert names[event["tid"]] == job["device_id"]
         assert event["ts"] == pytest.approx(1e6 * job["downloaded_at"])
         assert event["dur"] == pytest.approx(1e6 * (job["trained_at"] - job["downloaded_at"]))
-    assert all(e["args"]["reason"] for e in slices if e["name"] == "lost")
+    assert all(e["args"]["reason"] for e in slices if e["name"] == "wasted")
