@@ -20,13 +20,16 @@ from fedstale.comparison.analysis import Comparison, Variant, limits_of
 from fedstale.comparison.statistics import LEAST, NOTHING, Estimate, estimate, kaplan_meier
 from fedstale.errors import ConfigError
 from fedstale.reports import (
+    FROM_ZERO,
     REPORT,
     Array,
     Figure,
     Link,
     Row,
     Run,
+    accuracy_axis,
     band,
+    by_kind,
     curve,
     forest,
     marks,
@@ -276,6 +279,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         if has_bands and len(one.runs) >= LEAST:
             traces += band("", i, x, [m.low for m in means], [m.high for m in means])
         traces.append(curve(one.name, i, x, [m.mean for m in means]))
+    is_accuracy = bool(by_kind([metric])[0])
     bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
     )
@@ -287,6 +291,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         traces=traces,
         x_title=f"virtual time ({unit})",
         y_title=metric,
+        layout={"xaxis": FROM_ZERO, "yaxis": accuracy_axis(traces) if is_accuracy else {}},
         is_wide=True,
     )
 

@@ -31,8 +31,10 @@ from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports import (
+    FROM_ZERO,
     SOURCES,
     Figure,
+    accuracy_axis,
     curve,
     line_mode,
     metric_text,
@@ -259,16 +261,26 @@ class Board(Watcher):
         ]
         as_reported = "as the app reports it."
         in_use = "Devices that are online, and jobs whose end the server has not seen."
-        from_zero = {"yaxis": {"rangemode": "tozero"}}
-        is_share = all(0.0 <= y <= 1.0 for t in named("acc") for y in t["y"] if y is not None)
-        in_percent = {"yaxis": {"tickformat": ".0%"}} if is_share else {}
-        x_title = f"{self.time_name} ({unit})"
+        accuracies, x_title = named("acc"), f"{self.time_name} ({unit})"
         return [
-            Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
-            for key, title, about, traces, layout in (
-                ("acc", "Accuracy", f"Accuracy, {as_reported}", named("acc"), in_percent),
+            Figure(
+                id=key,
+                title=title,
+                about=about,
+                traces=traces,
+                x_title=x_title,
+                layout={"xaxis": FROM_ZERO, "yaxis": y_axis},
+            )
+            for key, title, about, traces, y_axis in (
+                (
+                    "acc",
+                    "Accuracy",
+                    f"Accuracy, {as_reported}",
+                    accuracies,
+                    accuracy_axis(accuracies),
+                ),
                 ("loss", "Loss", f"Loss, {as_reported}", named("loss"), {}),
-                ("devices", "Devices", in_use, counted, from_zero),
+                ("devices", "Devices", in_use, counted, FROM_ZERO),
             )
         ]
 

@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from fedstale.reports.agent import facts_of, write_evaluation, write_training
     from fedstale.reports.costs import LEVEL_COLUMNS, client_errors_in_words, levels
     from fedstale.reports.figure import (
+        FROM_ZERO,
         SOURCES,
         Array,
         Figure,
         Row,
+        accuracy_axis,
         band,
         curve,
         forest,
@@ -52,8 +54,8 @@ else:
             "agent": "facts_of write_evaluation write_training",
             "costs": "LEVEL_COLUMNS client_errors_in_words levels",
             "figure": (
-                "Array Figure Row SOURCES band curve forest line_mode marks metric_text "
-                "rows_of_bars stepped thinned time_text time_unit without_folders"
+                "Array FROM_ZERO Figure Row SOURCES accuracy_axis band curve forest line_mode "
+                "marks metric_text rows_of_bars stepped thinned time_text time_unit without_folders"
             ),
             "forecast_audit": "ForecastAudit audited",
             "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
@@ -65,6 +67,7 @@ else:
 
 __all__ = [
     "BOOKKEEPING",
+    "FROM_ZERO",
     "LEVEL_COLUMNS",
     "NAMES",
     "REPORT",
@@ -75,6 +78,7 @@ __all__ = [
     "Link",
     "Row",
     "Run",
+    "accuracy_axis",
     "audited",
     "band",
     "by_kind",

@@ -15,7 +15,7 @@ import pandas as pd
 from fedstale.agents.evaluation import AGENT, Evaluation, tie_sentence, wide
 from fedstale.agents.policy import FILES
 from fedstale.agents.training import PROGRESS
-from fedstale.reports.figure import Figure, Row, band, curve, forest
+from fedstale.reports.figure import FROM_ZERO, Figure, Row, band, curve, forest, reference
 from fedstale.reports.page import write_figures
 
 TRAINING_PAGE, EVALUATION_PAGE = "training.html", "evaluation.html"
@@ -111,8 +111,7 @@ def _advantage(validated: pd.DataFrame) -> Figure:
         }
         traces.append(curve(f"seed {seed}", i, x, y, mode="lines+markers", **words))
     ends = [0.0, float(validated["update"].max())]
-    still: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1, "dash": "solid"}}
-    traces.append(curve("heuristic", "still", ends, [0.0, 0.0], **still))
+    traces.append(reference("heuristic", ends, [0.0, 0.0]))
     bands = f" Bands are {_NORMAL} standard errors to either side." if len(seeds) <= _BANDS else ""
     return Figure(
         id="advantage",
@@ -146,8 +145,7 @@ def _terms(validated: pd.DataFrame, kept: int) -> Figure:
         for i, term in enumerate(_TERMS)
     ]
     ends = [0.0, float(one["update"].max())]
-    still: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1}, "showlegend": False}
-    traces.append(curve("as the heuristic", "still", ends, [0.0, 0.0], **still))
+    traces.append(reference("as the heuristic", ends, [0.0, 0.0], showlegend=False))
     return Figure(
         id="terms",
         title="Where the advantage comes from",
@@ -173,6 +171,7 @@ def _rewards(updates: pd.DataFrame) -> Figure:
         traces=traces,
         x_title="updates",
         y_title="reward",
+        layout={"xaxis": FROM_ZERO},
     )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedstale.reports.figure import (
     AROUND_PX,
+    FROM_ZERO,
     LONGEST,
     MARKERS,
     ROW_PX,
@@ -22,6 +23,7 @@ from fedstale.reports.figure import (
     forest,
     marks,
     named_rows,
+    reference,
     time_unit,
 )
 from fedstale.traces.forecast.evaluation import SURVIVAL_S, TITLES, error_text, span_text, why_empty
@@ -261,8 +263,7 @@ def _reliability(name: str, title: str, what: str, table: pd.DataFrame) -> Figur
         if len(one)
     ]
     if traces:
-        still = {"hoverinfo": "skip", "line": {"width": 1, "dash": "solid"}}
-        traces.append(curve("as forecast", "still", [0.0, 1.0], [0.0, 1.0], **still))
+        traces.append(reference("as forecast", [0.0, 1.0], [0.0, 1.0]))
     return Figure(
         id=f"reliability-{name}",
         title=title,
@@ -311,7 +312,7 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
         x_title="time from now (min)",
         y_title=f"{what} ({unit})",
         layout={
-            "yaxis": {"rangemode": "tozero"},
+            "yaxis": FROM_ZERO,
             "xaxis": {"tickvals": _FAN_MIN, "ticktext": [f"{minutes}" for minutes in _FAN_MIN]},
         },
         header=["until, min", "10 %", "median", "90 %", "came"],
@@ -350,6 +351,7 @@ def _losses(network: str, part: pd.DataFrame) -> Figure:
         ],
         x_title="epoch",
         y_title="loss",
+        layout={"xaxis": FROM_ZERO},
         header=["epoch", "training", "validation"],
         rows=[
             [str(row.epoch), f"{row.training:.4f}", f"{row.validation:.4f}"]

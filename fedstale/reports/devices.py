@@ -7,11 +7,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.reports.figure import (
+    FROM_ZERO,
     SHARES,
     Array,
     Figure,
     Index,
     curve,
+    reference,
     stepped,
     thinned,
     time_unit,
@@ -103,7 +105,7 @@ def participation(run: "Run") -> Figure | None:
         traces=[trace],
         x_title="devices, the most used first",
         y_title="training jobs used",
-        layout={"yaxis": {"rangemode": "tozero"}},
+        layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
         header=header,
         rows=rows,
     )
@@ -284,10 +286,9 @@ def reliability(run: "Run") -> Figure | None:
     hover = "reported %{x:.0%}, finished %{y:.0%}, %{text}"
     more = {"text": [f"{count:,.0f} jobs" for count in shown["n"]], "hovertemplate": hover}
     dots = {"mode": "lines+markers", "marker": {"size": 7}}
-    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
     traces = [
         curve("devices", "series-0", shown["predicted"], shown["observed"], **dots, **more),
-        curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
+        reference("as reported", [0.0, 1.0], [0.0, 1.0]),
     ]
     return Figure(
         id="reliability",
@@ -339,7 +340,6 @@ def forecast_durations(run: "Run") -> Figure | None:
     unit, length_s = time_unit(float(ends[1]))
     hover = f"forecast %{{x}} {unit}, took %{{y}} {unit}"
     dots: dict[str, Any] = {"mode": "markers", "marker": {"size": 5}, "hovertemplate": hover}
-    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
     groups = np.array_split(np.argsort(forecast, kind="stable"), min(_GROUPS, len(took)))
     return Figure(
         id="forecast-durations",
@@ -347,7 +347,7 @@ def forecast_durations(run: "Run") -> Figure | None:
         about=about,
         traces=[
             curve("jobs", "series-0", *(at[kept] / length_s for at in (forecast, took)), **dots),
-            curve("as forecast", "still", ends / length_s, ends / length_s, **dashed),
+            reference("as forecast", ends / length_s, ends / length_s),
         ],
         x_title=f"forecast ({unit})",
         y_title=f"took ({unit})",

@@ -32,6 +32,8 @@ SOURCES = {
     "query": "clients, queries",
 }
 """Where a metric was measured, as figures call it, the source that decides first."""
+FROM_ZERO = {"rangemode": "tozero"}
+"""An axis of a count, a share or a duration."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 SHARES: dict[str, Any] = {
     axis: {
@@ -148,6 +150,12 @@ def stepped(
     return {**own, "line": {**own["line"], "shape": "hv"}}
 
 
+def reference(name: str, x: npt.ArrayLike, y: npt.ArrayLike, **more: object) -> dict[str, Any]:
+    """Return a thin line that curves are compared with, and of which nothing is said."""
+    thin: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
+    return curve(name, "still", x, y, **thin, **more)
+
+
 def band(
     name: str, look: str | int, x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike
 ) -> list[dict[str, Any]]:
@@ -158,6 +166,12 @@ def band(
         curve("", look, x, low, **unseen, showlegend=False),
         curve(name, look, x, high, **unseen, **legend, fill="tonexty"),
     ]
+
+
+def accuracy_axis(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the vertical axis of accuracies: from 0, and in percent if all of them are shares."""
+    is_share = all(0.0 <= y <= 1.0 for trace in traces for y in trace["y"] if y is not None)
+    return {**FROM_ZERO, **({"tickformat": ".0%"} if is_share else {})}
 
 
 def line_mode(n_points: int) -> str:
@@ -342,9 +356,8 @@ def forest(
             more["error_x"] = {"type": "data", "symmetric": False, **ends}
         traces.append(marks(row.name, row.look, [row.value], [i], **more))
     if traces and level is not None:
-        still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
         span = [-0.5, len(rows) - 0.5]
-        traces.append(curve("no difference", "still", [level, level], span, **still))
+        traces.append(reference("no difference", [level, level], span, showlegend=False))
     has_bars = any(isfinite(row.low) for row in rows)
     return Figure(
         id=name,

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.figure import SHARES, Figure, curve
+from fedstale.reports.figure import SHARES, Figure, curve, reference
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
@@ -154,8 +154,7 @@ def figure(run: "Run") -> Figure | None:
         dots = {"mode": "markers", "marker": {"size": 7}, "hovertemplate": hover, "text": words}
         if len(some):
             traces.append(curve(name, look, some["stated"], some["kept"], **dots))
-    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
-    traces.append(curve("as stated", "still", [0.0, 1.0], [0.0, 1.0], **dashed))
+    traces.append(reference("as stated", [0.0, 1.0], [0.0, 1.0]))
     notes = [audit.verdict, *audit.notes]
     if len(devices) > ROWS:
         notes.append(f"The {ROWS} with the largest e-values are shown; fedstale audit has all.")

@@ -11,15 +11,18 @@ import numpy as np
 import pandas as pd
 
 from fedstale.reports.figure import (
+    FROM_ZERO,
     SOURCES,
     Array,
     Figure,
+    accuracy_axis,
     band,
     bars,
     byte_unit,
     curve,
     line_mode,
     numbers,
+    reference,
     thinned,
     time_unit,
 )
@@ -175,8 +178,6 @@ def metric(
     about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
     if any(len(points) > POINTS for *_, points in lines):
         about += f"; each curve is thinned to {POINTS} evenly spread points"
-    finite = [points["value"][np.isfinite(points["value"])] for *_, points in lines]
-    is_share = is_accuracy and not any((values > 1.0).any() for values in finite)
     kept = [(n, look, points.iloc[thinned(len(points), POINTS)]) for n, look, points in lines]
     # Where its runs aim at a value of the metric, a line shows it.
     targets = {until.target for run in runs if (until := run.until).metric in members}
@@ -199,8 +200,7 @@ def metric(
         for (name, look, points), x in zip(kept, positions, strict=False)
     ]
     for target in targets:
-        dashed: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
-        line = curve("target", "still", positions[-1], [target, target], **dashed)
+        line = reference("target", positions[-1], [target, target])
         traces.append({**line, "x": _told(x_axis, positions[-1])})
     return Figure(
         id=f"metric-{number}",
@@ -210,7 +210,7 @@ def metric(
         x_title=x_axis["title"]["text"],
         y_title=title.lower() if number < 2 else title,
         others=others,
-        layout={"xaxis": x_axis, **({"yaxis": {"tickformat": ".0%"}} if is_share else {})},
+        layout={"xaxis": x_axis, "yaxis": accuracy_axis(traces) if is_accuracy else {}},
     )
 
 
@@ -235,7 +235,7 @@ def _axis(
     positions = [points[which].to_numpy(np.float64) / size for points in lines]
     ends = [np.array([0.0, largest / size])] if has_target else []
     text = f"{name} ({unit})" if unit else name
-    return {"title": {"text": text}}, [*positions, *ends]
+    return {"title": {"text": text}, **FROM_ZERO}, [*positions, *ends]
 
 
 def _clock_of(run: "Run", lines: Sequence[pd.DataFrame]) -> tuple[float, float]:
@@ -330,7 +330,7 @@ def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
             ],
             x_title=f"{run.time_name} ({unit})",
             y_title="staleness (versions)",
-            layout={"yaxis": {"rangemode": "tozero"}},
+            layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
         )
     ]
 
@@ -384,7 +384,7 @@ def _weights(staleness: Array, weight: Array) -> Figure:
         traces=[trace],
         x_title="staleness (model versions)",
         y_title="weight",
-        layout={"yaxis": {"rangemode": "tozero"}},
+        layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
         header=("staleness", "updates", "weight: 10%", "median", "90%"),
         rows=[
             (f"{age:g}", f"{len(of):,}", *(f"{q:.3f}" for q in np.quantile(of, (0.1, 0.5, 0.9))))

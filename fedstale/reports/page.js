@@ -103,6 +103,12 @@
       ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, includeBounds: false, ...format },
       beginAtZero: own.rangemode === "tozero", ...more,
     };
+    // An end of the data that is no round number has no room between round ones for its name.
+    made.afterBuildTicks = (scale) => {
+      const at = scale.ticks.map(({ value }) => value), gaps = at.slice(1).map((value, i) => value - at[i]);
+      const isFull = (gap) => gap === undefined || gap > 0.999 * Math.max(...gaps);
+      scale.ticks = scale.ticks.filter((_, i) => (i ? i < gaps.length || isFull(gaps[i - 1]) : isFull(gaps[0])));
+    };
     if (own.type === "log") {
       // Of a wide range the powers of ten, of a narrow one 1, 2 and 5 of each.
       made.ticks.callback = (value, i, all) => {
@@ -345,12 +351,19 @@
   });
   prefersDark.addEventListener("change", () => { if (!chosen) show(prefersDark.matches ? "dark" : "light"); });
   // Paper is white, whole, and waits for no input.
+  let folded = [];
   window.addEventListener("beforeprint", () => {
     const isDark = root.dataset.theme === "dark";
     root.dataset.theme = "light";
+    document.dispatchEvent(new CustomEvent("theme"));
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((one) => { one.open = true; });
     figures.filter((figure) => isDark || waiting.has(figure.id)).forEach(paint);
     waiting.clear();
   });
-  window.addEventListener("afterprint", () => show(chosen || (prefersDark.matches ? "dark" : "light")));
+  window.addEventListener("afterprint", () => {
+    folded.forEach((one) => { one.open = false; });
+    show(chosen || (prefersDark.matches ? "dark" : "light"));
+  });
   show(prefersDark.matches ? "dark" : "light");
 })();

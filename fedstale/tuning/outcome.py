@@ -27,10 +27,20 @@ from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.live import progress_line
-from fedstale.reports import Figure, curve, time_unit, write_figures, write_text
+from fedstale.reports import (
+    FROM_ZERO,
+    Figure,
+    accuracy_axis,
+    by_kind,
+    curve,
+    time_unit,
+    write_figures,
+    write_text,
+)
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
+from fedstale.tuning.objective import Objective
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import How, Ledger, Proposals, Trial
 
@@ -426,6 +436,7 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
         traces=traces,
         x_title=f"virtual time ({unit})",
         y_title=objective.unit,
+        layout={"xaxis": FROM_ZERO, "yaxis": _axis(objective, traces)},
         is_wide=True,
         header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],
         rows=[
@@ -433,6 +444,13 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
             for trial in trials
         ],
     )
+
+
+def _axis(objective: Objective, traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the axis of an objective: from 0, unless it is a metric that may be anything."""
+    if objective.kind != "metric":
+        return FROM_ZERO
+    return accuracy_axis(traces) if by_kind([objective.text])[0] else {}
 
 
 def _value_texts(space: Space, trial: Trial, number: int) -> list[str]:
@@ -462,4 +480,8 @@ def _front_figure(space: Space, trials: Sequence[Trial]) -> Figure:
         traces=traces,
         x_title=first.unit,
         y_title=second.unit,
+        layout={
+            "xaxis": _axis(first, [{"y": trace["x"]} for trace in traces]),
+            "yaxis": _axis(second, traces),
+        },
     )

@@ -2,11 +2,15 @@ import os
 import shutil
 import time
 
+import numpy as np
 import pytest
 from browser import browsing, missing
 from made_backtest import curves, fan_of
 from made_run import EVERYTHING, HOSTILE, write_run
 
+from fedstale.comparison.analysis import analyse
+from fedstale.comparison.page import PAGE as COMPARISON
+from fedstale.comparison.page import write
 from fedstale.reports.backtest import PAGE, figures
 from fedstale.reports.page import write_comparison, write_figures
 from fedstale.reports.run import Run
@@ -84,6 +88,67 @@ def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
             assert browser.ask("return window.innerWidth") == 390
             assert browser.ask(OVERFLOW) <= 0
             assert browser.complaints() == []
+
+
+BOTH = pytest.mark.parametrize("width", [390, 1280])
+ABOVE_ZERO = """
+return [...document.querySelectorAll(".plot")].flatMap((plot) => Object.values(plot.chart.scales)
+  .filter(({ type, min }) => type === "linear" && min > 0).map(({ axis }) => plot.id + axis))
+"""
+MEETING = """
+return [...document.querySelectorAll(".plot")].filter(({ chart }) => {
+  const { x } = chart.scales, pen = chart.ctx;
+  pen.font = Chart.helpers.toFont(x.options.ticks.font, Chart.defaults.font).string;
+  const ends = x.ticks.map(({ label }, i) => {
+    const half = Math.max(...[label].flat().map((line) => pen.measureText(line).width)) / 2;
+    return [x.getPixelForTick(i) - half, x.getPixelForTick(i) + half];
+  });
+  return ends.some(([left], i) => i && left < ends[i - 1][1] + 3);
+}).map((plot) => plot.id)
+"""
+
+
+@BOTH
+def test_axes_begin_at_zero_but_for_losses_and_no_tick_label_meets_another(tmp_path, width):
+    metrics = [
+        (t, i, "server", name, value + i / 1000)
+        for i, t in enumerate(np.arange(600.0, 2130.0, 40.0))
+        for name, value in (("accuracy", 0.8), ("loss", 2.0))
+    ]
+    runs = [Run(write_run(tmp_path / name, metrics=metrics, **EVERYTHING)) for name in "ab"]
+    found = analyse({"a": runs[:1], "b": runs[1:]}, reference="a")
+    write(found, tmp_path)
+    expected = {
+        runs[0].report(): ["plot-metric-1y", "plot-gapsx"],
+        tmp_path / COMPARISON: ["plot-mean-1y"],
+    }
+    with browsing(width=width) as browser:
+        for page, losses in expected.items():
+            browser.open(page)
+            browser.read_on()
+            assert browser.ask(ABOVE_ZERO) == losses
+            assert browser.ask(MEETING) == []
+
+
+def test_paper_has_everything_and_nothing_beyond_its_edge(tmp_path):
+    folder = write_run(tmp_path / "run", **EVERYTHING)
+    folded = "return document.querySelectorAll('details:not([open])').length"
+    undrawn = "return [...document.querySelectorAll('.plot')].filter((plot) => !plot.chart).length"
+    beyond = """
+    return [...document.querySelectorAll("canvas, td, th, pre, p")].filter((one) =>
+      one.getBoundingClientRect().right > document.documentElement.clientWidth)
+      .map((one) => one.outerHTML)
+    """
+    with browsing(width=717, dark=True) as browser:  # of A4 between its margins
+        opened(browser, Run(folder).report())
+        n_folded = browser.ask(folded)
+        media = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": "print"}}
+        browser.call("POST", "/goog/cdp/execute", media)
+        browser.ask("window.dispatchEvent(new Event('beforeprint'))")
+        assert (browser.ask(folded), browser.ask(undrawn), browser.ask(beyond)) == (0, 0, [])
+        assert browser.ask("return document.documentElement.dataset.theme") == "light"
+        browser.ask("window.dispatchEvent(new Event('afterprint'))")
+        assert browser.ask(folded) == n_folded > 0
 
 
 def test_hostile_names_stay_text(tmp_path):
