@@ -15,7 +15,16 @@ import pandas as pd
 from fedstale.agents.evaluation import AGENT, Evaluation, tie_sentence, wide
 from fedstale.agents.policy import FILES
 from fedstale.agents.training import PROGRESS
-from fedstale.reports.figure import FROM_ZERO, Figure, Row, band, curve, forest, reference
+from fedstale.reports.figure import (
+    FROM_ZERO,
+    Figure,
+    Row,
+    band,
+    cell_text,
+    curve,
+    forest,
+    reference,
+)
 from fedstale.reports.page import write_figures
 
 TRAINING_PAGE, EVALUATION_PAGE = "training.html", "evaluation.html"
@@ -247,15 +256,8 @@ def evaluation_figures(table: pd.DataFrame) -> list[Figure]:
 def _means(table: pd.DataFrame) -> dict[str, Any]:
     """Return the table of all means, the best reward first."""
     shown = wide(table)
-    rows = [
-        [str(name), *(v or "-" if isinstance(v, str) else _number(v) for v in values)]
-        for name, *values in shown.itertuples()
-    ]
+    rows = [[*map(cell_text, row)] for row in shown.itertuples()]
     return {"header": ["contender", *shown.columns], "rows": rows}
-
-
-def _number(value: float) -> str:
-    return f"{value:,.3g}" if np.isfinite(value) else "-"
 
 
 def missing(table: pd.DataFrame) -> list[str]:

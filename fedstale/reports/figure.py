@@ -272,6 +272,18 @@ def without_folders(text: str) -> str:
     return _BARE_PATH.sub(r"\1\2", _QUOTED_PATH.sub(r"\1", text))
 
 
+def cell_text(value: object) -> str:
+    """Return a cell of a table: a float has four digits, and what is not there is a hyphen.
+
+    Example:
+        >>> cell_text(2 / 3), cell_text(7), cell_text(nan), cell_text(None), cell_text("")
+        ('0.6667', '7', '-', '-', '-')
+    """
+    if isinstance(value, float):
+        return "-" if isnan(value) else f"{value:,.4g}"
+    return "-" if value is None else str(value) or "-"
+
+
 def metric_text(name: str, value: float) -> str:
     """Return a metric in words: a share in percent if it is an accuracy.
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.figure import SHARES, Figure, curve, reference
+from fedstale.reports.figure import SHARES, Figure, cell_text, curve, reference
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
@@ -168,7 +168,7 @@ def figure(run: "Run") -> Figure | None:
         y_title="finished",
         layout=SHARES,
         header=tuple(_SHOWN.values()),
-        rows=[[_cell(value) for value in row] for row in table.itertuples(index=False)],
+        rows=[[cell_text(value) for value in row] for row in table.itertuples(index=False)],
     )
 
 
@@ -179,12 +179,6 @@ _SHOWN = {
     **{"direction": "alarm", "last_p": "stated last"},
 }
 """Columns of the table of a report, and their heads."""
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "-" if np.isnan(value) else f"{value:,.3g}"
-    return str(value) or "-"
 
 
 def _check_together(runs: "Sequence[Run]") -> None:

@@ -297,7 +297,7 @@
   const draw = () => {
     delete root.dataset.drawn;
     figures.forEach((figure) => waiting.add(figure.id));
-    if (near.size) drawNear();
+    if (near.size || !figures.length) drawNear();
   };
   const places = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {

@@ -24,6 +24,7 @@ from fedstale.reports.figure import (
     SOURCES,
     Figure,
     byte_unit,
+    cell_text,
     metric_text,
     time_text,
     without_folders,
@@ -138,7 +139,7 @@ def write_figures(
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
-        tables: tables of texts and `Link`s above the figures, by title.
+        tables: tables of texts, numbers and `Link`s above the figures, by title.
         notes: how the tables are to be read, in sentences.
         timeline: what devices did, before all figures.
         hidden: what has no figure and why, in sentences.
@@ -177,7 +178,7 @@ def write_figures(
 
 
 def _shown(cell: object) -> object:
-    return without_folders(cell) if isinstance(cell, str) else cell
+    return cell if isinstance(cell, Link) else without_folders(cell_text(cell))
 
 
 @cache

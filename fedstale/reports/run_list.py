@@ -5,6 +5,8 @@ import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from math import nan
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +16,7 @@ import pandas as pd
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import is_held
+from fedstale.reports.figure import cell_text
 from fedstale.reports.page import REPORT, Link, write_figures
 from fedstale.reports.run import parts_of
 from fedstale.runs import CONFIG, LOCK, SUMMARY
@@ -118,23 +121,23 @@ def write_index(root: Path, runs: Sequence[ListedRun]) -> Path:
     for run in runs:
         inside = run.folder.relative_to(root)
         page = inside / REPORT if (run.folder / REPORT).is_file() else None
-        took = run.facts.get("virtual_s")
+        took, worked = (run.facts.get(name, nan) / 3600.0 for name in ("virtual_s", "device_s"))
         rows.append(
             {
                 "run": Link(str(inside), quote(page.as_posix())) if page else str(inside),
+                "began": run.facts.get("began"),
                 "status": run.status,
-                **{name: PurePath(str(run.facts.get(name) or "-")).name for name in NAMES},
-                "rounds": str(run.facts.get("rounds", "-")),
-                "virtual time (h)": "-" if took is None else f"{took / 3600.0:.4g}",
-                **{name: _value(run.facts.get(name)) for name in metrics},
+                **{name: PurePath(cell_text(run.facts.get(name))).name for name in NAMES},
+                "wasted": f"{run.facts['wasted']:.0%}" if "wasted" in run.facts else None,
+                **{name: run.facts.get(name) for name in metrics},
+                "rounds": run.facts.get("rounds"),
+                "virtual time (h)": took,
+                "device-hours": worked,
             }
         )
     first = f"{len(runs):,} runs in {root.resolve().name}. The heads of the table sort it."
-    return write_figures("Runs", first, [], root / INDEX, tables={"The runs": pd.DataFrame(rows)})
-
-
-def _value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+    tables = {"The runs": pd.DataFrame(rows, dtype=object)}
+    return write_figures("Runs", first, [], root / INDEX, tables=tables)
 
 
 def _is_run(folder: Path) -> bool:
@@ -147,9 +150,14 @@ def _read(folder: Path) -> ListedRun:
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
         facts |= {name: config[name] for name in ("app", "traces", "seed") if name in config}
+        began = datetime.fromtimestamp((folder / CONFIG).stat().st_mtime).astimezone()
+        facts["began"] = f"{began:%Y-%m-%d %H:%M}"
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         facts |= {name: summary[name] for name in ("rounds", "virtual_s", "wall_s")}
-        facts |= {"jobs": summary["jobs"]["sent"], "device_s": summary["device_s"]["total"]}
+        facts.setdefault("seed", summary["seed"])
+        facts["jobs"], spent = summary["jobs"]["sent"], summary["device_s"]
+        if spent["total"]:
+            facts |= {"device_s": spent["total"], "wasted": spent["wasted"] / spent["total"]}
         facts = {**parts_of(config, summary), **facts}
         facts |= summary["metrics"]
         return ListedRun(folder, str(summary["status"]), facts)

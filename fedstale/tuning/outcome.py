@@ -249,7 +249,7 @@ def _judged(
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, **options)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
-    _write_page(found)
+    write_page(found)
     return found
 
 
@@ -374,8 +374,8 @@ _WORDS = {
 }
 
 
-def _write_page(found: Tuning) -> None:
-    """Write the page of a search."""
+def write_page(found: Tuning) -> Path:
+    """Write the page of a search, and return the file."""
     space, trials = found.space, found.tried
     figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
     if len(space.objectives) > 1:
@@ -389,8 +389,7 @@ def _write_page(found: Tuning) -> None:
         ("tuning seeds", str(len(space.seeds))),
         ("held-out seeds", str(len(space.held_out["seeds"]))),
     ]
-    shown = found.trials.map(lambda value: "-" if pd.isna(value) else _text(value))
-    write_figures(
+    return write_figures(
         "Settings searched on virtual time",
         f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
         [figure for figure in figures if figure.traces],
@@ -398,14 +397,31 @@ def _write_page(found: Tuning) -> None:
         cards=cards,
         tables={
             "On held-out seeds and devices": found.comparison.words,
-            "The configurations": shown,
+            "The configurations, best first": _best_first(space, trials),
         },
         texts={"What was searched": tomli_w.dumps(dict(space.table))},
     )
 
 
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return a table of the configurations: who came furthest, then who was best in the first."""
+    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
+    unit, length_s = time_unit(space.until_s)
+
+    def place(trial: Trial) -> tuple[float, ...]:
+        last = trial.last
+        value = sign * last.values[0] if last else np.nan
+        return (trial.status == "failed", -last.rung if last else 1, value, trial.number)
+
+    rows = []
+    for trial in sorted(trials, key=place):
+        last = trial.last
+        row: dict[str, object] = {"configuration": str(trial.number)}
+        row |= {o.unit: last and last.values[i] for i, o in enumerate(space.objectives)}
+        row[f"at ({unit})"] = last and space.instants_s[last.rung] / length_s
+        row |= {"state": _WORDS[trial.status], **trial.parameters}
+        rows.append(row | ({"why": trial.reason} if trial.reason else {}))
+    return pd.DataFrame(rows, dtype=object)
 
 
 def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:

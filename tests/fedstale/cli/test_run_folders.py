@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from urllib.parse import unquote
 
 import pytest
@@ -14,6 +15,7 @@ from fedstale.runs import RunFolder
 
 SUMMARY = {
     "status": "finished",
+    "seed": 0,
     "rounds": 3,
     "virtual_s": 3600.0,
     "wall_s": 1.0,
@@ -93,5 +95,17 @@ def test_a_page_lists_runs_and_leads_to_their_reports(place):
         f"{hostile.name}/report.html",
     }
     assert "<b>" not in page
-    for text in ("server accuracy", "0.9", "lost", "synthetic:5", "FedBuff", "Oort"):
-        assert text in page
+    (heads, *rows) = [
+        re.findall(r"<t[hd][^>]*>(?:<a [^>]*>)?(.*?)<", row)
+        for row in re.findall("<tr>(.*?)</tr>", page)
+    ]
+    shown = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    began = datetime.fromtimestamp((place / "b" / "config.toml").stat().st_mtime).astimezone()
+    assert shown["b"] == {
+        **{"run": "b", "began": f"{began:%Y-%m-%d %H:%M}", "status": "finished", "app": "digits"},
+        **{"strategy": "FedBuff", "selector": "Oort", "traces": "synthetic:5", "seed": "3"},
+        **{"rounds": "3", "virtual time (h)": "1", "device-hours": "0.01389", "wasted": "10%"},
+        **{"server accuracy": "0.9"},
+    }
+    assert {shown["d"][name] for name in ("strategy", "rounds", "wasted", "device-hours")} == {"-"}
+    assert shown["a"]["seed"] == "0"

@@ -5,15 +5,17 @@ import sys
 from importlib import resources
 
 import pytest
-from made_run import HOSTILE, write_run
+from made_run import EVERYTHING, HOSTILE, write_run
 from read_page import Seen, plots_of
 
+import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
 from fedstale.reports.figure import time_text
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run, report_at_end
+from fedstale.reports.timeline import DEVICES, JOBS
 from fedstale.runs import DEPLOYED, RunFolder
 
 
@@ -63,6 +65,13 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     folder = write_run(tmp_path / "run")
     first = Run(folder).report().read_bytes()
     assert Run(folder).report(tmp_path / "other.html").read_bytes() == first
+
+
+def test_the_report_of_the_demo_has_a_third_of_a_megabyte_and_no_page_much_more(tmp_path):
+    run = fedstale.simulate("digits", traces="synthetic:100", out=tmp_path / "demo")
+    assert run.report().stat().st_size < 350_000
+    most = {"n_jobs": JOBS, "n_devices": DEVICES, **EVERYTHING}
+    assert Run(write_run(tmp_path / "large", **most)).report().stat().st_size < 550_000
 
 
 def test_a_report_names_no_address_that_a_browser_would_ask_for(page_of):

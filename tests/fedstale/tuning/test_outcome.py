@@ -1,52 +1,43 @@
 """What is said of a search, and what is held out, of trials and runs that are written by hand."""
 
+import re
 from dataclasses import replace
+from functools import partial
 
+import made_tuning
 import pytest
 from compared_runs import BASE as BASE_RUN
 from compared_runs import write_finished
-from spaces import space
+from made_tuning import ended, trial
+from markupsafe import escape
 
-from fedstale.comparison.analysis import analyse
 from fedstale.comparison.plan import PlannedRun, state_of
-from fedstale.reports.run import Run
 from fedstale.tuning.objective import Objective
-from fedstale.tuning.outcome import Tuning, forget_others
-from fedstale.tuning.trials import Report, Trial
-
-BASE = space()
-
-
-def trial(number, *values, status="complete"):
-    report = Report(rung=2, values=values, n_never=(0,) * len(values))
-    own = {"strategy.concurrency": 5 + number}
-    return Trial(number=number, parameters=own, reports=[report], status=status)
+from fedstale.tuning.outcome import forget_others, write_page
 
 
 @pytest.fixture
 def judged(tmp_path):
     """Return a function that makes a search whose held-out runs measured some accuracies."""
-
-    def make(best, defaults, objective="accuracy", tried=None):
-        runs = {
-            name: [
-                Run(write_finished(tmp_path / name / str(seed), seed=seed, accuracies=curve))
-                for seed, curve in enumerate(curves, start=11)
-            ]
-            for name, curves in (("best", best), ("defaults", defaults))
-        }
-        one = Objective.parse(objective)
-        target = objective.removeprefix("time to ") if one.kind == "time" else None
-        found = analyse(runs, reference="defaults", target=target)
-        own = replace(BASE, objectives=(one,))
-        return Tuning(space=own, folder=tmp_path, tried=tried or (trial(0, 0.5),), comparison=found)
-
-    return make
+    return partial(made_tuning.judged, tmp_path)
 
 
-def ended(*values):
-    """Return curves that begin at 0 and end at some values."""
-    return [[(0.0, 0.0), (600.0, value)] for value in values]
+def test_the_page_begins_with_the_verdict_and_lists_configurations_best_first(judged):
+    found = judged(ended(0.8, 0.9, 0.85), ended(0.5, 0.61, 0.54), tried=made_tuning.TRIED)
+    page = write_page(found).read_text(encoding="utf-8")
+    table = page.split("best first</h2>")[1]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)<", row) for row in re.findall("<tr>(.*?)</tr>", table)]
+    heads = ["configuration", "accuracy", "at (min)", "state", "strategy.concurrency", "why"]
+    assert rows[:7] == [
+        heads,
+        ["3", "0.7", "12", "came to the end", "8", "-"],
+        ["1", "0.5", "12", "came to the end", "6", "-"],
+        ["4", "0.6", "6", "stopped at a rung", "9", "-"],
+        ["0", "0.9", "3", "stopped at a rung", "5", "-"],
+        ["5", "0.8", "6", "failed", "10", "every client failed"],
+        ["2", "-", "-", "failed", "7", "ValueError: no data here"],
+    ]
+    assert page.index(escape(found.verdict)) < page.index("<table")
 
 
 def test_an_interval_above_the_defaults_makes_the_best(judged):
@@ -117,8 +108,8 @@ def test_the_front_holds_what_none_beats_and_is_ranked_by_the_first_objective(ju
         trial(5, 0.8, 15.0),
     )
     objectives = tuple(map(Objective.parse, ("accuracy", "bytes")))
-    own = replace(BASE, objectives=objectives)
-    found = replace(judged(ended(0.8), ended(0.5), tried=tried), space=own)
+    found = judged(ended(0.8), ended(0.5), tried=tried)
+    found = replace(found, space=replace(found.space, objectives=objectives))
     assert list(found.front["trial"]) == [0, 1, 5]
     assert [one.number for one in found.ranked] == [1, 5, 0]
     assert found.best.number == 1

@@ -2,13 +2,11 @@
 
 import pytest
 from browser import browsing, missing
-from made_run import EVERYTHING, write_run
+from made_pages import write_pages
 from places import ROOT
 from told_run import ToldRun
 
 from fedstale.live import Board, serving
-from fedstale.reports.page import write_comparison
-from fedstale.reports.run import Run
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 WITHOUT = missing() or ("" if AXE.is_file() else "needs axe-core: npm install --no-save axe-core")
@@ -28,26 +26,30 @@ def problems(browser):
     return browser.call("POST", "/execute/async", {"script": CHECK, "args": []})
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_pages_of_runs_break_no_rule(tmp_path, dark):
-    folders = [write_run(tmp_path / name, **EVERYTHING) for name in ("one", "two")]
-    pages = [
-        Run(folders[0]).report(),
-        write_comparison([Run(folder) for folder in folders], tmp_path / "both.html"),
-    ]
-    with browsing(dark=dark) as browser:
-        for page in pages:
+INKS = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+WIDTHS = pytest.mark.parametrize("width", [390, 1280])
+
+
+@INKS
+@WIDTHS
+def test_pages_of_runs_break_no_rule(tmp_path, dark, width):
+    with browsing(dark=dark, width=width) as browser:
+        for page in write_pages(tmp_path):
             browser.open(page)
             browser.read_on()
             assert problems(browser) == []
 
 
-def test_the_live_page_breaks_no_rule():
-    board = Board("digits")
+@INKS
+@WIDTHS
+def test_the_live_page_breaks_no_rule(dark, width):
+    board = Board("digits", settings="seed = 3")
     run = ToldRun(board)
     run.moved(1.0)
     run.measured(1.0, 1, "server", "accuracy", 0.5)
-    with serving(board, port=0) as url, browsing() as browser:
+    run.merged(2.0, 2)
+    run.failed(3.0, "phone-1", "interrupted", "went offline while training")
+    with serving(board, port=0) as url, browsing(dark=dark, width=width) as browser:
         browser.call("POST", "/url", {"url": url})
         browser.see("plot-acc")
         assert problems(browser) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from browser import browsing, missing
 from made_backtest import curves, fan_of
+from made_pages import write_pages
 from made_run import EVERYTHING, HOSTILE, write_run
 
 from fedstale.comparison.analysis import analyse
@@ -75,14 +76,8 @@ def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
     long = "a-name-without-any-space-" * 8
     names = [f"{long}{i}" for i in range(7)]
-    folder = write_run(tmp_path / "run", names=names, app=long, reason=long, **EVERYTHING)
-    other = write_run(tmp_path / "other", app=long)
-    pages = [
-        Run(folder).report(),
-        write_comparison([Run(folder), Run(other)], tmp_path / "both.html"),
-    ]
     with browsing(width=390) as browser:
-        for page in pages:
+        for page in write_pages(tmp_path, names=names, app=long, reason=long):
             browser.open(page)
             browser.read_on()
             assert browser.ask("return window.innerWidth") == 390
@@ -149,6 +144,35 @@ def test_paper_has_everything_and_nothing_beyond_its_edge(tmp_path):
         assert browser.ask("return document.documentElement.dataset.theme") == "light"
         browser.ask("window.dispatchEvent(new Event('afterprint'))")
         assert browser.ask(folded) == n_folded > 0
+
+
+def test_tables_of_runs_and_configurations_are_read_on_a_phone_and_sorted(tmp_path):
+    *_, tuned, runs = write_pages(tmp_path)
+    tall = "return Math.max(...[...document.querySelectorAll('tr')].map((row) => row.offsetHeight))"
+    table = """
+    const table = [...document.querySelectorAll("table")].find(
+      (one) => one.tHead.textContent.includes(arguments[0]));
+    const heads = [...table.tHead.rows[0].cells], region = table.parentElement;
+    """
+    scroll = """
+    region.scrollLeft = 1e6;
+    return [region.scrollLeft > 0, heads[0].getBoundingClientRect().left
+      - region.getBoundingClientRect().left]
+    """
+    sort = """
+    const i = heads.findIndex((head) => head.textContent === arguments[0]);
+    heads[i].querySelector("button").click();
+    return [...table.tBodies[0].rows].map((row) => row.cells[i].textContent)
+    """
+    with browsing(width=390) as browser:
+        for page, column, expected in (
+            (tuned, "strategy.concurrency", ["10", "9", "8", "7", "6", "5"]),
+            (runs, "run", ["one", "two"]),
+        ):
+            browser.open(page)
+            assert browser.ask(tall) < 120  # a word a line at most
+            assert browser.ask(table + scroll, column) == [True, 0]
+            assert browser.ask(table + sort, column) == expected
 
 
 def test_hostile_names_stay_text(tmp_path):
