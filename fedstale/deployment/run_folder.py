@@ -265,7 +265,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         notes = Notes(opened.path, log, metrics)
         if version is not None:
             notes.restore(own.runtime, version)
-        own.runtime.folder = opened.path
+        own.runtime.folder, own.runtime.events = opened.path, log.events
         own.runtime.add(log)
         own.runtime.add(metrics)
         own.runtime.add(notes)

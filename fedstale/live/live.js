@@ -14,6 +14,7 @@
     place("share").hidden = board.share === null;
     if (board.share !== null) place("share").value = board.share;
     place("left").textContent = board.left;
+    place("advice").textContent = board.advice && `What cost most so far: ${board.advice}`;
     place("settings").textContent = board.settings || "The app tells none.";
     place("cards").replaceChildren(...board.cards.map(([name, value]) => {
       const card = document.createElement("div");

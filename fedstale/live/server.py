@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+import tomllib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,9 +34,11 @@ from fedstale.errors import ConfigError
 from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports import (
     FROM_ZERO,
+    RUN_ENDED,
     SOURCES,
     Figure,
     accuracy_axis,
+    advise,
     curve,
     line_mode,
     metric_text,
@@ -42,7 +46,9 @@ from fedstale.reports import (
     stepped,
     time_text,
     time_unit,
+    with_causes,
 )
+from fedstale.runs import with_costs
 from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
@@ -68,6 +74,8 @@ _CURVES = 8
 _BARS = 30
 _REASON = 200
 _NAMES = 100_000
+_REST = 50.0
+"""Least time between two looks at all jobs, in durations of one."""
 
 
 class _Series:
@@ -116,7 +124,7 @@ class Board(Watcher):
             title: what is watched, in a few words.
             until: limit of the run, to show how much of it is done.
             of_rounds: how many rounds the app makes, if that is known.
-            settings: of the run, as text.
+            settings: of the run, as text; advice calls a setting by its key in it, if it is TOML.
             time_name: what its instants are, such as virtual time.
             every_s: seconds of wall time from one look at the clock to the next.
         """
@@ -134,7 +142,8 @@ class Board(Watcher):
         self._endings: Counter[str] = Counter()
         self._failures: deque[tuple[float, str, str, str]] = deque(maxlen=FAILURES)
         """Instant in s, node, ending and reason."""
-        self._ended = ""
+        self._ended = self._advice = ""
+        self._advises_at = -inf
 
     # What a run tells.
 
@@ -158,9 +167,8 @@ class Board(Watcher):
             self._staleness[update.staleness] += 1
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Count a reply that was not used; an error has been counted when it came."""
-        if message_id in self._names:
-            self._failed(run, message_id, REJECTED, reason)
+        """Count a reply that was not used."""
+        self._failed(run, message_id, REJECTED, reason)
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Note metrics."""
@@ -169,6 +177,8 @@ class Board(Watcher):
             for name, value in values.items():
                 if (source, name) in self._metrics or len(self._metrics) < _METRICS:
                     self._metrics.setdefault((source, name), _Series()).add(run.now(), value)
+        if time.perf_counter() >= self._advises_at:
+            self._advise(run)
 
     def look(self, run: Runtime) -> None:
         """Note where the run is."""
@@ -181,11 +191,28 @@ class Board(Watcher):
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Note that the run is over, and how."""
         super().ended(run, status, reason)
+        self._advise(run)
         with self._lock:
             self._ended = f"{status}: {reason}" if reason else status
 
+    def _advise(self, run: Runtime) -> None:
+        """Note what cost most so far, as the report will say it, and rest for much longer."""
+        if run.events is None:
+            return
+        began = time.perf_counter()
+        jobs = with_causes(with_costs(run.events().to_pandas()))
+        found = advise(jobs, end_s=run.now(), run_config=_run_config(self.settings))
+        told = [str(each) for each in found if each.cause != RUN_ENDED]
+        with self._lock:
+            self._advice = told[0] if told else ""
+        now = time.perf_counter()
+        # All jobs are looked at, so what it takes grows with the run; its share of the time stays.
+        self._advises_at = now + _REST * (now - began)
+
     def _failed(self, run: Runtime, message_id: str, ending: str, reason: str) -> None:
-        name = self._names.pop(message_id, "a node")
+        # What was given up may fail later, and an error is rejected when it has come.
+        if (name := self._names.pop(message_id, None)) is None:
+            return
         with self._lock:
             self._endings[ending[:40]] += 1
             self._failures.appendleft((run.now(), name[:80], ending[:40], reason[:_REASON]))
@@ -204,6 +231,7 @@ class Board(Watcher):
                 "cards": self._cards(f"{now / length_s:.3g} {unit}"),
                 "share": self._share,
                 "left": self._left(),
+                "advice": self._advice,
                 "settings": self.settings,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
@@ -297,6 +325,7 @@ class Board(Watcher):
             traces=[{**bar, "x": shown, "y": [self._staleness[s] for s in shown]}] if shown else [],
             x_title="staleness (model versions)",
             y_title="updates",
+            layout={"xaxis": {"range": [-0.6, max(shown, default=0) + 0.6]}},
         )
 
     def _lost(self) -> Figure:
@@ -310,6 +339,16 @@ class Board(Watcher):
             x_title="jobs",
             layout={"yaxis": {"autorange": "reversed"}},
         )
+
+
+def _run_config(settings: str) -> Mapping[str, Any]:
+    """Return the run config in settings, or the settings, which are one; nothing of other text."""
+    try:
+        table = tomllib.loads(settings)
+    except tomllib.TOMLDecodeError:
+        return {}
+    found: Mapping[str, Any] = table.get("run_config", table)
+    return found
 
 
 def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
+    from fedstale.reports.advice import RUN_ENDED, advise, with_causes
     from fedstale.reports.agent import facts_of, write_evaluation, write_training
     from fedstale.reports.costs import LEVEL_COLUMNS, client_errors_in_words, levels
     from fedstale.reports.figure import (
@@ -51,6 +52,7 @@ else:
     __getattr__, __dir__ = names_of(
         __name__,
         {
+            "advice": "RUN_ENDED advise with_causes",
             "agent": "facts_of write_evaluation write_training",
             "costs": "LEVEL_COLUMNS client_errors_in_words levels",
             "figure": (
@@ -71,6 +73,7 @@ __all__ = [
     "LEVEL_COLUMNS",
     "NAMES",
     "REPORT",
+    "RUN_ENDED",
     "SOURCES",
     "Array",
     "Figure",
@@ -79,6 +82,7 @@ __all__ = [
     "Row",
     "Run",
     "accuracy_axis",
+    "advise",
     "audited",
     "band",
     "by_kind",
@@ -104,6 +108,7 @@ __all__ = [
     "thinned",
     "time_text",
     "time_unit",
+    "with_causes",
     "without_folders",
     "write_comparison",
     "write_evaluation",

@@ -301,6 +301,7 @@ def _staleness(staleness: Array) -> Figure:
         traces=[bars("updates", "series-0", edges - 0.5, counts, share=0.9)],
         x_title="staleness (model versions)",
         y_title="updates",
+        layout={"xaxis": {"range": [-0.6, edges[-1] - 0.4]}},
         header=("staleness", "updates"),
         rows=[
             (f"{low:g}" if step == 1 else f"{low:g} to {low + step - 1:g}", f"{count:,}")
