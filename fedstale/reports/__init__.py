@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Row,
         accuracy_axis,
         band,
+        cell_text,
         curve,
         forest,
         line_mode,
@@ -56,8 +57,9 @@ else:
             "agent": "facts_of write_evaluation write_training",
             "costs": "LEVEL_COLUMNS client_errors_in_words levels",
             "figure": (
-                "Array FROM_ZERO Figure Row SOURCES accuracy_axis band curve forest line_mode "
-                "marks metric_text rows_of_bars stepped thinned time_text time_unit without_folders"
+                "Array FROM_ZERO Figure Row SOURCES accuracy_axis band cell_text curve forest "
+                "line_mode marks metric_text rows_of_bars stepped thinned time_text time_unit "
+                "without_folders"
             ),
             "forecast_audit": "ForecastAudit audited",
             "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
@@ -86,6 +88,7 @@ __all__ = [
     "audited",
     "band",
     "by_kind",
+    "cell_text",
     "client_errors_in_words",
     "curve",
     "differences",

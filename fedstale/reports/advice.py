@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.reports.figure import Array, Figure, byte_unit, stepped, thinned
+from fedstale.reports.figure import Array, Figure, byte_text, stepped, thinned
 from fedstale.runs import EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, STALLED, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 
@@ -494,7 +494,6 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
     """Return advice as a table of texts, a row for each cause."""
     rows = []
     for each in advice:
-        unit, size = byte_unit(each.n_bytes)
         is_idle, hours = each.cause == IDLE, f"{each.device_hours:.3g} ({each.share:.0%})"
         rows.append(
             {
@@ -502,7 +501,7 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
                 "governed by": each.setting,
                 "jobs": f"{each.n_jobs:,}" if each.n_jobs else NOTHING,
                 "device-hours": NOTHING if is_idle or not each.device_hours else hours,
-                "traffic": f"{each.n_bytes / size:.3g} {unit}" if each.n_bytes else NOTHING,
+                "traffic": byte_text(each.n_bytes) if each.n_bytes else NOTHING,
             }
         )
     return pd.DataFrame(rows)

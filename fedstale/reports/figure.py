@@ -251,6 +251,17 @@ def byte_unit(largest: float) -> tuple[str, float]:
     return next(((unit, size) for size, unit in _BYTE_UNITS if largest >= size), ("bytes", 1.0))
 
 
+def byte_text(n_bytes: float) -> str:
+    """Return a number of bytes in the unit in which it reads best.
+
+    Example:
+        >>> byte_text(5e6)
+        '5 MB'
+    """
+    unit, size = byte_unit(n_bytes)
+    return f"{n_bytes / size:.3g} {unit}"
+
+
 def time_text(span_s: float) -> str:
     """Return a span in the unit in which it reads best.
 

@@ -23,7 +23,7 @@ from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import (
     SOURCES,
     Figure,
-    byte_unit,
+    byte_text,
     cell_text,
     metric_text,
     time_text,
@@ -278,9 +278,7 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
     if set(kinds) - {"train"}:
         rows = []
         for kind, found in kinds.items():
-            moved = found["bytes"]
-            unit, size = byte_unit(moved or 0.0)
-            text = "unknown" if moved is None else f"{moved / size:.3g} {unit}"
+            text = "unknown" if (moved := found["bytes"]) is None else byte_text(moved)
             rows.append((kind, f"{found['sent']:,}", f"{found['reported']:,}", text))
         tables["Messages"] = pd.DataFrame(rows, columns=["type", "sent", "replies used", "traffic"])
     errors = run.summary.get("client_errors", ())
@@ -298,15 +296,13 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
 
 def _facts(run: "Run") -> dict[str, str]:
     """Return what a run took, in words, by name."""
-    n_bytes = float(run.jobs["moved_bytes"].sum())
-    unit, size = byte_unit(n_bytes)
     return {
         run.time_name: time_text(run.end_s),
         "rounds": f"{run.summary['rounds']:,}",
         "jobs": f"{len(run.jobs):,}",
         "devices used": f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}",
         "device-hours wasted": f"{run.costs['device_time_wasted']:.0%}",
-        "traffic": f"{n_bytes / size:.3g} {unit}",
+        "traffic": byte_text(float(run.jobs["moved_bytes"].sum())),
     }
 
 

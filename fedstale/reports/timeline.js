@@ -132,16 +132,13 @@
 
   // Each cell of a raster holds the shares of its device-hours that went into each state.
   const drawRaster = (width, height) => {
-    const { rows, columns, states, levels } = given.raster, shares = data[order.selectedIndex];
+    const { rows, columns, levels } = given.raster, shares = data[order.selectedIndex];
     const picture = new ImageData(columns, rows);
-    const card = rgb(colour("card")), inks = states.map((state) => rgb(colour(state)));
+    const card = rgb(colour("card")), inks = given.states.map((state) => rgb(colour(state)));
     for (let i = 0; i < rows * columns; i += 1) {
       const at = [0, 1, 2].map((c) => {
         let value = card[c];
-        states.forEach((_, s) => {
-          const share = shares[i * states.length + s] / levels;
-          value += share * (inks[s][c] - card[c]);
-        });
+        inks.forEach((ink, s) => { value += shares[i * inks.length + s] / levels * (ink[c] - card[c]); });
         return value;
       });
       picture.data.set([...at, 255], 4 * i);

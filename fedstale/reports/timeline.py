@@ -78,19 +78,14 @@ def timeline(run: "Run") -> Timeline | None:
     )
     if n_idle:
         about += f" {n_idle:,} further devices never started a job."
-    seen = set(np.unique(phases(jobs)).tolist())
-    key = [item for i, item in enumerate(STATES.items()) if i in seen]
+    spans = phases(jobs)
+    key = [item for i, item in enumerate(STATES.items()) if (spans == i).any()]
     is_raster = len(jobs) > JOBS or len(table) > DEVICES
     unit, unit_s = time_unit(run.end_s)
     data: dict[str, Any] = {
-        **{
-            "end": run.end_s,
-            "time": run.time_name,
-            "unit": unit,
-            "unit_s": unit_s,
-            "versions": _versions(run),
-        },
+        **{"end": run.end_s, "time": run.time_name, "unit": unit, "unit_s": unit_s},
         **{"n_devices": len(table), "n_jobs": len(jobs), "ticks": _TICKS},
+        **{"versions": _versions(run), "states": [*STATES]},
     }
     if is_raster:
         orders = {by: ORDERS[by] for by in ("used", "wasted")}
@@ -104,12 +99,7 @@ def timeline(run: "Run") -> Timeline | None:
         )
         # Work that takes little of the time is seen all the same.
         rasters = [np.round(_LEVELS * _brightened(one / full)).astype(np.uint8) for one in shares]
-        shape = {
-            "rows": len(rasters[0]),
-            "columns": COLUMNS,
-            "states": [*STATES],
-            "levels": _LEVELS,
-        }
+        shape = {"rows": len(rasters[0]), "columns": COLUMNS, "levels": _LEVELS}
         data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
         return Timeline(about=about, key=key, height=_MOST_PX, orders=orders, data=data)
     windows = _windows(run, table.index)
@@ -118,10 +108,8 @@ def timeline(run: "Run") -> Timeline | None:
     rows = table.index.get_indexer(pd.Index(jobs["device_id"]))
     ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
     which, endings = pd.factorize(_endings(jobs))
-    states = phases(jobs)[:, 1]
-    columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, states, which]
+    columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, spans[:, 1], which]
     data |= {
-        "states": [*STATES],
         "endings": endings.tolist(),
         "devices": [str(name) for name in table.index],
         "used": table["used"].tolist(),
@@ -148,10 +136,10 @@ def phases(jobs: pd.DataFrame) -> Index:
 def _endings(jobs: pd.DataFrame) -> "pd.Series[str]":
     """Return the kind of each job and what became of it, in words; too many reasons are none."""
     words = jobs["state"].map(dict(enumerate(SHOWN_AS.values())))
-    ended = jobs["status"]
+    why = jobs["status"]
     if jobs["reason"].nunique() <= _ENDINGS:
-        ended += (", " + jobs["reason"].map(without_folders)).where(jobs["reason"] != "", "")
-    return jobs["kind"] + ", " + words + (" (" + ended + ")").where(jobs["state"] == 1, "")
+        why = why + (", " + jobs["reason"].map(without_folders)).where(jobs["reason"] != "", "")
+    return jobs["kind"] + ", " + words + (" (" + why + ")").where(jobs["state"] == 1, "")
 
 
 def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] | None:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import tomllib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from fedstale.reports import (
     Figure,
     accuracy_axis,
     by_kind,
+    cell_text,
     curve,
     time_unit,
     write_figures,
@@ -364,14 +366,13 @@ def _require_installed() -> None:
             )
 
 
-_LOOKS = {"complete": 0, "stopped": 1, "failed": 2, "open": 3}
-"""Numbers of the colour, the dash and the marker of each way to end."""
 _WORDS = {
     "complete": "came to the end",
     "stopped": "stopped at a rung",
     "failed": "failed",
     "open": "not over",
 }
+"""Ways to end, in the order of their looks."""
 
 
 def write_page(found: Tuning) -> Path:
@@ -380,12 +381,11 @@ def write_page(found: Tuning) -> Path:
     figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
     if len(space.objectives) > 1:
         figures.append(_front_figure(space, trials))
-    n_failed = sum(trial.status == "failed" for trial in trials)
-    n_stopped = sum(trial.status == "stopped" for trial in trials)
+    n_ended = Counter(trial.status for trial in trials)
     cards = [
         ("configurations", str(len(trials))),
-        ("stopped at a rung", str(n_stopped)),
-        ("failed", str(n_failed)),
+        ("stopped at a rung", str(n_ended["stopped"])),
+        ("failed", str(n_ended["failed"])),
         ("tuning seeds", str(len(space.seeds))),
         ("held-out seeds", str(len(space.held_out["seeds"]))),
     ]
@@ -410,7 +410,7 @@ def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 
     def place(trial: Trial) -> tuple[float, ...]:
         last = trial.last
-        value = sign * last.values[0] if last else np.nan
+        value = sign * last.values[0] if last else np.inf
         return (trial.status == "failed", -last.rung if last else 1, value, trial.number)
 
     rows = []
@@ -427,7 +427,7 @@ def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
     """Return an objective against virtual time, a line a configuration."""
     unit, length_s = time_unit(space.until_s)
-    objective, named = space.objectives[number], set[str]()
+    objective, named, rungs = space.objectives[number], set[str](), range(len(space.instants_s))
     traces = []
     for trial in trials:
         if not trial.reports:
@@ -440,7 +440,7 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
             "showlegend": trial.status not in named,
         }
         named.add(trial.status)
-        name, look = _WORDS[trial.status], _LOOKS[trial.status]
+        name, look = _WORDS[trial.status], list(_WORDS).index(trial.status)
         traces.append(curve(name, look, x, y, mode="lines+markers", **words))
     better = "lower" if objective.is_lower_better else "higher"
     return Figure(
@@ -456,8 +456,9 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
         is_wide=True,
         header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],
         rows=[
-            [str(trial.number), _WORDS[trial.status], *_value_texts(space, trial, number)]
+            [str(trial.number), _WORDS[trial.status], *(cell_text(known.get(i)) for i in rungs)]
             for trial in trials
+            for known in ({report.rung: report.values[number] for report in trial.reports},)
         ],
     )
 
@@ -467,11 +468,6 @@ def _axis(objective: Objective, traces: Sequence[dict[str, Any]]) -> dict[str, A
     if objective.kind != "metric":
         return FROM_ZERO
     return accuracy_axis(traces) if by_kind([objective.text])[0] else {}
-
-
-def _value_texts(space: Space, trial: Trial, number: int) -> list[str]:
-    known = {report.rung: report.values[number] for report in trial.reports}
-    return [f"{known[i]:.4g}" if i in known else "-" for i in range(len(space.instants_s))]
 
 
 def _front_figure(space: Space, trials: Sequence[Trial]) -> Figure:
