@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import time
 
@@ -57,6 +58,24 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert browser.ask("return document.querySelectorAll('.plot').length") >= 12
         spots = browser.ask(f"{TIMELINE}spots().length")
         assert spots == 8572  # of seven jobs one expired before it began
+
+
+def test_a_click_on_a_job_tells_its_kind_how_it_ended_and_why(tmp_path):
+    page = Run(write_run(tmp_path / "run")).report()
+    click = """
+    const section = document.getElementById("timeline"), canvas = section.querySelector("canvas");
+    const spot = section.timeline.spots().find((one) => one.state === arguments[0]);
+    const { left, top } = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new MouseEvent("click", {
+      clientX: left + (spot.from + spot.to) / 2, clientY: top + spot.top + spot.high / 2 }));
+    return section.querySelector("output").textContent
+    """
+    with browsing() as browser:
+        opened(browser, page)
+        used, wasted = browser.ask(click, "training"), browser.ask(click, "wasted")
+    assert re.fullmatch(r"Job \d+ of phone-\d, train, used, .* min: download .*training .*", used)
+    reason = r"train, wasted \((interrupted|late), it ended as \1\)"
+    assert re.fullmatch(rf"Job \d+ of phone-\d, {reason}, [\d.]+ to [\d.]+ min\.", wasted)
 
 
 def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
