@@ -290,26 +290,15 @@ class Board(Watcher):
         as_reported = "as the app reports it."
         in_use = "Devices that are online, and jobs whose end the server has not seen."
         accuracies, x_title = named("acc"), f"{self.time_name} ({unit})"
+        percent = accuracy_axis(accuracies)
         return [
-            Figure(
-                id=key,
-                title=title,
-                about=about,
-                traces=traces,
-                x_title=x_title,
-                layout={"xaxis": FROM_ZERO, "yaxis": y_axis},
-            )
+            Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
             for key, title, about, traces, y_axis in (
-                (
-                    "acc",
-                    "Accuracy",
-                    f"Accuracy, {as_reported}",
-                    accuracies,
-                    accuracy_axis(accuracies),
-                ),
+                ("acc", "Accuracy", f"Accuracy, {as_reported}", accuracies, percent),
                 ("loss", "Loss", f"Loss, {as_reported}", named("loss"), {}),
                 ("devices", "Devices", in_use, counted, FROM_ZERO),
             )
+            for layout in ({"xaxis": FROM_ZERO, "yaxis": y_axis},)
         ]
 
     def _aggregated(self) -> Figure:
