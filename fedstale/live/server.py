@@ -43,6 +43,7 @@ from fedstale.reports import (
     line_mode,
     metric_text,
     rows_of_bars,
+    staleness_figure,
     stepped,
     time_text,
     time_unit,
@@ -306,16 +307,7 @@ class Board(Watcher):
         rest = sum(self._staleness[value] for value in sorted(self._staleness)[_BARS:])
         about = f"{self._staleness.total():,} aggregated updates"
         about += f"; {rest:,} more are staler than what is drawn." if rest else "."
-        bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False}
-        return Figure(
-            id="staleness",
-            title="Staleness",
-            about=about,
-            traces=[{**bar, "x": shown, "y": [self._staleness[s] for s in shown]}] if shown else [],
-            x_title="staleness (model versions)",
-            y_title="updates",
-            layout={"xaxis": {"range": [-0.6, max(shown, default=0) + 0.6]}},
-        )
+        return staleness_figure(shown, [self._staleness[s] for s in shown], about)
 
     def _lost(self) -> Figure:
         endings = dict(self._endings.most_common(10))

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
         without_folders,
     )
     from fedstale.reports.forecast_audit import ForecastAudit, audited
-    from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names, not_numbers_in_words
+    from fedstale.reports.learning import (
+        BOOKKEEPING,
+        by_kind,
+        measured_names,
+        not_numbers_in_words,
+        staleness_figure,
+    )
     from fedstale.reports.page import (
         REPORT,
         Link,
@@ -62,7 +68,9 @@ else:
                 "without_folders"
             ),
             "forecast_audit": "ForecastAudit audited",
-            "learning": "BOOKKEEPING by_kind measured_names not_numbers_in_words",
+            "learning": (
+                "BOOKKEEPING by_kind measured_names not_numbers_in_words staleness_figure"
+            ),
             "page": "Link REPORT parts_in_words write_comparison write_figures write_text",
             "run": "Run report_at_end",
             "run_list": "NAMES differences ranked remove server_metrics listed_runs write_index",
@@ -107,6 +115,7 @@ __all__ = [
     "report_at_end",
     "rows_of_bars",
     "server_metrics",
+    "staleness_figure",
     "stepped",
     "thinned",
     "time_text",

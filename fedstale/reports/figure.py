@@ -179,23 +179,6 @@ def line_mode(n_points: int) -> str:
     return "lines+markers" if n_points <= _FEW_POINTS else "lines"
 
 
-def bars(
-    name: str, role: str, edges: Array, heights: npt.ArrayLike, share: float = 1.0
-) -> dict[str, Any]:
-    """Return a trace of bars on intervals that follow one another.
-
-    Args:
-        name: of the trace; plain text.
-        role: of the colour.
-        edges: of the intervals, shape (n + 1,).
-        heights: of the bars, shape (n,).
-        share: of an interval that its bar is wide.
-    """
-    middle, width = numbers((edges[:-1] + edges[1:]) / 2), numbers(share * np.diff(edges))
-    trace = {"type": "bar", "name": name, "meta": role, "showlegend": False}
-    return {**trace, "x": middle, "width": width, "y": numbers(heights)}
-
-
 def rows_of_bars(
     name: str,
     role: str,

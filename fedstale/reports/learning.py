@@ -17,7 +17,6 @@ from fedstale.reports.figure import (
     Figure,
     accuracy_axis,
     band,
-    bars,
     byte_unit,
     curve,
     line_mode,
@@ -50,7 +49,7 @@ BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
 _OTHERS = 6
 _NO_WEIGHT = "; such a value has no weight in a mean, unless the app averages itself"
-_BARS, _GAPS, _ROWS = 60, 40, 60
+_BARS, _ROWS = 60, 60
 
 
 def metrics(runs: "Sequence[Run]") -> list[Figure]:
@@ -285,23 +284,45 @@ def aggregation(run: "Run") -> list[Figure]:
     if known.any():
         found += _over_time(run, staleness[known], run.jobs["ended_at"].to_numpy()[known])
     if both.any():
-        found += [_weights(staleness[both], weight[both]), *_divisors(weight[both])]
+        found.append(_weights(staleness[both], weight[both]))
     return found
+
+
+def staleness_figure(
+    low: Sequence[float],
+    counts: Sequence[float],
+    about: str,
+    *,
+    step: int = 1,
+    header: Sequence[str] = (),
+    rows: Sequence[Sequence[str]] = (),
+) -> Figure:
+    """Return how many updates had which staleness: from each of some values, for `step` of them."""
+    bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False}
+    x, width = [value + (step - 1) / 2 for value in low], [0.9 * step] * len(low)
+    return Figure(
+        id="staleness",
+        title="Staleness of aggregated updates",
+        about=about,
+        traces=[{**bar, "x": x, "width": width, "y": counts}] if x else [],
+        x_title="staleness (model versions)",
+        y_title="updates",
+        layout={"xaxis": {"range": [-0.6, max(low, default=0) + step - 0.4]}},
+        header=header,
+        rows=rows,
+    )
 
 
 def _staleness(staleness: Array) -> Figure:
     step = max(1, int(np.ceil((staleness.max() + 1) / _BARS)))
     edges = np.arange(0, staleness.max() + 1 + step, step)
     counts = np.histogram(staleness, edges)[0]
-    return Figure(
-        id="staleness",
-        title="Staleness of aggregated updates",
-        about=f"{len(staleness):,} aggregated updates; median {np.median(staleness):g}, 90% at "
+    return staleness_figure(
+        edges[:-1].tolist(),
+        counts.tolist(),
+        f"{len(staleness):,} aggregated updates; median {np.median(staleness):g}, 90% at "
         f"most {np.quantile(staleness, 0.9):g}, largest {staleness.max():g}.",
-        traces=[bars("updates", "series-0", edges - 0.5, counts, share=0.9)],
-        x_title="staleness (model versions)",
-        y_title="updates",
-        layout={"xaxis": {"range": [-0.6, edges[-1] - 0.4]}},
+        step=step,
         header=("staleness", "updates"),
         rows=[
             (f"{low:g}" if step == 1 else f"{low:g} to {low + step - 1:g}", f"{count:,}")
@@ -393,29 +414,3 @@ def _weights(staleness: Array, weight: Array) -> Figure:
             for of in (weight[staleness == age],)
         ],
     )
-
-
-def _divisors(weight: Array) -> list[Figure]:
-    """Return what updates were divided by, which is the gap G of Gap-Aware; nothing if all by 1."""
-    gap = 1.0 / weight[weight > 0]
-    if not len(gap) or np.allclose(gap, 1.0):
-        return []
-    low, high = float(gap.min()), float(gap.max())
-    counts, edges = np.histogram(gap, _GAPS, (low, high if high > low else low + 1.0))
-    silent = len(weight) - len(gap)
-    about = (
-        "1 / weight of each aggregated update; under Gap-Aware this is its gap G, the mean over "
-        f"parameters. Median {np.median(gap):.3g}, 90% at most {np.quantile(gap, 0.9):.3g}, "
-        f"largest {high:.3g}."
-    )
-    return [
-        Figure(
-            id="gaps",
-            title="What updates were divided by",
-            about=about + (f" {silent:,} updates had the weight 0." if silent else ""),
-            traces=[bars("updates", "series-4", edges, counts)],
-            x_title="1 / weight",
-            y_title="updates",
-            layout={"bargap": 0},
-        )
-    ]

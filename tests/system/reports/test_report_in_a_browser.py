@@ -133,7 +133,7 @@ def test_axes_begin_at_zero_but_for_losses_and_no_tick_label_meets_another(tmp_p
     found = analyse({"a": runs[:1], "b": runs[1:]}, reference="a")
     write(found, tmp_path)
     expected = {
-        runs[0].report(): ["plot-metric-1y", "plot-gapsx"],
+        runs[0].report(): ["plot-metric-1y"],
         tmp_path / COMPARISON: ["plot-mean-1y"],
     }
     with browsing(width=width) as browser:
