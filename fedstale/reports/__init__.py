@@ -41,17 +41,14 @@ if TYPE_CHECKING:
         REPORT,
         Link,
         parts_in_words,
-        write_comparison,
         write_figures,
         write_text,
     )
     from fedstale.reports.run import Run, report_at_end
     from fedstale.reports.run_list import (
         NAMES,
-        differences,
         listed_runs,
         ranked,
-        remove,
         server_metrics,
         write_index,
     )
@@ -71,9 +68,9 @@ else:
             "learning": (
                 "BOOKKEEPING by_kind measured_names not_numbers_in_words staleness_figure"
             ),
-            "page": "Link REPORT parts_in_words write_comparison write_figures write_text",
+            "page": "Link REPORT parts_in_words write_figures write_text",
             "run": "Run report_at_end",
-            "run_list": "NAMES differences ranked remove server_metrics listed_runs write_index",
+            "run_list": "NAMES ranked server_metrics listed_runs write_index",
         },
     )
 
@@ -99,7 +96,6 @@ __all__ = [
     "cell_text",
     "client_errors_in_words",
     "curve",
-    "differences",
     "facts_of",
     "forest",
     "levels",
@@ -111,7 +107,6 @@ __all__ = [
     "not_numbers_in_words",
     "parts_in_words",
     "ranked",
-    "remove",
     "report_at_end",
     "rows_of_bars",
     "server_metrics",
@@ -122,7 +117,6 @@ __all__ = [
     "time_unit",
     "with_causes",
     "without_folders",
-    "write_comparison",
     "write_evaluation",
     "write_figures",
     "write_index",

@@ -52,30 +52,25 @@ _NO_WEIGHT = "; such a value has no weight in a mean, unless the app averages it
 _BARS, _ROWS = 60, 60
 
 
-def metrics(runs: "Sequence[Run]") -> list[Figure]:
-    """Return a figure for accuracy, one for loss, and one for each of a few other metrics.
-
-    Args:
-        runs: the runs to overlay; of several runs, the source that decides is shown: a central
-            evaluation if there is one, else evaluation by clients.
-    """
-    accuracies, losses, others = by_kind(measured_names(runs))
+def metrics(run: "Run") -> list[Figure]:
+    """Return a figure for accuracy, one for loss, and one for each of a few other metrics."""
+    accuracies, losses, others = by_kind(measured_names([run]))
     groups = [("Accuracy", accuracies), ("Loss", losses)]
     groups += [(name, [name]) for name in others[:_OTHERS]]
     found = [
-        metric(runs, title, members, number)
+        metric(run, title, members, number)
         for number, (title, members) in enumerate(groups)
         if members
     ]
-    if len(runs) == 1 and found:
-        header, rows = versions(runs[0])
+    if found:
+        header, rows = versions(run)
         found[0] = replace(found[0], header=header, rows=rows)
     return found
 
 
-def hidden(runs: "Sequence[Run]") -> str:
+def hidden(run: "Run") -> str:
     """Return a sentence on the metrics for which there is no figure, or nothing."""
-    left = len(by_kind(measured_names(runs))[2]) - _OTHERS
+    left = len(by_kind(measured_names([run]))[2]) - _OTHERS
     return f"{left} further metrics are in metrics.parquet only." if left > 0 else ""
 
 
@@ -124,18 +119,10 @@ def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]
 
 
-def axes_of(runs: "Sequence[Run]") -> list[str]:
-    """Return the axes of `AXES` that all of some runs know.
-
-    The local clock is that of the traces, and a comparison has it if its runs began at one instant.
-    """
-    epochs = {run.epoch for run in runs}
-    left_out = set()
-    if None in epochs or len(epochs) != 1:
-        left_out.add("clock")
-    if any(run.wall_s is None for run in runs):
-        left_out.add("wall")
-    return [which for which in AXES if which not in left_out]
+def axes_of(run: "Run") -> list[str]:
+    """Return the axes of `AXES` that a run knows; the local clock is that of its traces."""
+    unknown = {"clock": run.epoch is None, "wall": run.wall_s is None}
+    return [which for which in AXES if not unknown.get(which, False)]
 
 
 def spent_by(run: "Run", column: str, instants: Array) -> Array:
@@ -156,7 +143,7 @@ def spent_by(run: "Run", column: str, instants: Array) -> Array:
 
 
 def metric(
-    runs: "Sequence[Run]",
+    run: "Run",
     title: str,
     members: Sequence[str],
     number: int = 2,
@@ -166,40 +153,36 @@ def metric(
     """Return some metrics in one figure, whose horizontal axis can be chosen.
 
     Args:
-        runs: the runs to overlay.
+        run: the run.
         title: of the figure.
         members: the metrics.
         number: of the figure in a page: 0 for accuracy and 1 for loss.
         against: the horizontal axis that is shown first.
     """
-    lines = [line for i, run in enumerate(runs) for line in _lines(run, i, members, len(runs))]
+    lines = _lines(run, members)
     is_accuracy = all("acc" in name.lower() for name in members)
     about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
     if any(len(points) > POINTS for *_, points in lines):
         about += f"; each curve is thinned to {POINTS} evenly spread points"
     kept = [(n, look, points.iloc[thinned(len(points), POINTS)]) for n, look, points in lines]
-    # Where its runs aim at a value of the metric, a line shows it.
-    targets = {until.target for run in runs if (until := run.until).metric in members}
-    targets = targets if len(targets) == 1 else set()
+    # Where the run aims at a value of the metric, a line shows it.
+    has_target = run.until.metric in members
     drawn = [points for *_, points in kept]
-    names = {**AXES, "time": runs[0].time_name}
+    names = {**AXES, "time": run.time_name}
     axes = {
-        which: _axis(which, names[which], drawn, has_target=bool(targets))
-        for which in axes_of(runs)
+        which: _axis(which, names[which], drawn, has_target=has_target) for which in axes_of(run)
     }
     x_axis, positions = axes.pop(against)
     others: list[Any] = []
     for which, (axis, each) in axes.items():
         follows = which == "clock" and against == "time"
-        others.append(
-            (axis, _clock_of(runs[0], drawn) if follows else [_told(axis, x) for x in each])
-        )
+        others.append((axis, _clock_of(run, drawn) if follows else [_told(axis, x) for x in each]))
     traces = [
         {**curve(name, look, x, points["value"], mode=line_mode(len(x))), "x": _told(x_axis, x)}
         for (name, look, points), x in zip(kept, positions, strict=False)
     ]
-    for target in targets:
-        line = reference("target", positions[-1], [target, target])
+    if has_target:
+        line = reference("target", positions[-1], [run.until.target] * 2)
         traces.append({**line, "x": _told(x_axis, positions[-1])})
     return Figure(
         id=f"metric-{number}",
@@ -249,29 +232,22 @@ def _told(axis: dict[str, Any], x: Array) -> list[float | None]:
     return [int(at) for at in x.tolist()] if axis.get("type") == "date" else numbers(x)
 
 
-def _lines(
-    run: "Run", position: int, members: Sequence[str], n_runs: int
-) -> list[tuple[str, int, pd.DataFrame]]:
-    """Return the curves of one run: label, number, and points with a column for each axis."""
+def _lines(run: "Run", members: Sequence[str]) -> list[tuple[str, int, pd.DataFrame]]:
+    """Return the curves of some metrics: label, number, and points with a column for each axis."""
     rows = run.metrics[run.metrics["name"].isin(members)]
-    if n_runs > 1:
-        first = next((s for s in SOURCES if (rows["source"] == s).any()), None)
-        rows = rows[rows["source"] == first]
     ranks = {source: rank for rank, source in enumerate(SOURCES)}
     groups: list[tuple[Any, pd.DataFrame]] = list(rows.groupby(["source", "name"]))
     groups.sort(key=lambda group: (ranks.get(group[0][0], len(ranks)), group[0][1]))
     began = np.nan if run.epoch is None else run.epoch.value / 1e9
     lines, wall_s = [], run.wall_s
     for number, ((source, name), group) in enumerate(groups):
-        what = f"{SOURCES.get(source, source)}: {name}"
-        label, look = (what, number) if n_runs == 1 else (run.name, position)
         at = group["time_s"].to_numpy(np.float64)
         moved, busy = (spent_by(run, column, at) for column in ("moved_bytes", "busy_s"))
         more = {"clock": at + began, "wall": np.nan if wall_s is None else wall_s[group.index]}
         points = group.assign(
             time=at, versions=group["version"], bytes=moved, device_s=busy, **more
         )
-        lines.append((label, look, points))
+        lines.append((f"{SOURCES.get(source, source)}: {name}", number, points))
     return lines
 
 

@@ -6,7 +6,6 @@ JSON; scripts show it as text. The same run gives the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 from fedstale import __version__
 from fedstale.errors import ConfigError
 from fedstale.reports import advice, costs, devices, forecast_audit, learning
-from fedstale.reports.devices import gini, used_jobs
+from fedstale.reports.devices import used_jobs
 from fedstale.reports.figure import (
     SOURCES,
     Figure,
@@ -62,7 +61,7 @@ def write_run(run: "Run", out: Path) -> Path:
         ProtocolError: a table of the run cannot be read.
     """
     figures = [
-        *learning.metrics([run]),
+        *learning.metrics(run),
         devices.states(run),
         advice.waiting(run.caused),
         costs.failures(run),
@@ -86,32 +85,6 @@ def write_run(run: "Run", out: Path) -> Path:
         timeline=timeline(run),
         hidden=_hidden(run, drawn),
         runs=[run],
-    )
-
-
-def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
-    """Write a page on several runs: their metrics overlaid, and a table.
-
-    Args:
-        runs: the runs; two whose folders have the same name get that of the parent as well.
-        out: file to write.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigError: the file cannot be written.
-        ProtocolError: a table of a run cannot be read.
-    """
-    runs = _distinct(runs)
-    first = f"{parts_in_words(runs)} Metrics of each run over time, versions, traffic and work."
-    return write_figures(
-        f"{len(runs)} runs compared",
-        f"{first} {learning.hidden(runs)}".strip(),
-        learning.metrics(runs),
-        out,
-        tables={"The runs": _compared(runs)},
-        runs=runs,
     )
 
 
@@ -330,23 +303,6 @@ def _clock(runs: "Sequence[Run]") -> str:
     return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
 
 
-def _compared(runs: "Sequence[Run]") -> pd.DataFrame:
-    """Return a table of texts with one row a run."""
-    last = [dict(_last_values(run)) for run in runs]
-    metrics = list(dict.fromkeys(name for values in last for name in values))[:6]
-    rows = [
-        {
-            **{"run": run.name, "app": str(run.summary["app"])},
-            **{"seed": str(run.seed), "ended": run.status},
-            **{name: values.get(name, "-") for name in metrics},
-            **_facts(run),
-            "Gini": f"{gini(counts):.2f}" if (counts := used_jobs(run)).any() else "-",
-        }
-        for run, values in zip(runs, last, strict=True)
-    ]
-    return pd.DataFrame(rows)
-
-
 def _last_values(run: "Run") -> list[tuple[str, str]]:
     """Return the last accuracies and losses, evaluation before training, accuracy first."""
     last = learning.last_values(run)[["source", "name", "value"]]
@@ -373,17 +329,4 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         ("staleness" not in drawn, "The strategy states no staleness and no weights."),
     ]
     found = [sentence for holds, sentence in sentences if holds]
-    return " ".join([*found, learning.hidden([run])]).strip()
-
-
-def _distinct(runs: "Sequence[Run]") -> "list[Run]":
-    names = [run.name for run in runs]
-    if len(set(names)) == len(names):
-        return list(runs)
-    names = ["/".join(run.folder.resolve().parts[-2:]) for run in runs]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({i})" for i, name in enumerate(names, start=1)]
-    renamed = [copy(run) for run in runs]
-    for run, name in zip(renamed, names, strict=True):
-        run.name = name
-    return renamed
+    return " ".join([*found, learning.hidden(run)]).strip()

@@ -293,10 +293,10 @@ class Run:
         names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
-        axes = list(learning.axes_of([self]))
+        axes = list(learning.axes_of(self))
         if against not in axes:
             raise ConfigError(f"against = {against!r}: expected one of {axes}")
-        return learning.metric([self], metric, [metric], against=against).plotly()
+        return learning.metric(self, metric, [metric], against=against).plotly()
 
     def report(self, out: Path | None = None) -> Path:
         """Write the page of the run.

@@ -1,7 +1,6 @@
-"""The run folders below a folder: what is there, a page of it, what distinguishes runs, removal."""
+"""The run folders below a folder: what is there, and a page of it."""
 
 import json
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import is_held
 from fedstale.reports.figure import cell_text
@@ -72,39 +70,6 @@ def server_metrics(runs: Sequence[ListedRun]) -> list[str]:
     Clients' own metrics are many, and say less.
     """
     return sorted({name for run in runs for name in run.facts if name.startswith("server ")})
-
-
-def differences(folders: Sequence[Path]) -> dict[str, list[object]]:
-    """Return the settings that are not the same in all of some runs, each with its value in each.
-
-    Raises:
-        ConfigError: a folder holds no run.
-    """
-    settings = []
-    for folder in folders:
-        if not (folder / CONFIG).is_file():
-            raise ConfigError(
-                f"run = {str(folder)!r} has no {CONFIG}: expected the folder of a run"
-            )
-        settings.append(SimulationConfig.read(folder / CONFIG).effective())
-    names = [name for one in settings for name in one]
-    found = {name: [one.get(name) for one in settings] for name in dict.fromkeys(names)}
-    return {name: values for name, values in found.items() if values != values[:1] * len(values)}
-
-
-def remove(folder: Path) -> None:
-    """Remove the folder of a run.
-
-    Raises:
-        ConfigError: it holds no run, or one that goes on.
-    """
-    if not _is_run(folder):
-        raise ConfigError(
-            f"run = {str(folder)!r}: expected the folder of a run; nothing is removed"
-        )
-    if is_held(folder / LOCK):
-        raise ConfigError(f"run = {str(folder)!r} goes on: stop it first")
-    shutil.rmtree(folder)
 
 
 def write_index(root: Path, runs: Sequence[ListedRun]) -> Path:

@@ -13,7 +13,6 @@ from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
 from fedstale.reports.figure import time_text
-from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run, report_at_end
 from fedstale.reports.timeline import DEVICES, JOBS
 from fedstale.runs import DEPLOYED, RunFolder
@@ -163,16 +162,6 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path):
     folder = write_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="cannot be written"):
         Run(folder).report(tmp_path / "nowhere" / "report.html")
-
-
-def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
-    folders = [write_run(tmp_path / parent / "run") for parent in ("fast", "slow")]
-    page = write_comparison([Run(folder) for folder in folders], tmp_path / "both.html")
-    text = re.sub(r"<script>.*?</script>", "", page.read_text(), flags=re.DOTALL)
-    traces = plots_of(text)["metric-0"]["traces"]
-    assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
-    assert len({trace["meta"] for trace in traces}) == 2
-    assert "fast/run" in Seen(text).text
 
 
 def test_the_program_that_draws_is_the_released_one():

@@ -57,7 +57,7 @@ def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
 
 def test_a_metric_can_be_drawn_against_time_versions_and_costs(record):
     run = record()
-    loss = learning.metrics([run])[1]
+    loss = learning.metrics(run)[1]
     titles = [axis["title"]["text"] for axis, _ in loss.others]
     assert [title.split(" (")[0] for title in titles] == [
         "versions of the model",
@@ -83,14 +83,14 @@ def axes_of(figure):
 def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
     run = record(about=CLOCK)
     run.config_text = f'until = "loss 1"\n{run.config_text}'
-    figure = learning.metrics([run])[1]
+    figure = learning.metrics(run)[1]
     start, unit = axes_of(figure)["local clock"]
     instants = run.curve("loss", "server")[0]
     began = np.datetime64("2024-01-01T06:00:00", "ms").astype(int)
     assert start + unit * np.array(figure.traces[0]["x"]) == pytest.approx(
         began + 1000 * instants, abs=10
     )
-    by_clock = learning.metric([run], "Loss", ["loss"], against="clock").traces
+    by_clock = learning.metric(run, "Loss", ["loss"], against="clock").traces
     assert by_clock[0]["x"] == (began + 1000 * instants).tolist()
     # The line of the target goes from the first instant to the last.
     assert by_clock[-1]["x"] == [by_clock[0]["x"][0], by_clock[0]["x"][-1]]
@@ -100,7 +100,7 @@ def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
 def test_devices_without_a_common_clock_have_no_such_axis(record, epoch):
     run = record(about={"epoch": epoch})
     assert run.epoch is None
-    assert "local clock" not in axes_of(learning.metrics([run])[0])
+    assert "local clock" not in axes_of(learning.metrics(run)[0])
     with pytest.raises(ConfigError, match=r"against = 'clock': expected one of \['time', .*\]"):
         run.plot("loss", against="clock")
 
@@ -110,7 +110,7 @@ def test_wall_time_is_that_of_each_measurement(record):
     wall_s = [0.5 * i for i in range(42)]
     run = record(wall_s=wall_s)
     rows = run.metrics[(run.metrics["source"] == "server") & (run.metrics["name"] == "loss")]
-    shown = axes_of(learning.metrics([run])[1])["wall time (s)"]
+    shown = axes_of(learning.metrics(run)[1])["wall time (s)"]
     assert shown[0] == [wall_s[i] for i in rows.index]
     assert run.plot("loss", against="wall").layout.xaxis.title.text == "wall time (s)"
 

@@ -14,7 +14,7 @@ from fedstale.comparison.analysis import analyse
 from fedstale.comparison.page import PAGE as COMPARISON
 from fedstale.comparison.page import write
 from fedstale.reports.backtest import PAGE, figures
-from fedstale.reports.page import write_comparison, write_figures
+from fedstale.reports.page import write_figures
 from fedstale.reports.run import Run
 
 pytestmark = [
@@ -199,10 +199,9 @@ def test_hostile_names_stay_text(tmp_path):
     metrics = [(1.0, 1, "server", f"{HOSTILE}accuracy", 0.5), (2.0, 1, HOSTILE, HOSTILE, 0.5)]
     folder = write_run(tmp_path / "run", names=names, app=HOSTILE, reason=HOSTILE, metrics=metrics)
     hostile = shutil.copytree(folder, tmp_path / "<script>window.hurt = 1<`script>")
-    pages = [
-        Run(folder).report(),
-        write_comparison([Run(folder), Run(hostile)], tmp_path / "both.html"),
-    ]
+    compared = {HOSTILE: [Run(folder)], "other": [Run(hostile)]}
+    write(analyse(compared, reference=HOSTILE), tmp_path)
+    pages = [Run(folder).report(), tmp_path / COMPARISON]
     with browsing() as browser:
         for page in pages:
             browser.open(page)
