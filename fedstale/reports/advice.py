@@ -352,13 +352,18 @@ def _dropout(account: _Account) -> Iterator[Advice]:
     usual = done.groupby("device_id")[phases].median().reindex(lost["device_id"])
     own = usual.fillna(done[phases].median()).to_numpy(np.float64)
     spent = lost[["download_s", *phases]].to_numpy(np.float64)
+    stated, value, part = account.run_config.get(_EPOCHS), None, LESS_WORK
+    if isinstance(stated, int) and stated > 1:
+        value = int(LESS_WORK * stated)
+        part = value / stated
+    less = f"{part:.0%} of the {setting}" if value is None else f"{setting} = {value}"
     # What was cut off would have taken longer than it had.
-    needs = spent[:, 0] + LESS_WORK * np.fmax(own[:, 0], spent[:, 1]) + own[:, 1]
+    needs = spent[:, 0] + part * np.fmax(own[:, 0], spent[:, 1]) + own[:, 1]
     had = lost["busy_s"].to_numpy(np.float64)
     ends = (spent[:, 1] > 0.0) & (had >= needs)
     # If its device is sent to again before it goes offline, the next job is lost in its place; the
     # server comes back to a device as much sooner as jobs are shorter.
-    again_s = LESS_WORK * (done.groupby("device_id")["sent_at"].shift(-1) - done["ended_at"])
+    again_s = part * (done.groupby("device_id")["sent_at"].shift(-1) - done["ended_at"])
     left_s = (had - needs)[ends, np.newaxis] - again_s.fillna(inf).to_numpy(np.float64)
     next_s = np.maximum(left_s, 0.0).mean(axis=1).sum()
     lost_s, still_s = float(had.sum()), float(had[~ends].sum() + next_s)
@@ -368,11 +373,10 @@ def _dropout(account: _Account) -> Iterator[Advice]:
         lost,
         what,
         setting=setting,
-        value=LESS_WORK,
+        value=value,
         saves=saved,
-        proposal=f"{LESS_WORK:.0%} of the {setting} saves {saved:.0%} of the {account.unit}, since "
-        f"{ends.mean():.0%} of these jobs end then; so may LocalWork, and a selector with "
-        "forecasts",
+        proposal=f"{less} saves {saved:.0%} of the {account.unit}, since {ends.mean():.0%} of "
+        "these jobs end then; so may LocalWork, and a selector with forecasts",
     )
 
 

@@ -103,3 +103,29 @@ def test_page_works_out_the_causes_of_its_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "with_causes", lambda jobs: asked.append(1) or with_causes(jobs))
     Run(write_run(tmp_path / "run")).report()
     assert asked == [1]
+
+
+def test_fewer_epochs_are_proposed_as_a_number_of_epochs():
+    jobs = table(
+        status=["reported", "reported", "interrupted"],
+        device_id=["a", "b", "c"],
+        compute_s=[100.0, 100.0, 80.0],
+        sent_at=0.0,
+        reported_at=[100.0, 100.0, np.inf],
+        ended_at=[100.0, 100.0, 80.0],
+        delivered_at=[100.0, 100.0, 80.0],
+    )
+
+    def value(**run_config):
+        (found,) = (
+            each
+            for each in advise(with_causes(jobs), end_s=200.0, run_config=run_config)
+            if each.cause == "went offline"
+        )
+        return found.value
+
+    assert value(**{"local-epochs": 20}) == 10
+    assert value(**{"local-epochs": 5}) == 2
+    # Where there is no such key, or no less of it, no number follows.
+    assert value(**{"local-epochs": 1}) is None
+    assert value() is None

@@ -53,11 +53,12 @@ def apps() -> tuple[ServerApp, ClientApp]:
 def settings(strategy: str, **more: Any) -> dict[str, Any]:
     """Return what a run is told: traces, the work and the bytes of a job, and the run config."""
     told = {"round-timeout": LIVES_LONG, "num-server-rounds": 40, "learning-rate": 0.1}
+    told |= {"local-epochs": 5}
     options = {"traces": "synthetic:100", "model_bytes": 14_000_000, "epochs": 5}
     options |= {"work_per_example": 0.9, "examples": 18}
     options |= {name: more.pop(name) for name in options if name in more}
     told |= {name.replace("_", "-"): value for name, value in more.items()}
-    return {**options, "run_config": {**told, "strategy": strategy, "local-epochs": 5}}
+    return {**options, "run_config": {**told, "strategy": strategy}}
 
 
 @dataclass
@@ -118,10 +119,11 @@ FAULTS = {
     "jobs longer than devices stay": Fault(
         "went offline",
         "local-epochs",
-        settings("FedBuff(40, 5)", epochs=200, num_server_rounds=40, traces="synthetic:300"),
+        settings("FedBuff(40, 5)", epochs=200, local_epochs=200, traces="synthetic:300"),
         lambda value: settings(
             "FedBuff(40, 5)",
-            epochs=int(200 * value),
+            epochs=value,
+            local_epochs=value,
             num_server_rounds=80,
             traces="synthetic:300",
         ),

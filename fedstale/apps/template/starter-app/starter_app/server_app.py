@@ -34,6 +34,6 @@ def main(grid: Grid, context: Context) -> None:
         grid=grid,
         initial_arrays=ArrayRecord(task.Network().state_dict()),
         num_rounds=int(config["num-server-rounds"]),
-        timeout=float(config["timeout"]),
+        timeout=float(config["round-timeout"]),
         evaluate_fn=evaluate,
     )
