@@ -251,7 +251,8 @@ def compare(
 
     Args:
         source: a plan, its TOML file or its table; or finished runs or their folders, which are
-            grouped by the settings in which they differ.
+            grouped by the settings in which they differ; or lists of such by the name of a variant,
+            since no setting tells strategies apart that were objects.
         out: folder of the runs and of comparison.html, .json, .csv and .md; None takes a temporary
             one, which goes with the returned object.
         workers: runs at a time; None takes one for each core, of the cluster if there is one.
@@ -277,11 +278,13 @@ def compare(
     with ExitStack() as stack:
         folder = result_folder(out, stack)
         text = ""
-        if isinstance(source, Sequence) and not isinstance(source, str):
-            found = _of_runs(source, target, reference)
+        variants = _variants(source)
+        if variants is not None:
+            found = _of_runs(variants, target, reference)
             if not overwrite:
                 check_free(folder, (run.folder for one in found.variants for run in one.runs))
         else:
+            assert isinstance(source, str | Path | Mapping | Plan)
             plan = _plan(source, {"target": target, "reference": reference})
             text = tomli_w.dumps(plan.table())
             with progress_line(progress if watch is None else False) as say:
@@ -395,14 +398,26 @@ def _of_plan(
     )
 
 
-def _of_runs(
-    runs: Sequence[Run | str | Path], target: str | None, reference: str | None
-) -> Comparison:
-    """Return how finished runs compare, grouped by the settings in which they differ."""
-    if not runs:
+def _variants(source: object) -> dict[str, list[Run]] | None:
+    """Return finished runs as they are named, or by the settings that differ; None of a plan."""
+    if isinstance(source, Mapping) and source and all(isinstance(x, list) for x in source.values()):
+        variants = {name: [finished(run) for run in runs] for name, runs in source.items()}
+        for name, runs in variants.items():
+            if len({run.seed for run in runs}) != len(runs) or not runs:
+                raise ConfigError(f"runs of {name!r}: expected one or more, each with another seed")
+        return variants
+    if not isinstance(source, Sequence) or isinstance(source, str):
+        return None
+    if not source:
         raise ConfigError("runs = []: expected at least one finished run")
+    return grouped([finished(run) for run in source])
+
+
+def _of_runs(
+    variants: Mapping[str, list[Run]], target: str | None, reference: str | None
+) -> Comparison:
+    """Return how variants of finished runs compare."""
     check_target(target)
-    variants = grouped([finished(run) for run in runs])
     names = list(variants)
     if reference is not None and reference not in names:
         raise ConfigError(f"reference = {reference!r}: expected one of {names}")

@@ -197,6 +197,13 @@ def test_finished_runs_are_compared_from_python(tmp_path):
         fedstale.compare(folders, reference="x")
     with pytest.raises(ConfigError, match="expected at least one finished run"):
         fedstale.compare([])
+    # Names that are given say more than settings, and strategies that were objects have none.
+    named = fedstale.compare({"mine": folders[2:], "theirs": folders[:2]}, reference="theirs")
+    table = named.table.set_index(["variant", "measure"])
+    assert table.loc[("mine", "server accuracy"), "difference"] == pytest.approx(0.1)
+    for runs in ([folders[0], folders[0]], []):
+        with pytest.raises(ConfigError, match="runs of 'mine': expected one or more, each with"):
+            fedstale.compare({"mine": runs, "theirs": folders[:2]})
 
 
 @pytest.fixture
