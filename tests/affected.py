@@ -29,14 +29,34 @@ TOUCHED = {
     "agents/": system("commands"),
     "benchmarks/": (PAGES,),
     "docs/": (PAGES, *system("project")),
-    "docs/deploy.md": system("deployment/test_deploy_page.py"),
+    # What a journey reads; it runs on no other change of a page.
+    **dict.fromkeys(
+        [
+            *("docs/first-app.md", "docs/first-comparison.md"),
+            *("docs/flower-apps.md", "docs/strategies.md"),
+        ],
+        (PAGES, *system("project", "journeys/test_student.py")),
+    ),
+    "docs/deploy.md": (PAGES, *system("project", "journeys/test_operator.py")),
+    **dict.fromkeys(
+        ["docs/compare.md", "docs/extend.md", "docs/own-policy.md", "docs/train-agent.md"],
+        (PAGES, *system("project", "journeys/test_researcher.py")),
+    ),
+    **dict.fromkeys(
+        ["docs/forecasting.md", "docs/traces.md"],
+        (PAGES, *system("project", "journeys/test_owner_of_a_log.py")),
+    ),
     "examples/": system("project/test_examples.py"),
     "fedstale/apps/": system("apps", "project/test_examples.py", "deployment/test_flwr_run.py"),
-    "fedstale/cli/": system("cli", "commands", "project/test_doc_commands.py"),
+    "fedstale/apps/template/": system(
+        *("journeys/test_student.py", "journeys/test_operator.py", "project/test_doc_commands.py")
+    ),
+    "fedstale/cli/": system("cli", "commands", "project/test_doc_commands.py", "journeys"),
     "fedstale/client/": system("client", "deployment"),
     "fedstale/cluster/": system("cluster"),
     "fedstale/comparison/": system("comparison"),
     "fedstale/deployment/": system("deployment"),
+    "fedstale/deployment/hosts/": system("deployment", "journeys/test_operator.py"),
     "fedstale/flower/": system("client", "deployment", "simulation", "strategies"),
     "fedstale/live/": system("live"),
     "fedstale/reports/": system("reports"),
@@ -50,7 +70,10 @@ TOUCHED = {
     "strategies/server/": system("strategies", "simulation", "deployment"),
     "strategies/stages/": system("strategies", "simulation", "deployment"),
     "traces/": (PAGES, *system("traces")),
-    "README.md": (PAGES, *system("project")),
+    "README.md": (
+        PAGES,
+        *system("project", "journeys/test_student.py", "journeys/test_operator.py"),
+    ),
     "mkdocs.yml": (PAGES,),
     # The everyday tests read these themselves, or nothing does.
     **dict.fromkeys(

@@ -442,7 +442,8 @@ class TraceSet:
         missing = [name for name in needed if name not in self.known]
         return TraceError(
             f"these traces know {', '.join(self.known) or 'nothing'} but not "
-            f"{', '.join(missing)}: compose them with a source that does"
+            f"{', '.join(missing)}: compose them with a source that does, or "
+            "with what you state (fedstale traces compose --speed --link-capacity)"
         )
 
     @overload

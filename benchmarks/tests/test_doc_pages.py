@@ -1,7 +1,6 @@
 """The pages follow the map, are short, up to date with the code, and their anchors are there."""
 
 import re
-import shlex
 import struct
 import subprocess
 import sys
@@ -149,47 +148,6 @@ def test_tests_that_a_page_names_are_there(page):
     text = page.read_text(encoding="utf-8")
     for test in re.findall(r"(?:benchmarks/)?tests/[\w/]*test_\w+\.py", text):
         assert (ROOT / test).is_file(), test
-
-
-BLOCK = re.compile(r"^```(text|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def cells(line):
-    """Return what stands in a line, without the borders of a table."""
-    return [cell.strip() for cell in line.strip("│ ").split("│")]
-
-
-def put(plan, block):
-    """Write a plan, or change a line of it."""
-    before = plan.read_text(encoding="utf-8") if plan.exists() else ""
-    key = block.partition(" = ")[0]
-    text, n = re.subn(rf"^{key} = .*\n", block, before, flags=re.MULTILINE)
-    plan.write_text(text if n else block, encoding="utf-8")
-
-
-@pytest.mark.parametrize(("page", "n"), [("first-app.md", 4), ("first-comparison.md", 2)])
-def test_a_tutorial_prints_what_its_page_shows(page, n, tmp_path, monkeypatch):
-    """Each block of output is part of what the command before it prints."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    printed, compared = "", 0
-    for kind, block in BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
-        if kind == "toml":
-            put(tmp_path / "waiting.toml", block)
-        elif block.startswith("fedstale "):
-            run = subprocess.run(
-                [sys.executable, "-m", *shlex.split(block)],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert run.returncode == 0, f"{block}\n{run.stderr}"
-            printed = run.stdout
-        else:
-            for line in block.splitlines():
-                assert cells(line) in [cells(shown) for shown in printed.splitlines()], printed
-            compared += 1
-    assert compared == n
 
 
 def size_of(picture):

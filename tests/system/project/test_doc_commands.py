@@ -35,6 +35,8 @@ ELSEWHERE = {
     "agent train": "tests/fedstale/test_agent_commands.py",
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
     "agent fit-learning": "tests/fedstale/test_learning_commands.py",
+    "own.toml": "tests/system/journeys/test_researcher.py",
+    "picks.toml": "tests/system/journeys/test_researcher.py",
     "--verify": "tests/fedstale/cli/test_verify_command.py",
     "tune": "tests/system/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
@@ -49,7 +51,7 @@ ELSEWHERE = {
 """Commands and options that another test runs."""
 
 IN_ORDER = {"first-app.md", "first-comparison.md"}
-"""Pages whose commands run one after the other, in `test_doc_pages.py`."""
+"""Pages whose commands run one after the other, in `tests/system/journeys/test_student.py`."""
 
 LONG = {"waiting.toml"}
 ALIASES = {
@@ -131,6 +133,12 @@ def prepare(name, words):
     """Make what one command reads and others do not."""
     if name in {"compose", "fit"} and not RECORDINGS.is_dir():
         pytest.skip(f"{RECORDINGS} is not there")
+    if "fleet.parquet" in words and name.partition(" ")[0] in {"simulate", "forecaster"}:
+        shutil.copy("phones.parquet", "fleet.parquet")
+        save(Path("agents/mine"))
+    if "own.parquet" in words and name in {"compose", "describe"}:
+        log = ("log.csv", "device=who", "start=from", "end=to", "--time-zone", "UTC")
+        called("traces", "convert", *log, "--out", "own.parquet")
     if name == "merge":
         for device in ("phone", "tablet"):
             out = ("--out", f"{device}.parquet", "--device", device)
@@ -139,11 +147,8 @@ def prepare(name, words):
         given = ("--traces", words[words.index("--traces") + 1])
         out = ("--out", words[2])
         called("forecaster", "train", *given, *out, *SHORT["forecaster train"])
-    if name in {"record", "compose"}:
+    if name in {"record", "compose"} and "own.parquet" not in words:
         Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
-    if "fleet.parquet" in words and name == "simulate":
-        shutil.copy("phones.parquet", "fleet.parquet")
-        save(Path("agents/mine"))
     if name == "compare" and "runs/a" in words:
         for i, run in enumerate(words[1:5]):
             strategy = ("FedBuff", "GapAware")[i // 2]

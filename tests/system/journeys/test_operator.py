@@ -1,16 +1,18 @@
-"""What docs/deploy.md shows is pasted, as it stands, on a machine that has none of it.
+"""An operator by hand: an app is simulated and deployed, and its run killed and resumed.
 
-The machine is this one with private mounts, processes and network (tests/fixtures/machine): what
-the commands write ends with it. What stands for something else there:
+What the page shows is pasted, as it stands, on a machine that has none of it. The machine is this
+one with private mounts, processes and network (tests/fixtures/machine): what the commands write
+ends with it. What stands for something else there:
 
 - `scp` and `ssh`: every other machine is this one;
 - a line in /etc/hosts: the name service;
 - `systemctl`: starts what the units' files say, without their sandbox;
 - the block that installs packages is not run: /opt/fedstale leads to the tests' environment.
 
-Left out are the blocks of `fedstale up`, which test_local_deployment.py runs, and of containers.
+Left out are the blocks of installation and of containers.
 """
 
+import json
 import os
 import re
 import shutil
@@ -28,14 +30,34 @@ from fedstale.reports.run import Run
 
 pytestmark = [
     pytest.mark.deployment,
+    pytest.mark.timeout(1000),
     pytest.mark.skipif(not has_nginx(), reason="nginx is not installed: apt-get install nginx"),
 ]
 
+MOST_STEPS = 34
 MACHINE = ROOT / "tests" / "fixtures" / "machine" / "machine.sh"
-BLOCK = re.compile(r"^```(?:sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LEFT_OUT = {"Try it on one machine", "Install", "Containers"}
+PAGE = "docs/deploy.md"
+TRIED, BEFORE_RUN = (
+    ["Try it on one machine"],
+    [
+        "Make what each machine needs",
+        "Start the server",
+        "Become an operator",
+        "Let devices in",
+    ],
+)
+RUN = "Run an app"
+AFTER_RUN = ["Take the model out", "Ask as a stranger", "A run that is started again"]
+LEFT_OUT = {"", "Install", "Units", "Containers", "What was tried", "From here"}
 
-BEFORE = "fedstale new my_app\n"
+KILLED = """
+({run}) &
+set +x
+until ls /var/lib/flower-app/first/*.checkpoint 2>/dev/null; do sleep 0.05; done
+set -x
+kill -9 $(pgrep -f bin/flwr-serverapp)
+kill $!
+"""
 AFTER = """
 until ls /var/lib/flower-app/run-1/*.checkpoint; do sleep 2; done
 # While that run goes on.
@@ -51,23 +73,13 @@ cmp device-0.pub again.pub
 sh my-server/operators/alice/install.sh
 state >OUT/twice
 cp ./*.safetensors ~/.flwr/config.toml OUT
-cp -R /var/lib/flower-app/first-run OUT
+cp -R first-run OUT
 stat -c '%a %U %n' /etc/flower /etc/flower/* /etc/flower/private/* /var/lib/flower* >OUT/modes
 ps -eww -o user:20,args >OUT/processes
 # Where flower-app finds no flwr-serverapp.
 env PATH=/usr/bin:/bin timeout 60 /opt/fedstale/bin/fedstale deploy superexec --user flower-app \\
     --insecure --runtime-api-address localhost:1 2>OUT/superexec || true
 """
-
-
-def pasted():
-    """Return the commands of the page, in its order."""
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    parts = [part.split("\n", 1) for part in page.split("\n## ")[1:]]
-    assert {title for title, _ in parts} >= LEFT_OUT
-    return "".join(
-        block for title, text in parts if title not in LEFT_OUT for block in BLOCK.findall(text)
-    )
 
 
 def require_a_machine():
@@ -82,27 +94,54 @@ def require_a_machine():
                 pytest.skip(f"other users cannot enter {folder}, where this Python is")
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """Paste the page, and return the folder with what came of it."""
+def script(journey):
+    """Return all that the operator types, in the order of the pages."""
+
+    def shown(*titles):
+        blocks = [block for block in journey.read(PAGE, *titles) if block.kind in {"sh", "text"}]
+        journey.steps += sum(len(block.commands) for block in blocks)
+        return "".join(block.text for block in blocks)
+
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    titles = {"", *re.findall(r"^## (.+)$", text, re.MULTILINE)}
+    assert titles == {*TRIED, *BEFORE_RUN, RUN, *AFTER_RUN, *LEFT_OUT}
+    simulated = [b for b in journey.read("README.md", "Your own Flower app") if b.kind == "sh"]
+    journey.steps += sum(len(block.commands) for block in simulated)
+    run = shown(RUN)
+    (resume,) = re.findall(r"with `(resume='[^`]+')` added", text)
+    resumed = run.rstrip().removesuffix('"') + f' {resume}"\n'
+    journey.steps += 1
+    return "".join(
+        [
+            *(block.text for block in simulated),
+            shown(*TRIED, *BEFORE_RUN),
+            KILLED.format(run=run),
+            resumed,
+            shown(*AFTER_RUN),
+        ]
+    )
+
+
+@pytest.fixture
+def machine(journey, tmp_path):
+    """Type all of it, and return the folder with what came of it."""
     require_a_machine()
-    out = tmp_path_factory.mktemp("machine")
-    script = out / "script"
-    script.write_text(BEFORE + pasted() + AFTER.replace("OUT", str(out)), encoding="utf-8")
-    with (out / "log").open("w") as log:
-        command = ["sh", str(MACHINE), str(script), sys.prefix]
+    typed = tmp_path / "script"
+    typed.write_text(script(journey) + AFTER.replace("OUT", str(tmp_path)), encoding="utf-8")
+    with (tmp_path / "log").open("w") as log:
+        command = ["sh", str(MACHINE), str(typed), sys.prefix]
         done = subprocess.run(command, stdout=log, stderr=log, timeout=900, check=False)
-    assert done.returncode == 0, (out / "log").read_text()[-5000:]
-    return out
+    assert done.returncode == 0, (tmp_path / "log").read_text()[-5000:]
+    return tmp_path
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_the_commands_of_the_page_end_with_a_run_of_two_nodes(machine):
+def test_an_operator_gets_from_a_simulation_to_a_model_of_real_devices(journey, machine):
     run = Run(machine / "first-run")
     assert (run.summary["status"], run.summary["rounds"]) == ("finished", 3)
     assert set(run.jobs[run.jobs.aggregated_version > 0].device_id) == {*run.jobs.device_id}
     assert run.summary["devices"] == 2
+    record = (machine / "first-run" / "record.jsonl").read_text(encoding="utf-8").splitlines()
+    assert "resumed" in {json.loads(line)["kind"] for line in record}, "it was killed"
     # The same model from the run folder and from the last checkpoint.
     after, during = (load_file(machine / f"{name}.safetensors") for name in ("model", "now"))
     assert after.keys() == during.keys()
@@ -111,20 +150,21 @@ def test_the_commands_of_the_page_end_with_a_run_of_two_nodes(machine):
     said = (machine / "log").read_text()
     assert said.count("note: ") >= 9, "it was asked as a stranger"
     assert "fault: " not in said
+    check_scripts_once_more(machine)
+    check_users_and_secrets(machine)
+    journey.end(MOST_STEPS)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_the_scripts_once_more_change_nothing(machine):
+def check_scripts_once_more(machine):
+    """They change nothing."""
     before, after = ((machine / name).read_text() for name in ("once", "twice"))
     assert len(before.splitlines()) >= 12
     assert before == after
     assert (machine / "config.toml").read_text().count("[superlink.mine]") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1000)
-def test_each_part_is_a_user_s_own_and_secrets_are_root_s(machine):
+def check_users_and_secrets(machine):
+    """Each part is a user's own, and secrets are root's."""
     modes = [line.split() for line in (machine / "modes").read_text().splitlines()]
     found = {path: (mode, user) for mode, user, path in modes}
     assert found["/etc/flower/ca.crt"] == ("644", "root")
