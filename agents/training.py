@@ -11,7 +11,8 @@ How an agent changes its weights is in `fedstale.agents.policy_gradient`.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,20 @@ Watch = Callable[[TrainingProgress], None]
 """Called after every update."""
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, as in processes: on several it is slower and rounds else."""
+    import torch  # noqa: PLC0415 - whoever only picks has none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def train(
     scenarios: Scenario | Sequence[Scenario],
     validation: Scenario | Sequence[Scenario],

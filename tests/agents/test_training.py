@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from shared_fleets import synthetic
 
 from fedstale.agents import AgentSelector
@@ -143,6 +144,24 @@ def test_settings_out_of_range_are_rejected(name, value):
 def test_an_agent_from_scratch_never_uses_the_heuristics_score(tmp_path):
     agent = train(scenario(), scenario(1), settings(residual=False, updates=2), tmp_path)
     assert agent.weights["beta"][0] == 0.0
+
+
+def test_torch_computes_on_one_thread_while_an_agent_learns_and_on_as_many_as_before_then(tmp_path):
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(2)
+        how = settings(updates=1)
+        train(
+            scenario(),
+            scenario(1),
+            how,
+            tmp_path,
+            watch=lambda _: seen.append(torch.get_num_threads()),
+        )
+        seen.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 def without_ties():
