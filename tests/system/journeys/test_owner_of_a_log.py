@@ -8,7 +8,7 @@ import pytest
 from fedstale.reports.run import Run
 from fedstale.traces import TraceSet
 
-MOST_STEPS = 14
+MOST_STEPS = 12
 DEVICES = [f"tablet-{i:02d}" for i in range(12)]
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-MOST_STEPS = 20
+MOST_STEPS = 17
 
 
 def compared(journey, plan):

@@ -6,7 +6,7 @@ import pytest
 from places import ROOT
 from stock_app import STOCK, TORCH, write_stock_app
 
-MOST_STEPS = 22
+MOST_STEPS = 21
 
 
 @pytest.mark.timeout(600)
