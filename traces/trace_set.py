@@ -443,7 +443,7 @@ class TraceSet:
         return TraceError(
             f"these traces know {', '.join(self.known) or 'nothing'} but not "
             f"{', '.join(missing)}: compose them with a source that does, or "
-            "with what you state (fedstale traces compose --speed --link-capacity)"
+            "with what you state (fedstale traces compose --compute --network)"
         )
 
     @overload
