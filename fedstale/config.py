@@ -411,9 +411,10 @@ class Costs:
                 f"{sorted(run_config)}"
             )
         epochs = run_config[self.epochs]
-        if isinstance(epochs, bool) or not isinstance(epochs, int | float) or epochs < 0:
+        is_number = isinstance(epochs, int | float) and not isinstance(epochs, bool)
+        if not is_number or epochs < 0 or epochs % 1:
             raise ConfigError(
-                f"run-config {self.epochs} = {epochs!r}: expected a number of epochs >= 0"
+                f"run-config {self.epochs} = {epochs!r}: expected a whole number of epochs >= 0"
             )
         return replace(self, epochs=int(epochs))
 

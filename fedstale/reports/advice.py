@@ -86,8 +86,12 @@ class Advice:
 
     def __str__(self) -> str:
         hours = f" took {self.device_hours:.3g} device-hours ({self.share:.0%} of all)"
-        n = f"{self.n_jobs:,} " if self.n_jobs else ""
-        return f"{n}{self.what}{hours if self.device_hours else ''}: {self.proposal}."
+        n, what = f"{self.n_jobs:,} " if self.n_jobs else "", self.what
+        if self.n_jobs == 1:
+            for many, one in (("replies", "reply"), ("jobs", "job"), ("messages", "message")):
+                what = re.sub(f"^{many}", one, what)
+            what = what.replace(" were ", " was ")
+        return f"{n}{what}{hours if self.device_hours else ''}: {self.proposal}."
 
 
 @dataclass(slots=True)
@@ -406,10 +410,10 @@ def _client_errors(account: _Account) -> Iterator[Advice]:
     lost = account.of(FAILED_CLIENT)
     if lost.empty:
         return
-    reason = lost["reason"].value_counts().index[0]
+    reason, n = lost["reason"].value_counts().index[0], lost["device_id"].nunique()
     yield account.advice(
         lost,
-        f"jobs of {lost['device_id'].nunique():,} devices that failed in the ClientApp",
+        f"jobs of {n:,} device{'s' if n > 1 else ''} that failed in the ClientApp",
         setting="the ClientApp",
         saves=float(lost["busy_s"].sum()) / account.total_s,
         proposal=f"mend {reason}",
@@ -477,14 +481,22 @@ def _idle(account: _Account) -> Iterator[Advice]:
     share = idle_s / account.end_s if account.end_s else 0.0
     if share < MUCH:
         return
+    setting, proposal = (
+        ("the devices", "none was online and free; more of them fill that time")
+        if account.keeps_stragglers
+        else (
+            "min_available_nodes",
+            "too few nodes were online to begin a round, which min_available_nodes and "
+            "min_train_nodes govern",
+        )
+    )
     yield Advice(
         cause=IDLE,
         what=f"in {share:.0%} of the virtual time ({idle_s / _HOUR_S:.3g} h) no job was in flight",
-        setting="min_available_nodes",
+        setting=setting,
         share=share,
         saves=share,
-        proposal="too few nodes were online to begin a round, which min_available_nodes and "
-        "min_train_nodes govern",
+        proposal=proposal,
     )
 
 

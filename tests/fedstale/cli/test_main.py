@@ -73,6 +73,7 @@ def test_json_is_one_object_that_names_the_folder(tmp_path, monkeypatch):
         (["simulate", "digits", "--set", "costs.epochs=true"], "epochs"),
         (["simulate", "digits", "--set", "costs.exampels=3"], "unknown key 'exampels'"),
         (["simulate", "digits", "--set", "examples"], "set = 'examples'"),
+        (["simulate", "digits", "-c", "local-epochs=0.5"], "expected a whole number of epochs"),
         (["simulate", "digits", "--set", "partition=3"], "expected 'partitions'"),
         (["simulate", "digits", "--set", "partitions='a'"], "partitions = 'a'"),
         (["simulate", "missing.toml"], "missing.toml"),

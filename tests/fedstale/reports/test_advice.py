@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from made_run import write_run
 
 from fedstale.reports import advice
@@ -129,3 +130,20 @@ def test_fewer_epochs_are_proposed_as_a_number_of_epochs():
     # Where there is no such key, or no less of it, no number follows.
     assert value(**{"local-epochs": 1}) is None
     assert value() is None
+
+
+def test_one_of_a_kind_is_said_of_one():
+    jobs = of_rounds([10.0, 20.0, 300.0], next_at_s=60.0, status="late")
+    (first, *_) = advise(with_causes(jobs), end_s=100.0)
+    assert first.n_jobs == 1
+    assert str(first).startswith("1 reply that came after the timeout")
+
+
+@pytest.mark.parametrize(
+    ("staleness", "setting"), [(0.0, "min_available_nodes"), (1.0, "the devices")]
+)
+def test_a_server_that_waits_for_no_round_is_told_of_no_setting_of_rounds(staleness, setting):
+    at = {"reported_at": 100.0, "ended_at": 100.0, "delivered_at": 100.0}
+    jobs = table(status=["reported"] * 3, sent_at=0.0, staleness=staleness, **at)
+    (found,) = (a for a in advise(with_causes(jobs), end_s=1000.0) if a.cause == IDLE)
+    assert found.setting == setting

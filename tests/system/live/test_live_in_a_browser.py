@@ -59,7 +59,7 @@ def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
         assert browser.ask("return document.getElementById('state').textContent").startswith("stop")
         assert browser.ask("return document.querySelectorAll('#failures tr').length") == 20
         advice = browser.ask("return document.getElementById('advice').textContent")
-        assert advice.startswith("What cost most so far: 1 replies that came after the timeout")
+        assert advice.startswith("What cost most so far: 1 reply that came after the timeout")
         browser.read_on()
         drawn = "return document.querySelectorAll('.plot canvas').length"
         assert browser.ask(drawn) >= 5
