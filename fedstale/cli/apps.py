@@ -126,8 +126,7 @@ def up(
     traces: Annotated[
         str | None,
         typer.Option(
-            help="Let the nodes act devices of these traces: a file, synthetic:N[@FLEET], "
-            "or ideal:N."
+            help="Let the nodes act devices of these traces: a file, synthetic:N@FLEET, or ideal:N."
         ),
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,

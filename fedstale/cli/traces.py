@@ -1,4 +1,4 @@
-"""`fedstale traces`: look at recordings, convert, compose, generate, fit and download them."""
+"""`fedstale traces`: look at recordings, convert, compose, fit and download them."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ _WIDTH = 40
 
 app = typer.Typer(
     name="traces",
-    help="Look at device traces, convert, compose, generate, fit and download them.",
+    help="Look at device traces, convert, compose, fit and download them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -86,7 +86,11 @@ def describe(
 @one_sentence()
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Published recording, or a CSV or Parquet log.")
+        str,
+        typer.Argument(
+            metavar="IN",
+            help="Published recording, a CSV or Parquet log, or synthetic:N@FLEET to generate.",
+        ),
     ],
     more: Annotated[
         list[str] | None,
@@ -144,13 +148,14 @@ def convert(
         str | None, typer.Option(help="What stands between two cells of a log.")
     ] = None,
     decimal: Annotated[str | None, typer.Option(help="Decimal mark of a log.")] = None,
+    seed: _Seed = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how IN is understood, and write nothing.")
     ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a recording or a log as a native file, and say how it was read and repaired."""
+    """Write a recording, a log or generated devices as a native file; say what was repaired."""
     places = [text for text in more or [] if "=" not in text]
     if places and (out is not None or len(places) > 1):
         raise ConfigError(f"out = {places[-1]!r}: expected one file to write")
@@ -177,13 +182,18 @@ def convert(
     }
     given = {name: value for name, value in stated.items() if value not in (None, (), {})}
     is_log = bool(given) or separator is not None
-    published = kind if kind in SOURCES else None
-    if is_log and published is not None:
-        raise ConfigError(f"kind = {kind!r}: expected none with options of a log of your own")
-    if is_log or (published is None and is_foreign(source)):
-        traces, told = _read_log(source, separator, given)
+    published, is_generated = kind if kind in SOURCES else None, TraceSet.is_synthetic(source)
+    if is_log and (published is not None or is_generated):
+        name, value = ("source", source) if is_generated else ("kind", kind)
+        raise ConfigError(f"{name} = {value!r}: expected none with options of a log of your own")
+    path = Path(source)
+    told: Mapping[str, str] = {}
+    if is_generated:
+        traces = TraceSet.load(source, seed=seed)
+    elif is_log or (published is None and is_foreign(path)):
+        traces, told = _read_log(path, separator, given)
     else:
-        traces, told = TraceSet.read(source, published), {}
+        traces = TraceSet.read(path, published)
     if told:
         note("\n".join([f"{source}:", *(f"  {what}: {how}" for what, how in told.items())]))
     write(traces, out, as_json=as_json, told=told)
@@ -278,34 +288,6 @@ def compose(
         keep_together=keep_together,
     )
     write(devices, out, as_json=as_json)
-
-
-@app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
-@one_sentence()
-def synthesise(
-    n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
-    out: Out,
-    days: Annotated[int, typer.Option(min=1, help="Length of the record.")] = 7,
-    time_zones: Annotated[
-        Literal["same", "spread"], typer.Option(help="One midnight for all, or 24 time zones.")
-    ] = "same",
-    parameters: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="Population to draw from: phones, desktops, sites, or a file by fit.",
-        ),
-    ] = "phones",
-    seed: _Seed = 0,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
-    """Generate devices and write them as a native file."""
-    check_free(out, overwrite=overwrite)
-    from fedstale.traces import TraceSet
-
-    made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=parameters)
-    write(made, out, as_json=as_json)
 
 
 @app.command(

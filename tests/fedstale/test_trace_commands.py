@@ -200,10 +200,10 @@ def test_what_was_neither_recorded_nor_stated_is_named(kinds, words, expected):
     assert not out.exists()
 
 
-def test_synthesised_devices_are_those_of_the_library(tmp_path):
+def test_generated_devices_are_those_of_the_library(tmp_path):
     out = tmp_path / "d.parquet"
-    assert run("synthesise", "--n", 6, "--days", 2, "--seed", 3, "--out", out).exit_code == 0
-    wanted = TraceSet.synthetic(6, days=2, seed=3)
+    assert run("convert", "synthetic:6@desktops", "--seed", 3, "--out", out).exit_code == 0
+    wanted = TraceSet.synthetic(6, seed=3, population="desktops")
     back = TraceSet.read(out)
     np.testing.assert_array_equal(back.availability.starts, wanted.availability.starts)
     np.testing.assert_array_equal(back.compute.scales, wanted.compute.scales)
@@ -214,8 +214,7 @@ def test_a_fitted_population_can_be_generated_from(sources):
     result = run("fit", *parts_of(sources), "--out", out)
     assert result.exit_code == 0, result.output
     made = sources / "d.parquet"
-    words = ("synthesise", "--n", 4, "--days", 7, "--parameters", out, "--out", made)
-    assert run(*words).exit_code == 0
+    TraceSet.synthetic(4, seed=0, population=out).write(made)
     assert TraceSet.read(made).n_devices == 4
     text = out.read_text()
     assert 'name = "phones.json"' in text
@@ -229,8 +228,9 @@ def test_a_fitted_population_can_be_generated_from(sources):
         (("describe", "synthetic:0"), "expected synthetic:N"),
         (("describe", "synthetic:many"), "expected synthetic:N"),
         (("convert", "nowhere.json", "out.parquet"), "no such file or folder"),
-        (("synthesise", "--n", "2", "--out", "no/folder/d.parquet"), "does not exist"),
-        (("synthesise", "--n", "2", "--parameters", "x.toml", "--out", "d.parquet"), "x.toml"),
+        (("convert", "synthetic:2", "--out", "no/folder/d.parquet"), "does not exist"),
+        (("convert", "synthetic:2@cars", "--out", "d.parquet"), "no population 'cars'"),
+        (("convert", "synthetic:2", "--unit", "s", "--out", "d.parquet"), "expected none with"),
         (("fetch", "unheard-of"), "expected one of flash"),
     ],
 )
@@ -250,10 +250,10 @@ def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(
 def test_a_file_is_not_replaced_unless_asked(tmp_path):
     out = tmp_path / "d.parquet"
     out.write_text("precious")
-    result = run("synthesise", "--n", 2, "--days", 1, "--out", out)
+    result = run("convert", "synthetic:2", "--out", out)
     assert (result.exit_code, out.read_text()) == (2, "precious")
     assert "--overwrite" in result.stderr
-    assert run("synthesise", "--n", 2, "--days", 1, "--out", out, "--overwrite").exit_code == 0
+    assert run("convert", "synthetic:2", "--out", out, "--overwrite").exit_code == 0
     assert TraceSet.read(out).n_devices == 2
 
 

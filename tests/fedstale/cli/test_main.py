@@ -151,7 +151,7 @@ def test_what_was_made_is_one_json_object(tmp_path):
     train = ("forecaster", "train", "--traces", devices, "--kind", "last-value", "--examples", 100)
     made = [
         (("new", tmp_path / "app"), {"out": str(tmp_path / "app")}),
-        (("traces", "synthesise", "--n", 3, "--days", 1, "--out", out), {"devices": 3}),
+        (("traces", "convert", "synthetic:3", "--out", out), {"devices": 3}),
         ((*train, "--out", tmp_path / "forecaster"), {"kind": "last-value"}),
     ]
     for words, expected in made:

@@ -198,7 +198,7 @@ def test_with_a_folder_the_page_of_a_deployed_run_says_what_cost_most(tmp_path):
     with identity(), recorded(grid, tmp_path / "run", context, app="adder") as own:
         observed(own, board)
         StaleFedAvg().start(own, record(w=np.zeros(2, np.float32)), num_rounds=2)
-    assert "1 devices that failed in the ClientApp" in board.snapshot()["advice"]
+    assert "1 device that failed in the ClientApp" in board.snapshot()["advice"]
 
 
 def message_to(node, arrays):

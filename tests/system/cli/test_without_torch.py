@@ -98,7 +98,7 @@ def test_neither_package_can_be_imported(run):
         "compare plan.toml --out compared",
         "simulate app --traces synthetic:20 --dry-run",
         "simulate app --traces synthetic:20 -c strategy='FedAvg' --live 0 --quiet --out runs/live",
-        "traces synthesise --n 20 --out made.parquet",
+        "traces convert synthetic:20 --out made.parquet",
         "traces describe synthetic:20",
         "forecaster train --traces synthetic:60 --kind ewma --examples 500 --out forecaster",
         "forecaster backtest ewma --traces synthetic:60 --examples 500 --out tables",
