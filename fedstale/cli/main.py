@@ -16,10 +16,11 @@ from fedstale import __version__
 from fedstale.cli import (
     agent,
     apps,
+    compare,
     deploy,
     forecaster,
     run_list,
-    runs,
+    simulate,
     traces,
     tune,
 )
@@ -50,12 +51,12 @@ app.command(
     rich_help_panel=_RUN,
     epilog="Examples: fedstale simulate digits  |  "
     "fedstale simulate my_app --traces phones.parquet --until 2d --out runs/phones",
-)(runs.simulate)
+)(simulate.simulate)
 app.command(
     rich_help_panel=_RUN, epilog="Example: fedstale new my_app && fedstale simulate my_app"
 )(apps.new)
 app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
-app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits")(runs.report)
+app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits")(compare.report)
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale audit runs/digits --fail-on-alarm",
@@ -64,7 +65,7 @@ app.command(
     rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
-)(runs.compare)
+)(compare.compare)
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.cli.runs import compare
+from fedstale.cli.compare import compare
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from small_app import write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
-from fedstale.cli import runs
+from fedstale.cli import simulate
 from fedstale.config import SimulationConfig
 from fedstale.traces import TraceSet
 
@@ -26,7 +26,7 @@ FLAGS = {
     command: {option.name: option.opts[0] for option in COMMANDS[command].params if option.opts}
     for command in ("simulate", "compare")
 }
-MORE = set(runs._MORE)
+MORE = set(simulate._MORE)
 """Settings that --set says."""
 TEXTS = {"on_interrupt", "after_end", "node_config"}
 SETTINGS = {field.name for field in fields(SimulationConfig)} - {

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.cli.runs import report
+from fedstale.cli.compare import report
 
 
 @pytest.fixture

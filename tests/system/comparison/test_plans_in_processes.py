@@ -39,7 +39,7 @@ def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
 
 COMMAND = """
 import typer
-from fedstale.cli.runs import compare
+from fedstale.cli.compare import compare
 app = typer.Typer()
 app.command()(compare)
 app()
