@@ -85,7 +85,8 @@ def watched(grid: Grid, context: Context, *, app: str) -> Iterator[Grid]:
         stack.enter_context(own)
         if live:
             until = Until(rounds=int(config["num-server-rounds"]))
-            board = Board(app, until=until, settings=tomli_w.dumps(dict(config)))
+            settings = tomli_w.dumps(dict(config))
+            board = Board(app, until=until, settings=settings, run_config=config)
             logger.info("live page: %s", stack.enter_context(serving(board, port=live)))
             observed(own, board)
         exporting = exported(own, metrics, app=app, run_id=context.run_id)

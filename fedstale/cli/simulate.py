@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -184,19 +184,17 @@ def simulate(
         name: o for o in context.command.params if (name := o.name) and _is_given(context, o)
     }
     if resume is not None:
-        _refuse(options, set(options) - _BESIDE_RESUME, f"--resume {resume}", "a run that goes on")
+        _refuse([o.opts[0] for n, o in options.items() if n not in _BESIDE_RESUME], resume)
     if resume is None and not app.endswith(".toml"):
         before = SimulationConfig(app=app, traces=traces)
     else:
         before = SimulationConfig.read(Path(app) if resume is None else resume / "config.toml")
     out = resume or out
     further, costs = _further(more or [])
-    fixed = sorted(further.keys() - _BESIDE_RESUME) + [_COSTS + key for key in costs]
-    if resume is not None and fixed:
-        name = fixed[0].replace("_", "-")
-        raise ConfigError(
-            f"--set {name} beside --resume {resume}: a run that goes on keeps its settings; leave "
-            "it out"
+    if resume is not None:
+        names = [name.replace("_", "-") for name in sorted(further.keys() - _BESIDE_RESUME)]
+        _refuse(
+            [f"--set {name}" for name in (*names, *(_COSTS + key for key in costs))][:1], resume
         )
     given = {
         "traces": traces,
@@ -327,14 +325,14 @@ def _is_given(context: typer.Context, option: click.Parameter) -> bool:
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
-def _refuse(options: Mapping[str, click.Parameter], names: Set[str], beside: str, who: str) -> None:
-    """Refuse options that would change nothing, by the names that they were given by."""
+def _refuse(flags: list[str], resume: Path) -> None:
+    """Refuse what a run that goes on cannot have otherwise, if it is anything."""
     from fedstale.errors import ConfigError
 
-    flags = [option.opts[0] for name, option in options.items() if name in names]
     if flags:
         raise ConfigError(
-            f"{', '.join(flags)} beside {beside}: {who} keeps its settings; leave it out"
+            f"{', '.join(flags)} beside --resume {resume}: a run that goes on keeps its settings; "
+            "leave it out"
         )
 
 
@@ -351,10 +349,9 @@ def _watching(
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
-    of_rounds, settings = None, ""
-    if shown or live is not None:
-        resolved = _resolved(config)
-        of_rounds, settings = _planned_rounds(resolved), tomli_w.dumps(resolved.table())
+    is_watched = shown or live is not None
+    resolved = _resolved(config) if is_watched else config
+    of_rounds = _planned_rounds(resolved) if is_watched else None
     with ExitStack() as stack:
         if shown and not sys.stderr.isatty():
             callbacks.append(ProgressNotes(note, until, of_rounds=of_rounds))
@@ -379,7 +376,8 @@ def _watching(
                 title,
                 until=until,
                 of_rounds=of_rounds,
-                settings=without_folders(settings),
+                settings=without_folders(tomli_w.dumps(resolved.table())),
+                run_config=resolved.run_config,
                 time_name="virtual time",
             )
             url = stack.enter_context(serving(board, *parse_address(live)))

@@ -14,7 +14,6 @@ import secrets
 import socket
 import threading
 import time
-import tomllib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +115,7 @@ class Board(Watcher):
         until: Until = NO_LIMIT,
         of_rounds: int | None = None,
         settings: str = "",
+        run_config: Mapping[str, Any] | None = None,
         time_name: str = "time",
         every_s: float = 0.25,
     ) -> None:
@@ -125,12 +125,14 @@ class Board(Watcher):
             title: what is watched, in a few words.
             until: limit of the run, to show how much of it is done.
             of_rounds: how many rounds the app makes, if that is known.
-            settings: of the run, as text; advice calls a setting by its key in it, if it is TOML.
+            settings: of the run, as text.
+            run_config: of the run; advice calls a setting by its key in it.
             time_name: what its instants are, such as virtual time.
             every_s: seconds of wall time from one look at the clock to the next.
         """
         super().__init__(until, of_rounds=of_rounds, every_s=every_s)
         self.title, self.settings, self.time_name = title, settings, time_name
+        self._run_config = run_config
         self._share: float | None = None
         self._began_at = time.perf_counter()
         self._lock = threading.Lock()
@@ -202,7 +204,7 @@ class Board(Watcher):
             return
         began = time.perf_counter()
         jobs = with_causes(with_costs(run.events().to_pandas()))
-        found = advise(jobs, end_s=run.now(), run_config=_run_config(self.settings))
+        found = advise(jobs, end_s=run.now(), run_config=self._run_config)
         told = [str(each) for each in found if each.cause != RUN_ENDED]
         with self._lock:
             self._advice = told[0] if told else ""
@@ -320,16 +322,6 @@ class Board(Watcher):
             x_title="jobs",
             layout={"yaxis": {"autorange": "reversed"}},
         )
-
-
-def _run_config(settings: str) -> Mapping[str, Any]:
-    """Return the run config in settings, or the settings, which are one; nothing of other text."""
-    try:
-        table = tomllib.loads(settings)
-    except tomllib.TOMLDecodeError:
-        return {}
-    found: Mapping[str, Any] = table.get("run_config", table)
-    return found
 
 
 def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:

@@ -134,7 +134,8 @@ def test_the_board_says_what_cost_most_as_the_report_does_and_changes_nothing(
 
     plain = {"traces": "synthetic:50", "until": "1h"}
     other = fedstale.simulate("digits", out=tmp_path / "other", **plain)
-    board = Seen("digits", settings=(other.folder / "config.toml").read_text())
+    settings = SimulationConfig.read(other.folder / "config.toml")
+    board = Seen("digits", run_config=settings.run_config)
     run = fedstale.simulate("digits", out=tmp_path / "run", callbacks=[board], **plain)
     first = next(each for each in run.advice if each.cause != RUN_ENDED)
     assert board.snapshot()["advice"] == str(first)
