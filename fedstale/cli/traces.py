@@ -399,16 +399,19 @@ def _provenance(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
         A table for TOML. Files are named without their folders, so that it says nothing of the
         machine it was made on.
     """
-    paths = [(part, Path(text)) for part, text in given if Path(text).exists()]
-    words = [(part, Path(text).name if Path(text).exists() else text) for part, text in given]
-    options = [f"--{part} {shlex.quote(text)}" for part, text in words]
+    files = {text: Path(text) for _, text in given if Path(text).exists()}
+    options = [
+        f"--{part} {shlex.quote(files[text].name if text in files else text)}"
+        for part, text in given
+    ]
     return {
         "command": " ".join(["fedstale traces fit", *options]),
         "date": datetime.now(UTC).date().isoformat(),
         "version": __version__,
         "files": [
             {"part": part, "name": name.as_posix(), "sha256": _sha256(file)}
-            for part, path in paths
+            for part, text in given
+            if (path := files.get(text)) is not None
             for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
             if file.is_file()
             for name in (file.relative_to(path.parent),)
