@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstale.apps import classification, client
+from fedstale.apps import characters, classification, client, play
 from fedstale.simulation import Costs, Executor, InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.types import Array
@@ -64,8 +64,6 @@ class TrainingApp(ABC):
     """Versions from one evaluation to the next."""
     settings: ClassVar[Mapping[str, int | float | str]]
     """The run config, without seed and skew."""
-    parts: ClassVar[tuple[str, ...]] = ()
-    """Modules of the app that are used besides `task`."""
     fixed: ClassVar[Mapping[str, float]] = {}
     """What each job has besides."""
 
@@ -76,9 +74,7 @@ class TrainingApp(ABC):
         self.flower = FlowerApp.find(self.name)
         with self.flower.importable():
             self.flower.load_client()
-            self.task, *self.others = (
-                import_module(f"{self.name}_app.{part}") for part in ("task", *self.parts)
-            )
+            self.task = import_module(f"{self.name}_app.task")
         self.mean_loss: Callable[..., Tensor] = classification.mean_loss
         # Its first weights are drawn, which takes as long as a short job: one is enough.
         self._network: nn.Module = self.task.Network()
@@ -280,7 +276,6 @@ class Shakespeare(TrainingApp):
     """The app `shakespeare`, of whose lines each device trains on the first."""
 
     name, model_bytes, has_skew, every = "shakespeare", 3_300_000, False, 4
-    parts = ("play",)
     settings: ClassVar = {
         "local-epochs": 1,
         "batch-size": 8,
@@ -299,16 +294,14 @@ class Shakespeare(TrainingApp):
         if not TEXT.is_file():
             raise FileNotFoundError(f"{TEXT}: expected the play that the app is trained on")
         super().__init__()
-        (self.play,) = self.others
-        self.mean_loss, self.fixed = self.task.mean_loss, {"max_norm": self.task.MAX_NORM}
-        self.held_out: Tensor = self.task.encode(self.play.held_out(str(TEXT)))
+        self.mean_loss, self.fixed = characters.mean_loss, {"max_norm": self.task.MAX_NORM}
+        self.held_out = characters.encode(play.held_out(str(TEXT)), self.task.LENGTH)
         self._lines = lru_cache(maxsize=4096)(self.own_lines)
 
     def own_lines(self, partition: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the lines of a device of n to train on, and those to evaluate on."""
-        dealt = self.play.assign(str(TEXT), n)[partition]
-        lines: tuple[Tensor, Tensor] = self.task.split(self.task.encode(dealt))
-        return lines
+        dealt = play.assign(str(TEXT), n)[partition]
+        return characters.split(characters.encode(dealt, self.task.LENGTH))
 
     def data(self, partition: int, n: int, config: Config) -> client.Examples:
         """Return the first lines."""
@@ -316,11 +309,11 @@ class Shakespeare(TrainingApp):
 
     def right(self, arrays: ArrayRecord, lines: Tensor) -> float:
         """Return the share of the next characters that are guessed."""
-        return float(self.task.evaluate(self.network(arrays), lines)[1])
+        return float(characters.evaluate(self.network(arrays), lines)[1])
 
     def evaluate(self, arrays: ArrayRecord, seed: int) -> tuple[float, Array]:
         """Return the share of the next characters that are guessed; all lines are one group."""
-        loss, right = self.task.evaluate(self.network(arrays), self.held_out[:: self.test_every])
+        loss, right = characters.evaluate(self.network(arrays), self.held_out[:: self.test_every])
         return right, np.array([loss])
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from fedstale.apps import classification
+from fedstale.apps import characters, classification
 from fedstale.flower import identity, own_copy
 from fedstale.simulation import InlineExecutor
 from fedstale.simulation.executors import ClientCall
@@ -112,7 +112,7 @@ def workloads() -> list[Workload]:
             name="recurrent",
             network=shakespeare.Network,
             stackable=shakespeare.UnrolledNetwork,
-            losses=shakespeare.losses,
+            losses=characters.losses,
             data=(codes,),
             examples=8,
             epochs=1,

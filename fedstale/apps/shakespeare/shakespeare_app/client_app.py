@@ -6,9 +6,9 @@ from typing import Any
 from flwr.app import Context, Message
 from torch import Tensor
 
-from fedstale.apps import client
+from fedstale.apps import characters, client, play
 from fedstale.client import CompressionMod, ForecastMod
-from shakespeare_app import play, task
+from shakespeare_app import task
 
 app = ForecastMod(enabled_by="forecasts").client_app(around=[CompressionMod()])
 
@@ -16,7 +16,7 @@ app = ForecastMod(enabled_by="forecasts").client_app(around=[CompressionMod()])
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Return the model after some epochs on this device."""
-    return client.trained(message, task.Network(), task.mean_loss, job(message, context))
+    return client.trained(message, task.Network(), characters.mean_loss, job(message, context))
 
 
 def job(message: Message, context: Context) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def job(message: Message, context: Context) -> dict[str, Any]:
 def evaluate(message: Message, context: Context) -> Message:
     """Return how well the model does on lines that this device does not train on."""
     _, data = _data(context)
-    loss, accuracy = task.evaluate(client.received(message, task.Network()), data)
+    loss, accuracy = characters.evaluate(client.received(message, task.Network()), data)
     return client.evaluated(message, loss, accuracy, len(data))
 
 
@@ -39,4 +39,6 @@ def _data(context: Context) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4096)
 def _examples(text: str, partition: int, n_partitions: int) -> tuple[Tensor, Tensor]:
-    return task.split(task.encode(play.assign(text, n_partitions)[partition]))
+    return characters.split(
+        characters.encode(play.assign(text, n_partitions)[partition], task.LENGTH)
+    )

@@ -5,8 +5,8 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedstale.apps import server
-from shakespeare_app import play, task
+from fedstale.apps import characters, play, server
+from shakespeare_app import task
 
 app = ServerApp()
 
@@ -14,6 +14,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds."""
-    test_set = task.encode(play.held_out(str(context.run_config["text"])))
-    evaluate = partial(task.evaluate, examples=test_set)
+    test_set = characters.encode(play.held_out(str(context.run_config["text"])), task.LENGTH)
+    evaluate = partial(characters.evaluate, examples=test_set)
     server.serve(grid, context, app="shakespeare", network=task.Network, evaluate=evaluate)

@@ -1,21 +1,15 @@
-"""The model, its loss, and how to evaluate it.
-
-An example is a run of characters; the model guesses each one from those before it. The alphabet
-is fixed, so it does not depend on the text.
-"""
+"""The model, and the length of its examples."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear
+
+from fedstale.apps.characters import N_CODES
 
 LENGTH = 80
 """Characters of one example."""
 MAX_NORM = 1.0
 """Of the gradient of one step."""
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-
-_UNKNOWN = len(ALPHABET)
-_CODES = {character: code for code, character in enumerate(ALPHABET)}
 
 
 class Network(nn.Module):
@@ -25,9 +19,9 @@ class Network(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.embed = nn.Embedding(len(ALPHABET) + 1, 16)
+            self.embed = nn.Embedding(N_CODES, 16)
             self.recur = nn.GRU(16, 64, batch_first=True)
-            self.guess = nn.Linear(64, len(ALPHABET) + 1)
+            self.guess = nn.Linear(64, N_CODES)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Return logits of shape (n, length, characters) for codes of shape (n, length)."""
@@ -52,48 +46,3 @@ class UnrolledNetwork(Network):
             state = new + torch.sigmoid(update_x + update_h) * (state - new)
             states.append(state)
         return self.guess(torch.stack(states, 1))  # type: ignore[no-any-return]
-
-
-def encode(text: str) -> Tensor:
-    """Cut a text into examples.
-
-    Returns:
-        Codes, int64 of shape (n, LENGTH + 1), n >= 1: the last code of an example is the first of
-        the next. The rest of the text that fills no example is left out.
-    """
-    codes = torch.tensor([_CODES.get(character, _UNKNOWN) for character in text])
-    if len(codes) <= LENGTH:
-        raise ValueError(f"a text of {len(codes)} characters: expected more than {LENGTH}")
-    return codes.unfold(0, LENGTH + 1, LENGTH)
-
-
-def split(examples: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the examples to train on, and the last tenth (at least one) to evaluate on.
-
-    A device with one example uses it for both.
-    """
-    n_test = max(1, len(examples) // 10)
-    return examples[: max(1, len(examples) - n_test)], examples[-n_test:]
-
-
-def losses(network: nn.Module, examples: Tensor) -> Tensor:
-    """Return the mean loss of each example in nats a character."""
-    logits = network(examples[:, :-1]).transpose(1, 2)
-    return cross_entropy(logits, examples[:, 1:], reduction="none").mean(dim=1)
-
-
-def mean_loss(network: nn.Module, examples: Tensor) -> Tensor:
-    """Return the mean loss in nats a character."""
-    return cross_entropy(network(examples[:, :-1]).flatten(0, 1), examples[:, 1:].flatten())
-
-
-@torch.no_grad()
-def evaluate(network: nn.Module, examples: Tensor) -> tuple[float, float]:
-    """Return the mean loss in nats a character and the share of characters guessed."""
-    loss = right = 0.0
-    for batch in examples.split(256):
-        logits, targets = network(batch[:, :-1]), batch[:, 1:]
-        mean = cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss += mean.item() * len(batch)
-        right += (logits.argmax(dim=2) == targets).double().mean().item() * len(batch)
-    return loss / len(examples), right / len(examples)
