@@ -2,6 +2,7 @@
 
 from fedstale.client.local_work import local_steps, noting
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
+from fedstale.client.moments import keeping_moments
 from fedstale.strategies.stages import JOB_RECORD, QUERY
 from fedstale.strategies.types import FORECAST_RECORD
 
@@ -13,6 +14,7 @@ __all__ = [
     "ForecastMod",
     "ForecastingApp",
     "PackMod",
+    "keeping_moments",
     "local_steps",
     "noting",
 ]
