@@ -36,6 +36,7 @@ from fedstale.strategies.server import (
     read_checkpoint,
 )
 from fedstale.strategies.stages import (
+    Adapters,
     AuditRecord,
     Compression,
     ForecastRequest,
@@ -49,6 +50,7 @@ __all__ = [
     "CA2FL",
     "FADAS",
     "REFL",
+    "Adapters",
     "AdaptiveSync",
     "AsyncFedED",
     "AuditRecord",

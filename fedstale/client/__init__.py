@@ -3,7 +3,7 @@
 from fedstale.client.local_work import local_steps, noting
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.client.moments import keeping_moments
-from fedstale.strategies.stages import JOB_RECORD, QUERY
+from fedstale.strategies.stages import JOB_RECORD, QUERY, at_rank
 from fedstale.strategies.types import FORECAST_RECORD
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ForecastMod",
     "ForecastingApp",
     "PackMod",
+    "at_rank",
     "keeping_moments",
     "local_steps",
     "noting",

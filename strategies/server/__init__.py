@@ -31,7 +31,7 @@ from fedstale.strategies.server.superlink import (
     connected,
     without_stalls,
 )
-from fedstale.strategies.server.validation import UPDATE_KEY, Validation, records_in
+from fedstale.strategies.server.validation import UPDATE_KEY, Validation, read, records_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "means_of",
     "numbers",
     "pack",
+    "read",
     "read_checkpoint",
     "records_in",
     "unpack",

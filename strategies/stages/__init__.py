@@ -1,5 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
+from fedstale.strategies.stages.adapters import Adapters, at_rank
 from fedstale.strategies.stages.audit_record import (
     FORMAT,
     NONE_BEFORE,
@@ -37,6 +38,7 @@ __all__ = [
     "RECORD",
     "STATED",
     "WORK",
+    "Adapters",
     "AuditRecord",
     "Compatibility",
     "Compression",
@@ -49,6 +51,7 @@ __all__ = [
     "StageRun",
     "StepsDone",
     "asked_share",
+    "at_rank",
     "fault_of_releases",
     "is_asked",
     "plain_state",

@@ -137,7 +137,10 @@ def test_a_room_is_entered_by_its_door():
 
 _OF_TRACE_SETS = "a method of TraceSet imports it when it is called: every user's way in"
 UPWARD = {
-    ("fedstale.strategies.stages", "fedstale.strategies.server"): "the type that a check takes",
+    (
+        "fedstale.strategies.stages",
+        "fedstale.strategies.server",
+    ): "the type that a check takes, and the reader of a reply's arrays",
     ("fedstale.traces", "fedstale.traces.io"): _OF_TRACE_SETS,
     ("fedstale.traces", "fedstale.traces.sources"): _OF_TRACE_SETS,
     ("fedstale.traces", "fedstale.traces.synthetic"): _OF_TRACE_SETS,
