@@ -12,6 +12,7 @@ from torch import nn
 from fedstale.apps.strategy import strategy
 from fedstale.config import Until
 from fedstale.deployment import recorded
+from fedstale.strategies import Adapters
 from fedstale.strategies.server import SuperLinkGrid, connected
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,17 @@ def serve(
         ConfigError: a value of the run config is not one of those offered.
     """
     config = context.run_config
-    seed = int(config["seed"])
+    seed, made = int(config["seed"]), strategy(config)
+    initial = ArrayRecord(network(seed).state_dict())
+    stages = getattr(made, "stages", ())
+    adapters = next((stage for stage in stages if isinstance(stage, Adapters)), None)
+    if adapters is not None:
+        initial = adapters.products(initial)
 
     def measured(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model = network(seed)
+        if adapters is not None:
+            arrays = adapters.factors(arrays)
         model.load_state_dict(arrays.to_torch_state_dict())
         loss, accuracy = evaluate(model)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
@@ -50,9 +58,9 @@ def serve(
         recorded(grid, str(config["run-folder"]), context, app=app) as noted,
         watched(noted, context, app=app) as shown,
     ):
-        strategy(config).start(
+        made.start(
             grid=shown,
-            initial_arrays=ArrayRecord(network(seed).state_dict()),
+            initial_arrays=initial,
             num_rounds=int(config["num-server-rounds"]),
             timeout=float(config["round-timeout"]),
             evaluate_fn=measured,

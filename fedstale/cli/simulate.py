@@ -66,7 +66,7 @@ def simulate(
         typer.Argument(
             metavar="[APP]",
             help="Directory of a Flower app, name of a built-in one (digits, fashion, "
-            "shakespeare), or the config.toml of an earlier run.",
+            "letters, shakespeare), or the config.toml of an earlier run.",
             show_default=False,
         ),
     ] = "",

@@ -2,12 +2,14 @@
 
 import io
 import zipfile
+from importlib import import_module
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from places import FOLDERS, NAMES
+from safetensors.torch import save_file
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import built_in_apps
@@ -17,7 +19,7 @@ from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
 
-def accuracies(app, *, n, **run_config):
+def accuracies(app, *, n, metric="accuracy", **run_config):
     """Run an app on n ideal devices; return what its server measured after each round."""
     config = app.run_config({key.replace("_", "-"): value for key, value in run_config.items()})
     seen = []
@@ -25,7 +27,7 @@ def accuracies(app, *, n, **run_config):
     class Accuracy(Callback):
         def metrics(self, run, version, source, values):
             if source == "server":
-                seen.append(values["accuracy"])
+                seen.append(values[metric])
 
     costs = app.costs.resolved(config)
     grid = TraceGrid(TraceSet.ideal(n), app.load_client(), costs=costs, run_config=config)
@@ -47,6 +49,27 @@ def test_shakespeare_learns_from_its_roles(load, small_play):
     seen = accuracies(load("shakespeare"), n=3, text=small_play, num_server_rounds=4)
     assert seen[0] < 0.05
     assert seen[-1] > 0.15
+
+
+def test_letters_learns_whole_and_then_by_adapters_of_mixed_ranks(load, small_play, tmp_path):
+    small = {"text": small_play, "width": 32, "layers": 1, "local_steps": 10}
+    seen = accuracies(load("letters"), n=3, **small, num_server_rounds=6)
+    assert seen[0] < 0.05
+    assert seen[-1] > 0.15
+    network = import_module("letters_app.task").Network(1, width=32, layers=1)
+    save_file(network.state_dict(), tmp_path / "base.safetensors")
+    adapted = accuracies(
+        load("letters"),
+        n=3,
+        metric="loss",
+        **small,
+        num_server_rounds=4,
+        base=str(tmp_path / "base.safetensors"),
+        ranks="2,4,8",
+        strategy="FedBuff(3, 2, stages=[Adapters(8)])",
+    )
+    assert adapted == sorted(adapted, reverse=True)
+    assert adapted[-1] < adapted[0] - 0.1
 
 
 def test_the_template_learns(load):

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
-from places import FOLDERS, NAMES
+from places import BATCHED, FOLDERS
 
 from fedstale.flower import stamp
 from fedstale.simulation import TraceGrid
@@ -41,7 +41,7 @@ def simulated(opened, folder, executor):
     ("folder", "executor"),
     [
         *((folder, "inline") for folder in FOLDERS),
-        *((folder, "batched") for folder in FOLDERS if folder.name in NAMES),
+        *((folder, "batched") for folder in FOLDERS if folder.name in BATCHED),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from flwr.app import Message
-from places import NAMES
+from places import BATCHED
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.executors.choice import executor_for
@@ -41,7 +41,7 @@ def distance(arrays, start):
     return np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(arrays, start, strict=True)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BATCHED)
 def test_a_client_stays_nearer_with_a_larger_mu_and_executors_agree(trained, name):
     free, _, start = trained(name, "inline", 0.0)
     bound, losses, _ = trained(name, "inline", 2.0)

@@ -1,0 +1,1 @@
+"""Next-character prediction by a transformer on a dozen sites, as a Flower app."""
