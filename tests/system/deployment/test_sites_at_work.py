@@ -1,0 +1,133 @@
+"""Three organisations on real SuperNodes: one far away, one killed on the way, each of its rank."""
+
+import re
+import socket
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+
+import pandas as pd
+import pytest
+from places import BUILT_IN, PLAY
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from small_deployment import Running
+
+from fedstale.deployment.commands import Address
+from fedstale.deployment.local import LocalDeployment, free_port
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.verification import verify
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
+
+RANKS, FAR, KILLED, ROUNDS = (2, 4, 8), 2, 1, 40
+DELAY_S, BYTES_PER_S = 0.1, 2_000_000
+CHUNK = 65_536
+
+
+class SlowLink:
+    """Connections to a port, each byte of which comes later and no faster than a link carries."""
+
+    def __init__(self, to):
+        self.port, self.n_bytes, self._to = free_port(), 0, to
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        self._listener.close()
+
+    def _serve(self):
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((self._to.host, self._to.port))
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, source, target):
+        with suppress(OSError), closing(target):
+            while chunk := source.recv(CHUNK):
+                time.sleep(DELAY_S + len(chunk) / BYTES_PER_S)
+                self.n_bytes += len(chunk)
+                target.sendall(chunk)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Return the path of a small model, on which sites train adapters."""
+    app = FlowerApp.find("letters")
+    with app.importable():
+        app.load_client()
+        from letters_app import task
+
+        save_file(task.Network(3, width=32, layers=1).state_dict(), tmp_path / "base.safetensors")
+    return tmp_path / "base.safetensors"
+
+
+def evaluations(lines):
+    """Return the losses that the server has logged, version by version."""
+    found = [re.search(r"version \d+, server: \{'loss': ([\d.]+)", line) for line in lines]
+    return [float(match[1]) for match in found if match]
+
+
+@contextmanager
+def kept_alive(deployment, name):
+    """Start a node again when it has ended, as its unit does."""
+    over = threading.Event()
+
+    def look():
+        while not over.wait(2.0):
+            if not deployment.processes.is_running(name):
+                deployment.start(name)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not PLAY.is_file(), reason=f"needs the text {PLAY.name} in ../shared/data")
+def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_path):
+    folder = tmp_path / "run"
+    config = (
+        f"text='{PLAY}' base='{base}' ranks='{','.join(map(str, RANKS))}' width=32 layers=1"
+        f" local-steps=4 num-server-rounds={ROUNDS} run-folder='{folder}'"
+        f" checkpoints='{tmp_path / 'kept'}'"
+        " strategy='FedBuff(3, 2, stages=[Adapters(8), AuditRecord()])'"
+    )
+    with LocalDeployment(tmp_path / "deployment", nodes=len(RANKS) - 1) as deployment:
+        deployment.n_nodes = len(RANKS)
+        with SlowLink(deployment.at) as link:
+            near, deployment.at = deployment.at, Address("127.0.0.1", link.port)
+            deployment.add_node(FAR)
+            deployment.at = near
+            deployment.wait_online()
+            run = Running(deployment, BUILT_IN / "letters", config)
+            run.until(lambda: len(evaluations(run.lines)) >= 3, limit_s=240.0)
+            deployment.processes.kill(f"node-{KILLED}")
+            versions_before = len(evaluations(run.lines))
+            with kept_alive(deployment, f"node-{KILLED}"):
+                run.end(limit_s=300.0)
+            assert link.n_bytes > 100_000
+    losses = evaluations(run.lines)
+    assert losses[-1] < losses[0]
+    events = pd.read_parquet(folder / "events.parquet")
+    merged = events[events["aggregated_version"] > 0]
+    assert merged["node_id"].nunique() == len(RANKS)
+    assert merged["aggregated_version"].max() == ROUNDS
+    back = merged[merged["node_id"] == deployment.node_ids[KILLED]]
+    assert back["base_version"].max() > versions_before
+    # A reply has the bytes of its site's rank.
+    sizes = merged.groupby("node_id")["uploaded_bytes"].median().sort_values()
+    assert sizes.is_monotonic_increasing
+    assert sizes.iloc[-1] > 2.5 * sizes.iloc[0]
+    model = load_file(folder / "model.safetensors")
+    assert model
+    assert all("lora_BA" in name for name in model)
+    assert verify(folder).holds
