@@ -80,22 +80,23 @@ def check(
     if app is not None:
         from fedstale.simulation import FlowerApp
 
-        found = FlowerApp.find(app)
-        name = found.name
-        findings += check_app(found, run_config)
+        checked = FlowerApp.find(app)
+        name = checked.name
+        findings += check_app(checked, run_config)
         if not any(finding.is_fault for finding in findings):
-            sizes += check_messages(found, run_config)
+            sizes += check_messages(checked, run_config)
     if superlink is not None:
         findings += check_superlink(superlink)
+    found = [*findings, *sizes]
+    is_faulty = any(finding.is_fault for finding in found)
     if as_json:
-        told = [{"fault": f.is_fault, "text": f.text} for f in (*findings, *sizes)]
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in found]))
     else:
-        for finding in (*findings, *sizes):
+        for finding in found:
             typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
-        if not findings:
+        if not findings and not is_faulty:
             typer.echo(f"{name}: nothing found that would go wrong")
-    if any(finding.is_fault for finding in findings):
+    if is_faulty:
         raise typer.Exit(1)
 
 

@@ -31,6 +31,7 @@ from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line, dropped, n_objects
+from fedstale.runs import bfloat16_hint
 from fedstale.simulation import (
     ClientCall,
     ClientReply,
@@ -255,11 +256,13 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
         message = _first_message(app, run_config)
     except Exception as problem:
         text = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+        if hint := bfloat16_hint([text]):
+            text = f"{text}; {hint}"
         return [
             Finding(
                 "how many objects a message is, is not known: the ServerApp sends none here: "
                 f"{text}",
-                is_fault=False,
+                is_fault=bool(hint),
             )
         ]
     findings = [_objects(message)]

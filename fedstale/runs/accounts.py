@@ -5,6 +5,7 @@ events.parquet, in which whatever a device spent appears exactly once.
 """
 
 import re
+from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
@@ -153,6 +154,17 @@ def client_errors(events: pa.Table) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["jobs"])[:CLIENT_ERRORS]
+
+
+def bfloat16_hint(errors: Iterable[str]) -> str:
+    """Return what to do if one of some errors is that of a bfloat16 tensor; or else nothing."""
+    # PyTorch's words where Flower asks for the NumPy array of a tensor.
+    if not any("ScalarType BFloat16" in error for error in errors):
+        return ""
+    return (
+        "a tensor is bfloat16, which no message of Flower holds: send tensor.float() in its place, "
+        'which load_state_dict casts back, and Compression("int8") for fewer bytes'
+    )
 
 
 def with_costs(jobs: pd.DataFrame) -> pd.DataFrame:

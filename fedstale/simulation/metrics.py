@@ -26,6 +26,7 @@ from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
     RunFolder,
+    bfloat16_hint,
     by_kind,
     client_errors,
     ledger,
@@ -436,7 +437,9 @@ def write_run(
         facts = {**facts, "status": status, "reason": reason}
     events = folder.read_events((*COST_COLUMNS, *LEVEL_COLUMNS))
     kinds = by_kind(events)
-    hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds)]
+    errors = client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR))
+    bfloat16 = bfloat16_hint(row["error"] for row in errors)
+    hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds), bfloat16]
     folder.write_metrics(metrics.rows)
     folder.write_wall(metrics.wall_s)
     if metrics.arrays is not None:
@@ -454,7 +457,7 @@ def write_run(
             **ledger(events),
             "messages": kinds,
             **levels(events),
-            "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
+            "client_errors": errors,
             "rejected": rejections(rejected := folder.read_events(ERROR_COLUMNS, status=REJECTED)),
             "rejected_devices": rejected_devices(rejected),
             **{

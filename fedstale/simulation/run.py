@@ -22,7 +22,7 @@ from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, TraceError
 from fedstale.flower import dropped, features, legacy
 from fedstale.reports import Run, thinned
-from fedstale.runs import ONLINE_SCHEMA, RunFolder
+from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint
 from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -532,7 +532,9 @@ def _sentence(problem: Exception, directory: Path) -> str:
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
     if gone := dropped.advice_on(problem):
         return f"the ServerApp imports what is not there: {gone}"
-    return f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
+    hint = bfloat16_hint([str(problem)])
+    text = f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
+    return f"{text}; {hint}" if hint else text
 
 
 def current_model(versions: State) -> ArrayRecord:

@@ -218,6 +218,23 @@ def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_a_first_model_in_bfloat16_is_a_fault_with_what_to_send(app):
+    text = """
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    ArrayRecord(torch.nn.Linear(2, 1, dtype=torch.bfloat16).state_dict())
+"""
+    append(app, text, "server_app.py")
+    found = command("check", str(app))
+    assert found.exit_code == 1
+    assert "send tensor.float()" in found.stdout
+    assert "nothing found" not in found.stdout
+
+
 def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
     path = app / "adder" / "server_app.py"
     done = tmp_path / "done"
