@@ -1,6 +1,7 @@
 """The benchmark of strategies deals as it says, and compares in pairs."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -202,3 +203,11 @@ def test_at_the_scheduled_rate_gap_aware_beats_sa_and_penalises_less_as_it_falls
     staleness.run(Watched(decay=0.999), 64, 600, 3, staleness.scheduled(600))
     early, late = np.mean(weights[200:290]), np.mean(weights[520:])
     assert late > 2 * early
+
+
+def test_fisher_information_gains_in_the_first_merges_and_little_in_a_long_stream():
+    text = (ROOT / "examples" / "fisher_merge.out").read_text(encoding="utf-8")
+    found = re.findall(r": ([\d.]+) \(.*\) by the mean, ([\d.]+) ", text)
+    once, five, early, late = (float(fisher) - float(mean) for mean, fisher in found)
+    assert min(once, early) > 0.08
+    assert 0 < max(five, late) < 0.04
