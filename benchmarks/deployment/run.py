@@ -5,9 +5,10 @@ node keys, and take turns. On one, nodes are `flower-supernode` and questions fo
 at once; on the other, nodes are `fedstale node` and questions are held. On both, Flower's FedAvg
 sends a small model there and back. One app imports what `digits` does, torch and scikit-learn, the
 other one numpy alone; neither trains, so a round is all overhead. The first three rounds of a run,
-in which an app is unpacked and its libraries are learnt, do not count.
+in which an app is unpacked and its libraries are learnt, do not count. With --resident both apps
+take a step of AdamW; the one has its state in the Context, and the other a trainer that stays.
 
-Run it with: python benchmarks/deployment/run.py [--quick]
+Run it with: python benchmarks/deployment/run.py [--quick | --resident]
 """
 
 import argparse
@@ -28,6 +29,27 @@ from lab.results import write_result
 NODES = 2
 LEFT_OUT = 3
 APPS = {"numpy": "numpy", "torch and scikit-learn": "torch, torch.nn, sklearn.datasets"}
+ADAMW = """
+import sys
+import torch
+from flwr.app import ArrayRecord
+
+model = torch.nn.Linear(2000, 2000, bias=False)  # 16 MB
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def with_step(message, context, call_next):
+    parameter, stays = model.weight, sys.argv[0] == "-c"
+    if not stays and "adamw" in context.state:
+        kept = context.state["adamw"].to_torch_state_dict()
+        optimizer.state[parameter] = dict(kept)
+    model(torch.ones(1, 2000)).sum().backward()
+    optimizer.step()
+    if not stays:
+        context.state["adamw"] = ArrayRecord.from_torch_state_dict(optimizer.state[parameter])
+    return call_next(message, context)
+""" + ADDS_ONE.replace("ClientApp()", "ClientApp(mods=[with_step])")
+RESIDENT = "from fedstale.client import resident\n\napp = resident('resident.trainer:app')\n"
 Row = dict[str, object]
 
 CONFIG = f"""
@@ -95,8 +117,13 @@ def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one turn of few rounds")
-    quick = parser.parse_args().quick
-    turns, rounds = (1, LEFT_OUT + 2) if quick else (5, LEFT_OUT + 5)
+    parser.add_argument("--resident", action="store_true", help="a trainer that stays, two turns")
+    options = parser.parse_args()
+    quick, stays = options.quick, options.resident
+    turns, rounds = (1, LEFT_OUT + 2) if quick else (2 if stays else 5, LEFT_OUT + 5)
+    clients = {what: f"import {imports}\n{ADDS_ONE}" for what, imports in APPS.items()}
+    if stays:
+        clients = {"torch and AdamW": ADAMW, "the same, resident": RESIDENT}
     print("load before:", os.getloadavg())
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -105,10 +132,10 @@ def main() -> None:
             name: stack.enter_context(kind(root / name, nodes=NODES))
             for name, kind in (("Flower", AsFlower), ("fedstale", LocalDeployment))
         }
-        for what, imports in APPS.items():
-            name = f"importing_{imports.partition(',')[0]}"
-            client = f"import {imports}\n{ADDS_ONE}"
+        for what, client in clients.items():
+            name = "resident" if client == RESIDENT else f"importing_{what.split()[0]}"
             app = write_app(root / name, name, server=SERVER, client=client, config=CONFIG)
+            (app / name / "trainer.py").write_text(ADAMW, encoding="utf-8")
             found: dict[str, list[tuple[list[float], Row]]] = {name: [] for name in sides}
             for _ in range(turns):
                 for name, side in sides.items():
@@ -122,8 +149,9 @@ def main() -> None:
                 }  # type: ignore[arg-type]
                 rows.append(row)
                 print(row, flush=True)
-    name = "rounds-quick" if quick else "rounds"
-    write_result(name, rows, command="python benchmarks/deployment/run.py" + " --quick" * quick)
+    name = "rounds-quick" if quick else "resident" if stays else "rounds"
+    flags = " --quick" * quick + " --resident" * stays
+    write_result(name, rows, command=f"python benchmarks/deployment/run.py{flags}")
 
 
 if __name__ == "__main__":

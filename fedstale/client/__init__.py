@@ -1,8 +1,9 @@
-"""What a device adds to its ClientApp: forecasts, smaller messages, less work, packed arrays."""
+"""What a device adds to a ClientApp: forecasts, small messages, less work, what stays."""
 
 from fedstale.client.local_work import local_steps, noting
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.client.moments import keeping_moments
+from fedstale.client.resident import resident
 from fedstale.strategies.stages import JOB_RECORD, QUERY, at_rank
 from fedstale.strategies.types import FORECAST_RECORD
 
@@ -18,4 +19,5 @@ __all__ = [
     "keeping_moments",
     "local_steps",
     "noting",
+    "resident",
 ]
