@@ -68,9 +68,9 @@ def resident(app: str, *, idle_s: float = 1800.0, memory_bytes: int | None = Non
 
         app = resident("my_app.trainer:app")
 
-    On a node, there is one such trainer for each user, node, run and bundle of the app, and only
-    there the named module is imported. Elsewhere, as in a simulation, and on other systems than
-    Linux, this imports the named ClientApp and returns it.
+    On a node, one such trainer for each user, node, run and bundle of the app imports the named
+    module and keeps it. Elsewhere, as in a simulation, and on other systems than Linux, this
+    imports the named ClientApp and returns it.
 
     Args:
         app: the ClientApp, with all its mods, as module:attribute; in a module that does not import
