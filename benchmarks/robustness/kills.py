@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -325,10 +325,9 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
 
 
 @contextmanager
-def kept_alive(deployment: Breakable) -> Iterator[None]:
+def kept_alive(deployment: LocalDeployment, names: Sequence[str]) -> Iterator[None]:
     """Start again what ends, as a unit does: a node is rejected while it still counts as online."""
     over = threading.Event()
-    names = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
 
     def look() -> None:
         while not over.wait(3.0):
@@ -365,7 +364,8 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
         Watched(deployment, folder, rounds) as run,
     ):
         done, began = 0, time.monotonic()
-        with kept_alive(deployment):
+        parts = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
+        with kept_alive(deployment, parts):
             while done < kills:
                 least = run.version + 1
                 run.wait(lambda least=least: run.version >= least)

@@ -4,7 +4,7 @@ import re
 import socket
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 
 import pandas as pd
 import pytest
@@ -17,6 +17,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.local import LocalDeployment, free_port
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.verification import verify
+from robustness.kills import kept_alive
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
@@ -73,25 +74,6 @@ def evaluations(lines):
     return [float(match[1]) for match in found if match]
 
 
-@contextmanager
-def kept_alive(deployment, name):
-    """Start a node again when it has ended, as its unit does."""
-    over = threading.Event()
-
-    def look():
-        while not over.wait(2.0):
-            if not deployment.processes.is_running(name):
-                deployment.start(name)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.skipif(not PLAY.is_file(), reason=f"needs the text {PLAY.name} in ../shared/data")
 def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_path):
     folder = tmp_path / "run"
@@ -112,7 +94,7 @@ def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_pa
             run.until(lambda: len(evaluations(run.lines)) >= 3, limit_s=240.0)
             deployment.processes.kill(f"node-{KILLED}")
             versions_before = len(evaluations(run.lines))
-            with kept_alive(deployment, f"node-{KILLED}"):
+            with kept_alive(deployment, [f"node-{KILLED}"]):
                 run.end(limit_s=300.0)
             assert link.n_bytes > 100_000
     losses = evaluations(run.lines)
