@@ -1,0 +1,209 @@
+"""What adapters of different ranks reach on a dozen sites, merged as products or as padded factors.
+
+Twelve synthetic sites, whose speeds are 3, 6, 9 and 12 work units a second, train adapters of the
+built-in app `letters` for a quarter of an hour, all the time but for outages. Only the amount of
+arithmetic is smaller than the time that it stands for: the base has 0.1 million weights, and a job
+of 10 steps of AdamW on 2 examples costs what the app's own takes, 156 work units (26 s on a site of
+6 units a second). Adapters of rank 8 stand for 25 MB. The base was trained on the first half of the
+plays; sites have the second. Ranks are dealt to sites in turn, whatever their speeds.
+
+Each has the server's rate, of four, with the lowest mean loss in the end on two seeds that are not
+used again. What is reported comes from five other seeds, paired with mixed ranks merged as
+products: the loss in nats a character on held-out text of all sites.
+
+Run it with: python benchmarks/sites/run.py PLAYS [--keep FILE] [--jobs N]
+"""
+
+import argparse
+import gzip
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from safetensors.torch import save_file
+from threadpoolctl import threadpool_limits
+
+from fedstale.apps import characters, play
+from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import Adapters, FedBuff, Stage
+from fedstale.traces import TraceSet
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.curves import difference
+from lab.kept import Kept, played
+from lab.results import write_result
+from sites.padded import Padded
+
+N, IN_BUFFER, UNTIL_S, TIMEOUT_S = 12, 4, 900.0, 7200.0
+SEEDS, TUNING_SEEDS, RATES = (1, 2, 3, 4, 5), (101, 102), (0.25, 0.5, 1.0, 2.0)
+MODEL = {"width": 64, "layers": 2, "local-steps": 10, "batch-size": 2, "learning-rate": 0.003}
+WORK = 156.0
+"""Work units of a job: 400 examples of 0.39 units, as the app declares."""
+BYTES_OF_A_RANK = 3_125_000
+"""That adapters stand for, by rank."""
+BASE_STEPS, TEST_EVERY = 1000, 8
+Run = tuple[str, float, int]
+"""Arm, rate and seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Which ranks sites have, and how their adapters are merged."""
+
+    ranks: str
+    stage: Stage
+
+
+ARMS = {
+    "2, 4 and 8, as products": Arm(ranks="2,4,8", stage=Adapters(8)),
+    "2, 4 and 8, padded": Arm(ranks="2,4,8", stage=Padded()),
+    "all 2": Arm(ranks="2", stage=Adapters(2)),
+    "all 8": Arm(ranks="8", stage=Adapters(8)),
+}
+
+
+def base_of(plays: Path, folder: Path) -> dict[str, str]:
+    """Train a model on the first half of the plays.
+
+    Args:
+        plays: the text.
+        folder: where the model is written, and the second half.
+
+    Returns:
+        The path of the second half as text, and that of the model as base.
+    """
+    half, base = folder / "second-half.txt", folder / "base.safetensors"
+    read = gzip.decompress if plays.suffix == ".gz" else bytes
+    speeches = read(plays.read_bytes()).decode().split("\n\n")
+    middle = len(speeches) // 2
+    half.write_text("\n\n".join(speeches[middle:]), encoding="utf-8")
+    app = FlowerApp.find("letters")
+    with app.importable():
+        app.load_client()
+        task = import_module("letters_app.task")
+    network = task.Network(0, width=MODEL["width"], layers=MODEL["layers"])
+    examples = characters.encode("\n\n".join(speeches[:middle]), task.LENGTH)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=MODEL["learning-rate"])
+    rng = np.random.default_rng(0)
+    for _ in range(BASE_STEPS):
+        batch = torch.from_numpy(rng.integers(0, len(examples), 8))
+        optimizer.zero_grad()
+        characters.mean_loss(network, examples[batch]).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+    save_file(network.state_dict(), base)
+    return {"text": str(half), "base": str(base)}
+
+
+def run(of: Run, text: str, base: str) -> dict[str, float]:
+    """Return what one run reached: the loss before and after, the jobs, and the GB of replies.
+
+    Args:
+        of: arm, rate and seed.
+        text: path of the plays of the sites.
+        base: path of the model that adapters are on.
+    """
+    torch.set_num_threads(1)
+    name, rate, seed = of
+    arm, app = ARMS[name], FlowerApp.find("letters")
+    config = app.run_config({**MODEL, "base": base, "ranks": arm.ranks, "text": text, "seed": seed})
+    with app.importable(), threadpool_limits(1):
+        client, task = app.load_client(), import_module("letters_app.task")
+        test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
+        grid = TraceGrid(
+            TraceSet.synthetic(N, seed=seed, population="sites"),
+            client,
+            costs=Costs(model_bytes=BYTES_OF_A_RANK * max(task.ranks(config))),
+            seed=seed,
+            run_config=config,
+            until_s=UNTIL_S,
+            work=lambda message: WORK,
+        )
+        network = task.model(config, seed)
+        before, _ = characters.evaluate(network, test)
+        initial = ArrayRecord(network.state_dict())
+        if isinstance(arm.stage, Adapters):
+            initial = arm.stage.products(initial)
+        strategy = FedBuff(N, IN_BUFFER, eta=rate, stages=[arm.stage], seed=seed)
+        with grid.running(), suppress(RunEnded):
+            strategy.start(grid, initial, 10**6, TIMEOUT_S)
+        arrays = strategy.result.arrays
+        if isinstance(arm.stage, Adapters):
+            arrays = arm.stage.factors(arrays)
+        network.load_state_dict(arrays.to_torch_state_dict())
+        after, _ = characters.evaluate(network, test)
+    jobs = grid.events().to_pandas()
+    return {
+        "before": before,
+        "loss": after,
+        "jobs": float((jobs["aggregated_version"] > 0).sum()),
+        "gigabytes_up": float(jobs["uploaded_bytes"].sum()) / 1e9,
+    }
+
+
+def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+    """Return a row for each arm, paired with the first.
+
+    Args:
+        best: rate of each.
+        kept: what the runs reached.
+    """
+    runs = {name: [kept[[name, rate, seed]] for seed in SEEDS] for name, rate in best.items()}
+    first = [run["loss"] for run in next(iter(runs.values()))]
+    return [
+        {
+            "ranks": name,
+            "rate": best[name],
+            "is_end": best[name] in (RATES[0], RATES[-1]),
+            "seeds": list(SEEDS),
+            **{key: float(np.mean([run[key] for run in each])) for key in each[0]},
+            "difference": difference(first, [run["loss"] for run in each]),
+        }
+        for name, each in runs.items()
+    ]
+
+
+def main() -> None:
+    """Choose rates, measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plays", type=Path)
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    kept = Kept(args.keep)
+    with TemporaryDirectory() as folder:
+        paths = base_of(args.plays, Path(folder))
+
+        def play_all(wanted: Sequence[Run]) -> None:
+            todo = [(of, partial(run, of, **paths)) for of in wanted if list(of) not in kept]
+            for of, found in played(todo, args.jobs):
+                kept.add(list(of), found)
+                print(*of, found, flush=True)
+
+        play_all([(arm, rate, seed) for seed in TUNING_SEEDS for arm in ARMS for rate in RATES])
+
+        def score(name: str, rate: float) -> float:
+            return float(np.mean([kept[[name, rate, s]]["loss"] for s in TUNING_SEEDS]))
+
+        best = {name: min(RATES, key=partial(score, name)) for name in ARMS}
+        play_all([(name, best[name], seed) for seed in SEEDS for name in ARMS])
+    rows = rows_of(best, kept)
+    for row in rows:
+        print(row)
+    write_result("site_adapters", rows, command="python benchmarks/sites/run.py PLAYS")
+
+
+if __name__ == "__main__":
+    main()
