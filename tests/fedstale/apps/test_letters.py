@@ -99,12 +99,13 @@ def test_moments_stay_at_the_site_and_go_on(site, task):
 
 
 def test_two_jobs_of_a_site_alone_are_one_run_of_adamw(site, task, small_play):
-    mine, network = site(**{"batch-size": 1000}), task.Network(1, width=32, layers=1)
-    start = network.state_dict()
-    reply = mine(mine(arrays_of(network))["arrays"])
     client_app = importlib.import_module("letters_app.client_app")
     examples, _ = client_app._examples(small_play, 0, 3)
+    network = task.Network(1, width=32, layers=1)
+    start = network.state_dict()
     # All examples are in each batch, so their order only matters to rounding.
+    mine = site(**{"batch-size": len(examples)})
+    reply = mine(mine(arrays_of(network))["arrays"])
     whole = task.Network(1, width=32, layers=1)
     whole.load_state_dict(start)
     optimizer = torch.optim.AdamW(
