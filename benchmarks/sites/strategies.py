@@ -1,0 +1,215 @@
+"""Which strategy trains a transformer best on a dozen sites: buffers, rounds, and outer momentum.
+
+Twelve synthetic sites, whose speeds are 3, 6, 9 and 12 work units a second, train the built-in app
+`letters` for half an hour, all the time but for outages. Only the amount of arithmetic is smaller
+than the time that it stands for: a model of 0.1 million weights takes 10 steps of AdamW on 2
+examples, and a job costs what the app's own takes, 156 work units (26 s on a site of 6 units a
+second), with 25 MB each way.
+
+Every method has the server's rate, of four, with the lowest loss in the end on a seed that is not
+used again. What is reported comes from five other seeds, paired with FedBuff: the loss in nats a
+character on held-out text of all sites, after half an hour and after as many jobs as the slowest
+method merges by then. Jobs have equally many steps, so the latter is the loss at equal tokens;
+under FedBuff all sites work all the time, so the former is its loss at equal device-hours.
+
+Run it with: python benchmarks/sites/strategies.py PLAYS [--keep FILE] [--jobs N]
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from threadpoolctl import threadpool_limits
+
+from fedstale.apps import characters, play
+from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import FedAvg, FedBuff, StaleStrategy
+from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.server_optimizer import SGD, Momentum, ServerOptimizer
+from fedstale.strategies.types import ClientUpdate
+from fedstale.strategies.weighting import ByAge, constant
+from fedstale.traces import TraceSet
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.curves import difference
+from lab.kept import Kept, played
+from lab.results import write_result
+from sites.outer import DelayedNesterov
+from sites.run import IN_BUFFER, MODEL, SEEDS, TEST_EVERY, TIMEOUT_S, WORK, N, Run
+
+UNTIL_S, BYTES, READINGS, TUNING_SEED = 1800.0, 25_000_000, 20, 101
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A strategy before its rate is chosen."""
+
+    make: Callable[[float], StaleStrategy]
+    rates: Sequence[float]
+
+
+def waiting(optimizer: Callable[[float], ServerOptimizer], rate: float) -> StaleStrategy:
+    """Return rounds that wait for all sites."""
+    return FedAvg(N, server_optimizer=optimizer(rate))
+
+
+def merging(
+    size: int,
+    optimizer: Callable[[float], ServerOptimizer],
+    rate: float,
+    **parts: Any,  # noqa: ANN401
+) -> StaleStrategy:
+    """Return a step after every few updates, whose optimizer is another than FedBuff's."""
+    return FedBuff(N, size, server_optimizer=optimizer(rate), **parts)
+
+
+nesterov = partial(Momentum, nesterov=True)
+ALIKE = ByAge(constant())
+METHODS = {
+    "FedBuff(12, 4)": Method(make=partial(merging, IN_BUFFER, SGD), rates=(0.25, 0.5, 0.7, 1.0)),
+    "FedBuff(12, 4), Nesterov": Method(
+        make=partial(merging, IN_BUFFER, nesterov), rates=(0.015, 0.03, 0.06, 0.12)
+    ),
+    "each update, delayed Nesterov": Method(
+        make=partial(merging, 1, DelayedNesterov, weighting=ALIKE), rates=(0.05, 0.1, 0.25, 0.5)
+    ),
+    "FedAvg(12)": Method(make=partial(waiting, SGD), rates=(0.5, 0.7, 1.0, 1.4)),
+    "FedAvg(12), Nesterov: DiLoCo": Method(
+        make=partial(waiting, nesterov), rates=(0.06, 0.12, 0.25, 0.5)
+    ),
+}
+
+
+class Merged(Callback):
+    """Counts the updates that have become a version."""
+
+    n = 0
+
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
+        """Count one."""
+        self.n += 1
+
+
+def run(of: Run, text: str) -> list[list[float]]:
+    """Return what one run reached: at each reading the instant in s, the jobs, and the loss.
+
+    Args:
+        of: method, rate and seed.
+        text: path of the plays.
+    """
+    torch.set_num_threads(1)
+    name, rate, seed = of
+    app = FlowerApp.find("letters")
+    config = app.run_config({**MODEL, "text": text, "seed": seed})
+    with app.importable(), threadpool_limits(1):
+        client, task = app.load_client(), import_module("letters_app.task")
+        test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
+        grid = TraceGrid(
+            TraceSet.synthetic(N, seed=seed, population="sites"),
+            client,
+            costs=Costs(model_bytes=BYTES),
+            seed=seed,
+            run_config=config,
+            until_s=UNTIL_S,
+            work=lambda message: WORK,
+        )
+        network, merged, strategy = task.model(config, seed), Merged(), METHODS[name].make(rate)
+        strategy.seed = seed
+        grid.runtime.add(merged)
+        found: list[list[float]] = []
+        last: list[tuple[float, int, ArrayRecord]] = []
+
+        def read() -> None:
+            instant, jobs, arrays = last.pop()
+            network.load_state_dict(arrays.to_torch_state_dict())
+            found.append([instant, jobs, characters.evaluate(network, test)[0]])
+
+        def evaluate(version: int, arrays: ArrayRecord) -> None:
+            last[:] = [(grid.now(), merged.n, arrays)]
+            if grid.now() >= UNTIL_S * len(found) / READINGS:
+                read()
+
+        initial = ArrayRecord(network.state_dict())
+        with grid.running(), suppress(RunEnded):
+            strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=evaluate)
+        if last:
+            read()
+    return found
+
+
+def loss_at(found: Sequence[Sequence[float]], column: int, where: float) -> float:
+    """Return the loss at an instant (column 0) or after some jobs (column 1), between readings."""
+    read = np.array(found)
+    return float(np.interp(where, read[:, column], read[:, 2]))
+
+
+def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+    """Return a row for each method, paired with the first.
+
+    Args:
+        best: rate of each method.
+        kept: what the runs reached.
+    """
+    runs = {name: [kept[[name, rate, seed]] for seed in SEEDS] for name, rate in best.items()}
+    first = next(iter(runs.values()))
+    same_jobs = min(run[-1][1] for each in runs.values() for run in each)
+    rows = []
+    for name, each in runs.items():
+        rates = METHODS[name].rates
+        row: dict[str, Any] = {
+            "method": name,
+            "rate": best[name],
+            "is_end": best[name] in (rates[0], rates[-1]),
+            "seeds": list(SEEDS),
+            "jobs": float(np.mean([run[-1][1] for run in each])),
+            "same_jobs": same_jobs,
+        }
+        for what, column, at in (("time", 0, UNTIL_S), ("jobs", 1, same_jobs)):
+            losses, base = ([loss_at(run, column, at) for run in some] for some in (each, first))
+            row[f"loss_at_same_{what}"] = float(np.mean(losses))
+            row[f"difference_at_same_{what}"] = difference(base, losses)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Choose rates, measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plays", type=Path)
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    kept, text = Kept(args.keep), str(args.plays.resolve())
+
+    def play_all(wanted: Sequence[Run]) -> None:
+        todo = [(of, partial(run, of, text=text)) for of in wanted if list(of) not in kept]
+        for of, found in played(todo, args.jobs):
+            kept.add(list(of), found)
+            print(*of, round(found[-1][2], 4), flush=True)
+
+    def score(name: str, rate: float) -> float:
+        return float(kept[[name, rate, TUNING_SEED]][-1][2])
+
+    play_all([(name, rate, TUNING_SEED) for name, m in METHODS.items() for rate in m.rates])
+    best = {name: min(m.rates, key=partial(score, name)) for name, m in METHODS.items()}
+    play_all([(name, best[name], seed) for seed in SEEDS for name in METHODS])
+    rows = rows_of(best, kept)
+    for row in rows:
+        print(row)
+    write_result("site_strategies", rows, command="python benchmarks/sites/strategies.py PLAYS")
+
+
+if __name__ == "__main__":
+    main()
