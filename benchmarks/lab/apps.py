@@ -296,16 +296,14 @@ class Shakespeare(TrainingApp):
         super().__init__()
         self.mean_loss, self.fixed = characters.mean_loss, {"max_norm": self.task.MAX_NORM}
         self.held_out = characters.encode(play.held_out(str(TEXT)), self.task.LENGTH)
-        self._lines = lru_cache(maxsize=4096)(self.own_lines)
 
     def own_lines(self, partition: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the lines of a device of n to train on, and those to evaluate on."""
-        dealt = play.assign(str(TEXT), n)[partition]
-        return characters.split(characters.encode(dealt, self.task.LENGTH))
+        return characters.of_device(str(TEXT), partition, n, length=self.task.LENGTH)
 
     def data(self, partition: int, n: int, config: Config) -> client.Examples:
         """Return the first lines."""
-        return (self._lines(partition, n)[0][:LINES],)
+        return (self.own_lines(partition, n)[0][:LINES],)
 
     def right(self, arrays: ArrayRecord, lines: Tensor) -> float:
         """Return the share of the next characters that are guessed."""
@@ -322,7 +320,7 @@ class Shakespeare(TrainingApp):
     ) -> Array:
         """Evaluate on the first of the lines that each device holds back."""
         network = self.network(arrays)
-        lines = [self._lines(i, n_devices)[1][:LINES] for i in range(n_devices)]
+        lines = [self.own_lines(i, n_devices)[1][:LINES] for i in range(n_devices)]
         right = torch.cat(
             [
                 (network(some[:, :-1]).argmax(2) == some[:, 1:]).double().mean(1)

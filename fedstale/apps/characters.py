@@ -4,9 +4,13 @@ An example is a run of characters; a model guesses each one from those before it
 fixed, so it does not depend on the text.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from fedstale.apps import play
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 N_CODES = len(ALPHABET) + 1
@@ -39,6 +43,21 @@ def split(examples: Tensor) -> tuple[Tensor, Tensor]:
     """
     n_test = max(1, len(examples) // 10)
     return examples[: max(1, len(examples) - n_test)], examples[-n_test:]
+
+
+@lru_cache(maxsize=4096)
+def of_device(
+    path: str, partition: int, n_partitions: int, *, length: int
+) -> tuple[Tensor, Tensor]:
+    """Return what a device has of a play: examples to train on, and those to evaluate on.
+
+    Args:
+        path: of the play, as for `play.read_roles`.
+        partition: of the device.
+        n_partitions: number of devices.
+        length: characters of an example that are guessed.
+    """
+    return split(encode(play.assign(path, n_partitions)[partition], length))
 
 
 def losses(network: nn.Module, examples: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors.torch import save_file
 
+from fedstale.apps import characters
 from fedstale.flower import stamp
 from fedstale.strategies.stages import WORK
 
@@ -100,7 +101,7 @@ def test_moments_stay_at_the_site_and_go_on(site, task):
 
 def test_two_jobs_of_a_site_alone_are_one_run_of_adamw(site, task, small_play):
     client_app = importlib.import_module("letters_app.client_app")
-    examples, _ = client_app._examples(small_play, 0, 3)
+    examples, _ = characters.of_device(small_play, 0, 3, length=task.LENGTH)
     network = task.Network(1, width=32, layers=1)
     start = network.state_dict()
     # All examples are in each batch, so their order only matters to rounding.

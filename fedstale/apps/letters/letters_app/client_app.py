@@ -1,12 +1,10 @@
 """What a site does: take some steps of AdamW, whose moments stay with it, or evaluate a model."""
 
-from functools import lru_cache
-
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedstale.apps import characters, client, play
+from fedstale.apps import characters, client
 from fedstale.client import CompressionMod, ForecastMod, at_rank, keeping_moments, local_steps
 from letters_app import task
 
@@ -68,11 +66,5 @@ def _received(message: Message, context: Context) -> nn.Module:
 
 
 def _data(context: Context) -> tuple[Tensor, Tensor]:
-    return _examples(str(context.run_config["text"]), *client.place(context))
-
-
-@lru_cache(maxsize=256)
-def _examples(text: str, partition: int, n_partitions: int) -> tuple[Tensor, Tensor]:
-    return characters.split(
-        characters.encode(play.assign(text, n_partitions)[partition], task.LENGTH)
-    )
+    path = str(context.run_config["text"])
+    return characters.of_device(path, *client.place(context), length=task.LENGTH)

@@ -1,12 +1,11 @@
 """What a device does: train the model it receives on its own lines, or evaluate it."""
 
-from functools import lru_cache
 from typing import Any
 
 from flwr.app import Context, Message
 from torch import Tensor
 
-from fedstale.apps import characters, client, play
+from fedstale.apps import characters, client
 from fedstale.client import CompressionMod, ForecastMod
 from shakespeare_app import task
 
@@ -34,11 +33,5 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _data(context: Context) -> tuple[Tensor, Tensor]:
-    return _examples(str(context.run_config["text"]), *client.place(context))
-
-
-@lru_cache(maxsize=4096)
-def _examples(text: str, partition: int, n_partitions: int) -> tuple[Tensor, Tensor]:
-    return characters.split(
-        characters.encode(play.assign(text, n_partitions)[partition], task.LENGTH)
-    )
+    path = str(context.run_config["text"])
+    return characters.of_device(path, *client.place(context), length=task.LENGTH)
