@@ -18,11 +18,12 @@ import argparse
 import gzip
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 
@@ -106,6 +109,29 @@ def base_of(plays: Path, folder: Path) -> dict[str, str]:
     return {"text": str(half), "base": str(base)}
 
 
+def sites(
+    client: ClientApp, config: UserConfig, *, n_bytes: int, until_s: float, seed: int
+) -> TraceGrid:
+    """Return the sites of a seed, each of whose jobs costs the same.
+
+    Args:
+        client: of letters.
+        config: its run config.
+        n_bytes: that the model stands for.
+        until_s: end of the run in s.
+        seed: of the sites, and of what they draw.
+    """
+    return TraceGrid(
+        TraceSet.synthetic(N, seed=seed, population="sites"),
+        client,
+        costs=Costs(model_bytes=n_bytes),
+        seed=seed,
+        run_config=config,
+        until_s=until_s,
+        work=lambda message: WORK,
+    )
+
+
 def run(of: Run, text: str, base: str) -> dict[str, float]:
     """Return what one run reached: the loss before and after, the jobs, and the GB of replies.
 
@@ -121,15 +147,8 @@ def run(of: Run, text: str, base: str) -> dict[str, float]:
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
         test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
-        grid = TraceGrid(
-            TraceSet.synthetic(N, seed=seed, population="sites"),
-            client,
-            costs=Costs(model_bytes=BYTES_OF_A_RANK * max(task.ranks(config))),
-            seed=seed,
-            run_config=config,
-            until_s=UNTIL_S,
-            work=lambda message: WORK,
-        )
+        n_bytes = BYTES_OF_A_RANK * max(task.ranks(config))
+        grid = sites(client, config, n_bytes=n_bytes, until_s=UNTIL_S, seed=seed)
         network = task.model(config, seed)
         before, _ = characters.evaluate(network, test)
         initial = ArrayRecord(network.state_dict())
@@ -174,31 +193,64 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    """Choose rates, measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def measured(
+    call: Callable[[Run], Any],
+    rates: Mapping[str, Sequence[float]],
+    *,
+    tuning_seeds: Sequence[int],
+    loss: Callable[[Any], float],
+    kept: Kept,
+    jobs: int,
+) -> dict[str, float]:
+    """Run each arm at its best rate on the seeds that are reported; return the rates.
+
+    Args:
+        call: returns what a run reached.
+        rates: to choose from, by arm.
+        tuning_seeds: on which the rate with the lowest mean loss is chosen.
+        loss: in the end of a run, of what it reached.
+        kept: runs that need not be run again; those that are made are added.
+        jobs: processes.
+    """
+
+    def play_all(wanted: Sequence[Run]) -> None:
+        todo = [(of, partial(call, of)) for of in wanted if list(of) not in kept]
+        for of, found in played(todo, jobs):
+            kept.add(list(of), found)
+            print(*of, round(loss(found), 4), flush=True)
+
+    def score(arm: str, rate: float) -> float:
+        return float(np.mean([loss(kept[[arm, rate, seed]]) for seed in tuning_seeds]))
+
+    play_all([(arm, rate, s) for s in tuning_seeds for arm, some in rates.items() for rate in some])
+    best = {arm: min(some, key=partial(score, arm)) for arm, some in rates.items()}
+    play_all([(arm, best[arm], seed) for seed in SEEDS for arm in rates])
+    return best
+
+
+def given(about: str | None) -> tuple[Path, Kept, int]:
+    """Return what the command line says: the path of the plays, runs that are kept, processes."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("plays", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    kept = Kept(args.keep)
+    return args.plays, Kept(args.keep), args.jobs
+
+
+def main() -> None:
+    """Choose rates, measure, print, and write the results."""
+    plays, kept, jobs = given(__doc__)
     with TemporaryDirectory() as folder:
-        paths = base_of(args.plays, Path(folder))
-
-        def play_all(wanted: Sequence[Run]) -> None:
-            todo = [(of, partial(run, of, **paths)) for of in wanted if list(of) not in kept]
-            for of, found in played(todo, args.jobs):
-                kept.add(list(of), found)
-                print(*of, found, flush=True)
-
-        play_all([(arm, rate, seed) for seed in TUNING_SEEDS for arm in ARMS for rate in RATES])
-
-        def score(name: str, rate: float) -> float:
-            return float(np.mean([kept[[name, rate, s]]["loss"] for s in TUNING_SEEDS]))
-
-        best = {name: min(RATES, key=partial(score, name)) for name in ARMS}
-        play_all([(name, best[name], seed) for seed in SEEDS for name in ARMS])
+        best = measured(
+            partial(run, **base_of(plays, Path(folder))),
+            dict.fromkeys(ARMS, RATES),
+            tuning_seeds=TUNING_SEEDS,
+            loss=itemgetter("loss"),
+            kept=kept,
+            jobs=jobs,
+        )
     rows = rows_of(best, kept)
     for row in rows:
         print(row)

@@ -15,8 +15,6 @@ under FedBuff all sites work all the time, so the former is its loss at equal de
 Run it with: python benchmarks/sites/strategies.py PLAYS [--keep FILE] [--jobs N]
 """
 
-import argparse
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,21 +30,20 @@ from flwr.app import ArrayRecord
 from threadpoolctl import threadpool_limits
 
 from fedstale.apps import characters, play
-from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.simulation import RunEnded
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedAvg, FedBuff, StaleStrategy
 from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.strategies.server_optimizer import SGD, Momentum, ServerOptimizer
 from fedstale.strategies.types import ClientUpdate
 from fedstale.strategies.weighting import ByAge, constant
-from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.curves import difference
-from lab.kept import Kept, played
+from lab.kept import Kept
 from lab.results import write_result
 from sites.outer import DelayedNesterov
-from sites.run import IN_BUFFER, MODEL, SEEDS, TEST_EVERY, TIMEOUT_S, WORK, N, Run
+from sites.run import IN_BUFFER, MODEL, SEEDS, TEST_EVERY, TIMEOUT_S, N, Run, given, measured, sites
 
 UNTIL_S, BYTES, READINGS, TUNING_SEED = 1800.0, 25_000_000, 20, 101
 
@@ -115,15 +112,7 @@ def run(of: Run, text: str) -> list[list[float]]:
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
         test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
-        grid = TraceGrid(
-            TraceSet.synthetic(N, seed=seed, population="sites"),
-            client,
-            costs=Costs(model_bytes=BYTES),
-            seed=seed,
-            run_config=config,
-            until_s=UNTIL_S,
-            work=lambda message: WORK,
-        )
+        grid = sites(client, config, n_bytes=BYTES, until_s=UNTIL_S, seed=seed)
         network, merged, strategy = task.model(config, seed), Merged(), METHODS[name].make(rate)
         strategy.seed = seed
         grid.runtime.add(merged)
@@ -185,26 +174,15 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("plays", type=Path)
-    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    args = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    kept, text = Kept(args.keep), str(args.plays.resolve())
-
-    def play_all(wanted: Sequence[Run]) -> None:
-        todo = [(of, partial(run, of, text=text)) for of in wanted if list(of) not in kept]
-        for of, found in played(todo, args.jobs):
-            kept.add(list(of), found)
-            print(*of, round(found[-1][2], 4), flush=True)
-
-    def score(name: str, rate: float) -> float:
-        return float(kept[[name, rate, TUNING_SEED]][-1][2])
-
-    play_all([(name, rate, TUNING_SEED) for name, m in METHODS.items() for rate in m.rates])
-    best = {name: min(m.rates, key=partial(score, name)) for name, m in METHODS.items()}
-    play_all([(name, best[name], seed) for seed in SEEDS for name in METHODS])
+    plays, kept, jobs = given(__doc__)
+    best = measured(
+        partial(run, text=str(plays.resolve())),
+        {name: method.rates for name, method in METHODS.items()},
+        tuning_seeds=(TUNING_SEED,),
+        loss=lambda found: float(found[-1][2]),
+        kept=kept,
+        jobs=jobs,
+    )
     rows = rows_of(best, kept)
     for row in rows:
         print(row)
