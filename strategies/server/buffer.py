@@ -89,16 +89,16 @@ class Buffer(Stateful):
 
     def open(self) -> None:
         """Start empty, on the current version."""
-        current, rule = self.versions.current, self.strategy.robust
+        rule = self.strategy.robust
         self.updates: list[ClientUpdate] = []
         """All that came, in this order; a mean empties the arrays of those that it has summed."""
         self._stale: list[ClientUpdate] = []
         self._early: list[ClientUpdate] = []
         normalise = self.strategy.normalise
         self._reducer: Reducer = (
-            RunningMean(current, normalise)
+            RunningMean(normalise)
             if rule is None
-            else RobustMean(current, normalise, rule)
+            else RobustMean(self.versions.current, normalise, rule)
         )
 
     @np.errstate(over="ignore", invalid="ignore")  # infinite sums are found by `step`
@@ -262,7 +262,6 @@ class RunningMean(Stateful):
     """
 
     saved = ("_sum", "_counts", "_total", "_steps", "_count_total", "_metrics")
-    like: Snapshot
     normalise: Normalise
     _sum: Model = field(default_factory=dict)
     _counts: Model = field(default_factory=dict)
@@ -273,14 +272,13 @@ class RunningMean(Stateful):
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the sums, and empty its arrays."""
-        counts = self.like.counts
         if self._count_total == 0.0:
-            self._sum = zeros_like(self.like.floats)
-            self._counts = zeros_like(counts, np.float64) if counts else {}
+            self._sum = zeros_like(update.delta)
+            self._counts = zeros_like(update.counts) if update.counts else {}
         share = update.examples if self.normalise in ("examples", "steps") else 1.0
         tau = update.steps if self.normalise == "steps" else 1.0
         add_scaled(self._sum, update.delta, share / tau)
-        if counts:
+        if self._counts:
             add_scaled(self._counts, update.counts, share)
         self._steps += share * tau
         self._total += _mass(update, self.normalise)
@@ -296,14 +294,15 @@ class RunningMean(Stateful):
         return mean
 
     def result(self) -> tuple[Model, dict[str, Array]]:
-        """Return the mean change of float arrays and of integer arrays; call it once.
+        """Return the mean change of float arrays and of integer arrays, and keep neither.
 
         Where every weight is 0 the model does not move.
         """
-        scale(self._sum, self._factor if self._total > 0.0 else 0.0)
-        if self._counts:
-            scale(self._counts, 1.0 / self._count_total)
-        return self._sum, self._counts
+        delta, counts, self._sum, self._counts = self._sum, self._counts, {}, {}
+        scale(delta, self._factor if self._total > 0.0 else 0.0)
+        if counts:
+            scale(counts, 1.0 / self._count_total)
+        return delta, counts
 
     @property
     def _factor(self) -> float:

@@ -203,10 +203,14 @@ class Dispatcher:
             stage.sent(jobs)
 
     def record(self) -> ArrayRecord:
-        """Return the current version as Flower sends it; it is made once."""
+        """Return the current version as Flower sends it; it is made once.
+
+        The version before is let go of first, and this one shares its memory with the record.
+        """
         if self.versions.version != self._version:
-            self._version = self.versions.version
+            self._version, self.latest, self._contents = self.versions.version, ArrayRecord(), {}
             self.latest = self.versions.current.record()
+            self.versions.current.share(self.latest)
         return self.latest
 
     def replace(self, record: ArrayRecord) -> None:

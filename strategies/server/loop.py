@@ -438,8 +438,9 @@ class EventLoop(Stateful):
             for left in self.jobs.open_jobs("train"):
                 self.end(left, End("cancelled"))
         self.progress.version = version
-        arrays = self.dispatcher.record()
-        self.strategy.result.arrays = arrays
+        # The record of the version before is let go of before another one is made.
+        self.strategy.result.arrays = ArrayRecord()
+        self.strategy.result.arrays = arrays = self.dispatcher.record()
         self.runtime.new_version(version, arrays)
         metrics = self.buffer.metrics()
         self.buffer.learn(metrics)

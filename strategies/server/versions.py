@@ -122,17 +122,24 @@ class Snapshot:
 
     def on_devices(self) -> Model:
         """Return the arrays of floating-point numbers as devices see them."""
-        if not self.halves:
-            return self.floats
         return self.floats | {name: self.floats[name].astype(_HALF) for name in self.halves}
 
     def record(self) -> ArrayRecord:
         """Return the model as Flower sends it."""
-        both = self.on_devices() | self.counts
+        both = (self.on_devices() if self.halves else self.floats) | self.counts
         record = ArrayRecord()
         for name in self.names:
             record[name] = FlowerArray(both[name])
         return record
+
+    def share(self, record: ArrayRecord) -> None:
+        """Let go of the arrays, and read them in the memory of the record that was made of them."""
+        for part in (self.counts, {} if self.halves else self.floats):
+            for name, array in part.items():
+                data = record[name].data
+                # The values are the end of a file of numpy.save.
+                end = np.frombuffer(data, array.dtype, offset=len(data) - array.nbytes)
+                part[name] = end.reshape(array.shape)
 
     def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
         """Return a new version; integer arrays move by the nearest whole number.

@@ -75,7 +75,7 @@ def test_a_mean_keeps_no_update_and_divides_as_it_is_told():
         ("buffer_size", (1.0 + 2.0) / 2.0),
         ("weights", (1.0 + 2.0) / 1.5),
     ):
-        reducer = RunningMean(LIKE, normalise)
+        reducer = RunningMean(normalise)
         for k, row in enumerate(rows):
             one = update(weights[k] * np.array(row), k, weight=weights[k], examples=examples[k])
             reducer.add(one)
@@ -85,7 +85,7 @@ def test_a_mean_keeps_no_update_and_divides_as_it_is_told():
 
 
 def test_integer_arrays_are_averaged_where_a_model_has_no_others():
-    reducer = RunningMean(Snapshot({}, {"n": np.array(4)}, ("n",)), "buffer_size")
+    reducer = RunningMean("buffer_size")
     for k in range(3):
         one = update(0.0, k, weight=1.0)
         one.delta = {}
@@ -166,7 +166,7 @@ def test_no_update_is_kept_once_the_caps_hold():
 def test_a_rule_without_adversaries_is_the_running_mean(normalise):
     rows = np.random.default_rng(0).normal(size=(5, 3))
     weights, examples = [1.0, 0.5, 0.7, 1.0, 0.6], [10.0, 12.0, 11.0, 9.0, 10.0]
-    plain, _ = put(RunningMean(LIKE, normalise), rows, weights, examples).result()
+    plain, _ = put(RunningMean(normalise), rows, weights, examples).result()
     robust = put(RobustMean(LIKE, normalise, rule=TrimmedMean(f=0)), rows, weights, examples)
     found, _ = robust.result()
     np.testing.assert_allclose(found["w"], plain["w"], rtol=1e-6)

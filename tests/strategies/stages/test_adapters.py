@@ -322,6 +322,22 @@ def test_names_of_peft_become_products_and_back():
     assert again["score.weight"] == record(**held)["score.weight"]
 
 
+def test_what_peft_saves_of_an_adapter_is_known_in_whole():
+    """What `get_peft_model_state_dict` of peft 0.21 returns for two layers, sent at two ranks."""
+    names = {
+        "base_model.model.emb.lora_embedding_A": (4, 20),
+        "base_model.model.emb.lora_embedding_B": (16, 4),
+        "base_model.model.q.lora_A.weight": (4, 16),
+        "base_model.model.q.lora_B.weight": (24, 4),
+    }
+    initial = record(**{name: np.ones(shape) for name, shape in names.items()})
+    sent = Adapters(4).factors(Adapters.products(initial))
+    assert {name: tuple(array.shape) for name, array in sent.items()} == names
+    ranks = {name: array.shape for name, array in at_rank(sent, 2).items()}
+    assert ranks["base_model.model.emb.lora_embedding_A"] == (2, 20)
+    assert ranks["base_model.model.q.lora_B.weight"] == (24, 2)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
