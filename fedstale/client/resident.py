@@ -4,7 +4,9 @@ Flower starts a process for each message to a ClientApp, in which nothing of the
 left. `resident` makes a ClientApp that hands each message, with its Context, to one process of its
 own, the trainer, through a Unix socket in a folder that nobody else may enter. The trainer is
 started by the first message of a run, keeps the modules of the app, and answers one message at a
-time. What travels is Flower's own serialisation, and JSON for the settings in a Context.
+time. What travels is Flower's own serialisation, with the bytes of arrays behind it as they are,
+which may be more than a message of Protocol Buffers can hold, and JSON for the settings in a
+Context.
 
 Either side may be killed. A message whose trainer is gone is answered in the message's own process,
 as if there were no trainer; a trainer whose message is gone drops the answer.
@@ -23,19 +25,25 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.files import exposure, hold, is_held, make_private, open_private
-from fedstale.flower import bytes_of_message, bytes_of_records, message_of_bytes, records_of_bytes
+from fedstale.flower import (
+    bytes_of_message,
+    bytes_of_records,
+    message_of_bytes,
+    records_of_bytes,
+    with_content,
+)
 
 _FOLDER = "trainers"
 """Name of the folder of sockets and logs, in Flower's own (FLWR_HOME)."""
@@ -59,7 +67,7 @@ _PATIENCE_S = 300.0
 
 logger = logging.getLogger(__name__)
 
-Told = tuple[dict[str, Any], bytes, bytes]
+Told = tuple[dict[str, Any], Message | None, RecordDict]
 """Settings, a message and the state of a Context, as one side tells the other."""
 
 
@@ -115,11 +123,8 @@ class ResidentApp(ClientApp):
         try:
             # A connection that ends is an answer that never comes.
             with _connected(folder, log, given) as connection, connection.makefile("rb") as file:
-                state = bytes_of_records(context.state)
-                _send(connection, _settings(context), bytes_of_message(message), state)
-                told, reply, state = _received(file)
-            left = records_of_bytes(state)
-            answered = message_of_bytes(reply) if reply else None
+                _send(connection, _settings(context), message, context.state)
+                told, answered, left = _received(file)
         except Exception as problem:
             said = f"{type(problem).__name__}: {problem}; log: {log}"
             logger.warning("the trainer gave no answer, and this process runs the app (%s)", said)
@@ -242,9 +247,10 @@ def answer(connection: socket.socket, load: Callable[[], ClientApp]) -> bool:
         connection.settimeout(_PATIENCE_S)
         connection.sendall(_READY)
         with connection.makefile("rb") as file:
-            told, data, state = _received(file)
-        message = message_of_bytes(data)
-        context = Context(**told["context"], state=records_of_bytes(state))
+            told, message, state = _received(file)
+        if message is None:
+            raise ProtocolError("there is none")
+        context = Context(**told["context"], state=state)
     except Exception as problem:
         logger.warning("a connection brought no message: %s: %s", type(problem).__name__, problem)
         return True
@@ -262,9 +268,8 @@ def answer(connection: socket.socket, load: Callable[[], ClientApp]) -> bool:
         kind = type(problem)
         raised = {"module": kind.__module__, "name": kind.__qualname__, "text": str(problem)}
     try:
-        reply = bytes_of_message(replied) if raised is None and replied is not None else b""
         about = _settings(context) | {"raised": raised}
-        _send(connection, about, reply, bytes_of_records(context.state))
+        _send(connection, about, replied if raised is None else None, context.state)
     except Exception as problem:
         logger.warning("an answer is dropped: %s: %s", type(problem).__name__, problem)
     return app is not None
@@ -339,8 +344,18 @@ def _memory_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _send(connection: socket.socket, about: dict[str, Any], *parts: bytes) -> None:
-    for part in (json.dumps(about).encode(), *parts):
+def _send(
+    connection: socket.socket, about: dict[str, Any], message: Message | None, state: RecordDict
+) -> None:
+    """Send settings, a message if there is one, and the state of a Context."""
+    arrays: list[bytes] = []
+    told = b""
+    if message is not None:
+        if not message.has_error():
+            message = with_content(message, _emptied(message.content, arrays))
+        told = bytes_of_message(message)
+    parts = [told, bytes_of_records(_emptied(state, arrays)), *arrays]
+    for part in (json.dumps(about | {"parts": len(parts)}).encode(), *parts):
         connection.sendall(_SIZE.pack(len(part)))
         if part:
             # Sending nothing fails too where the other side has all, has answered and is gone.
@@ -352,12 +367,40 @@ def _received(file: BinaryIO) -> Told:
 
     Raises:
         ProtocolError: it is cut short.
-        ValueError: its settings are none.
+        Exception: it cannot be read.
     """
-    about, message, state = (
-        _whole(file, _SIZE.unpack(_whole(file, _SIZE.size))[0]) for _ in range(3)
-    )
-    return json.loads(about), message, state
+    about = json.loads(_part(file))
+    told, state, *arrays = (_part(file) for _ in range(about["parts"]))
+    message, rest = message_of_bytes(told) if told else None, iter(arrays)
+    if message is not None and not message.has_error():
+        message = with_content(message, _filled(message.content, rest))
+    return about, message, _filled(records_of_bytes(state), rest)
+
+
+def _emptied(content: RecordDict, arrays: list[bytes]) -> RecordDict:
+    """Return records whose arrays have no bytes, which are added to a list."""
+    made = RecordDict(dict(content))
+    for key, record in content.array_records.items():
+        made[key] = ArrayRecord({name: _with_bytes(array, b"") for name, array in record.items()})
+        arrays += (array.data for array in record.values())
+    return made
+
+
+def _filled(content: RecordDict, arrays: Iterator[bytes]) -> RecordDict:
+    """Return what `_emptied` was given, out of what it has made."""
+    for key, record in content.array_records.items():
+        content[key] = ArrayRecord(
+            {name: _with_bytes(array, next(arrays)) for name, array in record.items()}
+        )
+    return content
+
+
+def _with_bytes(array: Array, data: bytes) -> Array:
+    return Array(array.dtype, array.shape, array.stype, data)
+
+
+def _part(file: BinaryIO) -> bytes:
+    return _whole(file, _SIZE.unpack(_whole(file, _SIZE.size))[0])
 
 
 def _whole(file: BinaryIO, size: int) -> bytes:

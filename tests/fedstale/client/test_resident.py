@@ -16,7 +16,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 from bench_device import context, message
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from small_app import CLIENT, write_small_app
 
@@ -132,6 +132,36 @@ def test_a_reply_and_the_context_are_the_same_bit_for_bit_as_without_a_trainer(t
     assert contexts[1].state["seen"]["times"] == 2
 
 
+def test_arrays_travel_as_they_are_whatever_their_form():
+    """Records keep their order and kinds, and what was sent is not touched."""
+    forms = [
+        Array(np.zeros((0, 3))),
+        Array(np.array(2.5, np.float16)),
+        Array("float32", (2,), "fedstale.int4", b"\x00\xff"),
+    ]
+    content = RecordDict(
+        {
+            "b": ArrayRecord({str(k): form for k, form in enumerate(forms)}),
+            "m": MetricRecord({"x": 1}),
+            "a": ArrayRecord([DENSE]),
+        }
+    )
+    state = RecordDict({"kept": ArrayRecord([DENSE, DENSE])})
+    asked = message()
+    asked.content = content
+    ours, theirs = socket.socketpair()
+    with ours, theirs, theirs.makefile("rb") as file:
+        sender = threading.Thread(target=room._send, args=(ours, {"n": 1}, asked, state))
+        sender.start()
+        about, found, left = room._received(file)
+        sender.join(10.0)
+    assert about["n"] == 1
+    assert bits(found) == bits(asked)
+    assert list(found.content) == ["b", "m", "a"]
+    assert bytes_of_records(left) == bytes_of_records(state)
+    assert asked.content["a"] is content["a"]
+
+
 def test_the_app_finds_the_whole_context_and_may_change_it(through):
     found = []
 
@@ -212,14 +242,12 @@ def test_an_app_that_cannot_be_imported_ends_its_trainer_with_its_own_error(thro
         assert not room.answer(theirs, missing)
         assert file.read(1) == b"\n"
         told, reply, _ = room._received(file)
-    assert reply == b""
+    assert reply is None
     assert told["raised"]["text"] == "No module named 'torchx'"
 
 
 def sent(connection, request, here):
-    room._send(connection, {"context": {k: v for k, v in vars(here).items() if k != "state"}})
-    for part in (bytes_of_message(request), bytes_of_records(here.state)):
-        connection.sendall(struct.pack("!Q", len(part)) + part)
+    room._send(connection, room._settings(here), request, here.state)
 
 
 def test_a_message_whose_process_is_gone_costs_the_trainer_its_answer_alone():
@@ -232,7 +260,7 @@ def test_a_message_whose_process_is_gone_costs_the_trainer_its_answer_alone():
 
 def test_nothing_is_sent_once_the_other_side_has_all_and_may_be_gone():
     class Gone:
-        left = 3 * 8 + len(b"{}") + len(b"message")
+        left = 3 * 8 + len(b'{"parts": 2}')
 
         def sendall(self, data):
             if not self.left:
@@ -240,11 +268,11 @@ def test_nothing_is_sent_once_the_other_side_has_all_and_may_be_gone():
             self.left -= len(data)
 
     connection = Gone()
-    room._send(connection, {}, b"message", b"")
+    room._send(connection, {}, None, RecordDict())
     assert connection.left == 0
 
 
-FRAME = struct.pack("!Q", 2) + b"{}"
+FRAME = struct.pack("!Q", 11) + b'{"parts":2}'
 
 
 @pytest.mark.parametrize(
@@ -257,6 +285,10 @@ FRAME = struct.pack("!Q", 2) + b"{}"
         struct.pack("!Q", 2**63) + b"{}",
         FRAME,
         FRAME * 3,
+        (struct.pack("!Q", 2) + b"{}") * 3,
+        struct.pack("!Q", 11) + b'{"parts":0}',
+        struct.pack("!Q", 12) + b'{"parts":-1}',
+        FRAME + struct.pack("!Q", 0) * 2,
         (struct.pack("!Q", 2) + b"[]") * 3,
         (struct.pack("!Q", 3) + b"\xff\xff\xff") * 3,
         FRAME + (struct.pack("!Q", 9) + b"\x07 garbled") * 2,
