@@ -27,10 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
 from threadpoolctl import threadpool_limits
 
 from fedstale.apps import characters, play
-from fedstale.simulation import RunEnded
+from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedAvg, FedBuff, StaleStrategy
 from fedstale.strategies.server.runtime import Callback, Runtime
@@ -99,21 +101,41 @@ class Merged(Callback):
 
 
 def run(of: Run, text: str) -> list[list[float]]:
-    """Return what one run reached: at each reading the instant in s, the jobs, and the loss.
+    """Return what one run reached; as `curve`.
 
     Args:
         of: method, rate and seed.
         text: path of the plays.
     """
-    torch.set_num_threads(1)
     name, rate, seed = of
+    grid_of = partial(sites, n_bytes=BYTES, until_s=UNTIL_S, seed=seed)
+    return curve(METHODS[name].make(rate), seed, text, grid_of, UNTIL_S)
+
+
+def curve(
+    strategy: StaleStrategy,
+    seed: int,
+    text: str,
+    grid_of: Callable[[ClientApp, UserConfig], TraceGrid],
+    until_s: float,
+) -> list[list[float]]:
+    """Return what a strategy reached: at each reading the instant in s, the jobs, and the loss.
+
+    Args:
+        strategy: how.
+        seed: of the strategy and of what sites draw.
+        text: path of the plays.
+        grid_of: returns the grid, whose run ends at `until_s`, for a ClientApp and a run config.
+        until_s: instant in s; there are `READINGS` until then.
+    """
+    torch.set_num_threads(1)
     app = FlowerApp.find("letters")
     config = app.run_config({**MODEL, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
         test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
-        grid = sites(client, config, n_bytes=BYTES, until_s=UNTIL_S, seed=seed)
-        network, merged, strategy = task.model(config, seed), Merged(), METHODS[name].make(rate)
+        grid = grid_of(client, config)
+        network, merged = task.model(config, seed), Merged()
         strategy.seed = seed
         grid.runtime.add(merged)
         found: list[list[float]] = []
@@ -126,7 +148,7 @@ def run(of: Run, text: str) -> list[list[float]]:
 
         def evaluate(version: int, arrays: ArrayRecord) -> None:
             last[:] = [(grid.now(), merged.n, arrays)]
-            if grid.now() >= UNTIL_S * len(found) / READINGS:
+            if grid.now() >= until_s * len(found) / READINGS:
                 read()
 
         initial = ArrayRecord(network.state_dict())

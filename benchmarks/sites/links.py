@@ -1,0 +1,178 @@
+"""Rounds or a buffer, where links are slow, replies are small, or sites go offline.
+
+The transformer and the jobs of `strategies.py`, elsewhere: a model that stands for 250 MB on wired
+links, the same with replies in int4, 25 MB over recorded LTE links, and sixteen recorded desktops
+of a library, which are sites while nobody sits at them. Both methods have the server's rate, of
+three, with the lowest loss in the end on a seed that is not used again. What is reported comes from
+five other seeds, paired with the buffer: the loss in nats a character on held-out text of all
+sites, after the same time.
+
+Run it with: python benchmarks/sites/links.py PLAYS RECORDINGS [--keep FILE] [--jobs N]
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstale.strategies import Compression, FedAvg, FedBuff, Stage, StaleStrategy
+from fedstale.strategies.server_optimizer import SGD
+from fedstale.traces import TraceSet
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.curves import difference
+from lab.kept import Kept
+from lab.results import write_result
+from lab.training import appearing
+from sites.run import IN_BUFFER, SEEDS, N, Run, measured, sites
+from sites.strategies import TUNING_SEED, curve, loss_at
+
+RATES = {"buffer": (0.35, 0.5, 0.7), "rounds": (0.7, 1.0, 1.4)}
+SPEED, WIRED = 6.0, 100e6
+"""Of desktops, in work units and bits a second; no recording has either."""
+WEEK_S, MORNING_S, HOURS_S, DESKTOPS = 7 * 24 * 3600.0, 10 * 3600.0, 4 * 3600.0, 16
+"""The logs of desktops begin on a Monday."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a model is trained, for how long, and with which stages."""
+
+    traces: Callable[[Path, int], TraceSet | None]
+    """Takes the folder of recordings and a seed; None is for generated sites."""
+    n_bytes: int
+    until_s: float
+    n: int = N
+    stages: Sequence[Stage] = ()
+
+
+def over_lte(recordings: Path, seed: int) -> TraceSet:
+    """Return generated sites with recorded LTE links."""
+    own, links = TraceSet.synthetic(N, seed=seed, population="sites"), read(recordings / "mahimahi")
+    lte = links.take(np.flatnonzero(links.device_ids.str.contains("LTE")))
+    return TraceSet.compose(availability=own, compute=own, network=lte, n=N, seed=seed, days=1)
+
+
+def desktops(recordings: Path, seed: int) -> TraceSet:
+    """Return sixteen recorded desktops from a Monday's morning on, with recorded loads."""
+    logs = read(recordings / "library-desktops")
+    start, everyone = (8 + seed % 8) * WEEK_S + MORNING_S, np.arange(logs.n_devices)
+    there = appearing(logs, everyone, start, history_s=0.0, hours_s=HOURS_S)
+    drawn = np.sort(np.random.default_rng(seed).choice(there, DESKTOPS, replace=False))
+    stated = TraceSet.constant(1, compute=SPEED, downlink_bit_per_s=WIRED, uplink_bit_per_s=WIRED)
+    return TraceSet.compose(
+        availability=logs.take(drawn),
+        compute=stated,
+        background=read(recordings / "planetlab-cpu.tar.gz"),
+        network=stated,
+        n=DESKTOPS,
+        seed=seed,
+        days=1,
+    ).between(start, start + HOURS_S)
+
+
+@cache
+def read(path: Path) -> TraceSet:
+    """Return a recording."""
+    return TraceSet.read(path)
+
+
+def generated(recordings: Path, seed: int) -> None:
+    """Return nothing: the sites of the seed."""
+
+
+PLACES = {
+    "250 MB": Place(traces=generated, n_bytes=250_000_000, until_s=3600.0),
+    "250 MB, replies in int4": Place(
+        traces=generated, n_bytes=250_000_000, until_s=3600.0, stages=[Compression("int4")]
+    ),
+    "25 MB, recorded LTE": Place(traces=over_lte, n_bytes=25_000_000, until_s=7200.0),
+    "25 MB, 16 recorded desktops": Place(
+        traces=desktops, n_bytes=25_000_000, until_s=1800.0, n=DESKTOPS
+    ),
+}
+ARMS = {f"{place}: {method}": (place, method) for place in PLACES for method in RATES}
+
+
+def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
+    """Return what one run reached; as `sites.strategies.curve`.
+
+    Args:
+        of: arm, rate and seed.
+        text: path of the plays.
+        recordings: folder of them.
+    """
+    arm, rate, seed = of
+    place, method = PLACES[ARMS[arm][0]], ARMS[arm][1]
+    options: dict[str, Any] = {"server_optimizer": SGD(rate), "stages": place.stages}
+    strategy: StaleStrategy = (
+        FedBuff(place.n, IN_BUFFER, **options) if method == "buffer" else FedAvg(place.n, **options)
+    )
+    grid_of = partial(
+        sites,
+        n_bytes=place.n_bytes,
+        until_s=place.until_s,
+        seed=seed,
+        traces=place.traces(recordings, seed),
+    )
+    return curve(strategy, seed, text, grid_of, place.until_s)
+
+
+def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+    """Return a row for each place.
+
+    Args:
+        best: rate of each arm.
+        kept: what the runs reached.
+    """
+    rows = []
+    for name, place in PLACES.items():
+        row: dict[str, Any] = {"place": name, "seeds": list(SEEDS), "hours": place.until_s / 3600}
+        losses = {}
+        for method, rates in RATES.items():
+            arm = f"{name}: {method}"
+            runs = [kept[[arm, best[arm], seed]] for seed in SEEDS]
+            losses[method] = [loss_at(found, 0, place.until_s) for found in runs]
+            row |= {
+                f"{method}_rate": best[arm],
+                f"{method}_is_end": best[arm] in (rates[0], rates[-1]),
+                f"{method}_loss": float(np.mean(losses[method])),
+                f"{method}_jobs": float(np.mean([found[-1][1] for found in runs])),
+            }
+        row["difference"] = difference(losses["buffer"], losses["rounds"])
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Choose rates, measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plays", type=Path)
+    parser.add_argument("recordings", type=Path, help="folder of published recordings")
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    kept = Kept(args.keep)
+    best = measured(
+        partial(run, text=str(args.plays.resolve()), recordings=args.recordings.resolve()),
+        {arm: RATES[method] for arm, (_, method) in ARMS.items()},
+        tuning_seeds=(TUNING_SEED,),
+        loss=lambda found: float(found[-1][2]),
+        kept=kept,
+        jobs=args.jobs,
+    )
+    rows = rows_of(best, kept)
+    for row in rows:
+        print(row)
+    write_result("site_links", rows, command="python benchmarks/sites/links.py PLAYS RECORDINGS")
+
+
+if __name__ == "__main__":
+    main()
