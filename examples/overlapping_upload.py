@@ -1,14 +1,15 @@
 """Let devices train on while a reply is on its way, and see what that is worth.
 
 Delayed averaging: a device goes on from the model that it received last and its own newest change,
-and answers the next message with the change since. That message finds its training done, or begun,
-and asks only for the rest of it. The change then stands on a version that is a job older.
+and answers the next message with the model of that message and the change since. That message finds
+its training done, or begun, and asks only for the rest of it. The change is that of a version which
+is a job older.
 """
 
 from contextlib import suppress
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from sklearn.datasets import load_digits
@@ -44,11 +45,12 @@ def overlapping(message: Message, context: Context, call_next: ClientAppCallable
     begun = context.state.array_records.get("begun", received)
     message.content["arrays"] = begun
     reply = call_next(message, context)
-    change = reply.content.array_records["arrays"]["weights"].numpy() - begun["weights"].numpy()
-    on = Array(received["weights"].numpy() + change)
-    context.state["begun"] = ArrayRecord({"weights": on})
-    reply.content["arrays"] = ArrayRecord({"weights": Array(change)})
-    reply.content["about"] = ConfigRecord({"fedstale.update": "delta"})
+    ended = reply.content.array_records["arrays"]
+    moved = {
+        name: Array(received[name].numpy() + (ended[name].numpy() - begun[name].numpy()))
+        for name in received
+    }
+    context.state["begun"] = reply.content["arrays"] = ArrayRecord(moved)
     return reply
 
 
@@ -57,8 +59,9 @@ class Ahead:
 
     grid: TraceGrid
 
-    def __init__(self, traces: TraceSet) -> None:
-        self.traces, self.ready = traces, np.full(N, np.inf)
+    def __init__(self, traces: TraceSet, work: float, model_bytes: int) -> None:
+        self.traces, self.work, self.model_bytes = traces, work, model_bytes
+        self.ready = np.full(traces.n_devices, np.inf)
 
     def __call__(self, message: Message) -> float:
         """Return the work units of a message that is sent now."""
@@ -68,19 +71,19 @@ class Ahead:
             start, end = self.traces.channel("availability").window_at_or_after(device, since)
             if start[0] <= since[0] and arrives <= end[0]:  # else it was lost
                 done = float(self.traces.channel("compute").integral(device, since, arrives)[0])
-        self.ready[device] = self.trip(device, left := max(WORK - done, 0.0))
+        self.ready[device] = self.trip(device, left := max(self.work - done, 0.0))
         return left
 
     def trip(self, device: list[int], work: float) -> float:
         """Return when a device would have done some work; inf if it went offline before."""
-        job = Job(work=work, download_bytes=MODEL_BYTES, upload_bytes=0)
+        job = Job(work=work, download_bytes=self.model_bytes, upload_bytes=0)
         return float(self.traces.trips(device, [self.grid.now()], job).trained[0])
 
 
 def run(seed: int, *, overlaps: bool) -> tuple[float, int, float]:
     """Return the hours to the target, the replies, and how stale updates are in the mean."""
     traces = TraceSet.synthetic(N, days=1, seed=seed)
-    app, ahead = ClientApp(mods=[overlapping] if overlaps else []), Ahead(traces)
+    app, ahead = ClientApp(mods=[overlapping] if overlaps else []), Ahead(traces, WORK, MODEL_BYTES)
     app.train()(train)
     grid = ahead.grid = TraceGrid(
         traces,

@@ -2,10 +2,11 @@
 
 The transformer and the jobs of `strategies.py`, elsewhere: a model that stands for 250 MB on wired
 links, the same with replies in int4, 25 MB over recorded LTE links, and sixteen recorded desktops
-of a library, which are sites while nobody sits at them. Both methods have the server's rate, of
-three, with the lowest loss in the end on a seed that is not used again. What is reported comes from
-five other seeds, paired with the buffer: the loss in nats a character on held-out text of all
-sites, after the same time.
+of a library, which are sites while nobody sits at them. Where replies are in int4, sites also train
+on while their replies travel (examples/overlapping_upload.py), at the best of three rates on a seed
+that is not used again. The others have the rate that was best in `strategies.py`. What is reported
+comes from five other seeds, paired with the buffer: the loss in nats a character on held-out text
+of all sites, after the same time.
 
 Run it with: python benchmarks/sites/links.py PLAYS RECORDINGS [--keep FILE] [--jobs N]
 """
@@ -16,24 +17,31 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
 
+from fedstale.client import CompressionMod
+from fedstale.simulation import TraceGrid
 from fedstale.strategies import Compression, FedAvg, FedBuff, Stage, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.traces import TraceSet
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "examples")]
+from overlapping_upload import Ahead, overlapping
+
 from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from lab.training import appearing
-from sites.run import IN_BUFFER, SEEDS, N, Run, measured, sites
+from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, measured, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
-RATES = {"buffer": (0.35, 0.5, 0.7), "rounds": (0.7, 1.0, 1.4)}
+RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7)}
 SPEED, WIRED = 6.0, 100e6
 """Of desktops, in work units and bits a second; no recording has either."""
 WEEK_S, MORNING_S, HOURS_S, DESKTOPS = 7 * 24 * 3600.0, 10 * 3600.0, 4 * 3600.0, 16
@@ -44,12 +52,13 @@ WEEK_S, MORNING_S, HOURS_S, DESKTOPS = 7 * 24 * 3600.0, 10 * 3600.0, 4 * 3600.0,
 class Place:
     """Where a model is trained, for how long, and with which stages."""
 
-    traces: Callable[[Path, int], TraceSet | None]
-    """Takes the folder of recordings and a seed; None is for generated sites."""
+    traces: Callable[[Path, int], TraceSet]
+    """Takes the folder of recordings and a seed."""
     n_bytes: int
     until_s: float
     n: int = N
     stages: Sequence[Stage] = ()
+    methods: Sequence[str] = ("buffer", "rounds")
 
 
 def over_lte(recordings: Path, seed: int) -> TraceSet:
@@ -83,21 +92,30 @@ def read(path: Path) -> TraceSet:
     return TraceSet.read(path)
 
 
-def generated(recordings: Path, seed: int) -> None:
-    """Return nothing: the sites of the seed."""
+def generated(recordings: Path, seed: int) -> TraceSet:
+    """Return generated sites."""
+    return TraceSet.synthetic(N, seed=seed, population="sites")
 
 
 PLACES = {
     "250 MB": Place(traces=generated, n_bytes=250_000_000, until_s=3600.0),
     "250 MB, replies in int4": Place(
-        traces=generated, n_bytes=250_000_000, until_s=3600.0, stages=[Compression("int4")]
+        traces=generated,
+        n_bytes=250_000_000,
+        until_s=3600.0,
+        stages=[Compression("int4")],
+        methods=list(RATES),
     ),
     "25 MB, recorded LTE": Place(traces=over_lte, n_bytes=25_000_000, until_s=7200.0),
     "25 MB, 16 recorded desktops": Place(
         traces=desktops, n_bytes=25_000_000, until_s=1800.0, n=DESKTOPS
     ),
 }
-ARMS = {f"{place}: {method}": (place, method) for place in PLACES for method in RATES}
+ARMS = {
+    f"{name}: {method}": (name, method)
+    for name, place in PLACES.items()
+    for method in place.methods
+}
 
 
 def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
@@ -112,41 +130,52 @@ def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
     place, method = PLACES[ARMS[arm][0]], ARMS[arm][1]
     options: dict[str, Any] = {"server_optimizer": SGD(rate), "stages": place.stages}
     strategy: StaleStrategy = (
-        FedBuff(place.n, IN_BUFFER, **options) if method == "buffer" else FedAvg(place.n, **options)
+        FedAvg(place.n, **options) if method == "rounds" else FedBuff(place.n, IN_BUFFER, **options)
     )
-    grid_of = partial(
-        sites,
-        n_bytes=place.n_bytes,
-        until_s=place.until_s,
-        seed=seed,
-        traces=place.traces(recordings, seed),
-    )
+    traces = place.traces(recordings, seed)
+
+    def grid_of(client: ClientApp, config: UserConfig) -> TraceGrid:
+        costs = {"n_bytes": place.n_bytes, "until_s": place.until_s, "seed": seed}
+        if method != "buffer, overlapping":
+            return sites(client, config, traces=traces, **costs)
+        client, ahead = (
+            ClientApp(mods=[CompressionMod(), overlapping]),
+            Ahead(traces, WORK, place.n_bytes),
+        )
+        client.train()(import_module("letters_app.client_app").train)
+        ahead.grid = sites(client, config, traces=traces, work=ahead, **costs)
+        return ahead.grid
+
     return curve(strategy, seed, text, grid_of, place.until_s)
 
 
 def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
-    """Return a row for each place.
+    """Return a row for each arm, paired with the buffer in the same place.
 
     Args:
-        best: rate of each arm.
+        best: rate of each.
         kept: what the runs reached.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, place in PLACES.items():
-        row: dict[str, Any] = {"place": name, "seeds": list(SEEDS), "hours": place.until_s / 3600}
-        losses = {}
-        for method, rates in RATES.items():
-            arm = f"{name}: {method}"
+        losses: dict[str, list[float]] = {}
+        for method in place.methods:
+            arm, rates = f"{name}: {method}", RATES[method]
             runs = [kept[[arm, best[arm], seed]] for seed in SEEDS]
             losses[method] = [loss_at(found, 0, place.until_s) for found in runs]
-            row |= {
-                f"{method}_rate": best[arm],
-                f"{method}_is_end": best[arm] in (rates[0], rates[-1]),
-                f"{method}_loss": float(np.mean(losses[method])),
-                f"{method}_jobs": float(np.mean([found[-1][1] for found in runs])),
-            }
-        row["difference"] = difference(losses["buffer"], losses["rounds"])
-        rows.append(row)
+            rows.append(
+                {
+                    "place": name,
+                    "method": method,
+                    "hours": place.until_s / 3600,
+                    "rate": best[arm],
+                    "is_end": len(rates) > 1 and best[arm] in (rates[0], rates[-1]),
+                    "seeds": list(SEEDS),
+                    "jobs": float(np.mean([found[-1][1] for found in runs])),
+                    "loss": float(np.mean(losses[method])),
+                    "difference": difference(losses["buffer"], losses[method]),
+                }
+            )
     return rows
 
 

@@ -95,7 +95,7 @@ def check(
         for finding in found:
             typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
         if not findings and not is_faulty:
-            typer.echo(f"{name}: nothing found that would go wrong")
+            typer.echo(f"{name}: no fault found")
     if is_faulty:
         raise typer.Exit(1)
 

@@ -201,3 +201,23 @@ def test_a_run_with_a_limit_goes_on_from_a_checkpoint(tmp_path):
 def test_a_limit_is_a_number_of_bytes(limit):
     with pytest.raises(ConfigError, match=r"version_memory_bytes = .*a whole number of bytes"):
         StaleStrategy(checkpoints=Checkpoints(version_memory_bytes=limit))
+
+
+def test_a_version_lies_in_the_record_that_was_made_of_it():
+    arrays = {
+        "none": np.zeros((0, 3)),
+        "one": np.array(3.0, np.float32),
+        "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "swapped": np.arange(3, dtype=">f4"),
+        "counts": np.array([True, False]),
+        "half": np.ones((2, 2), np.float16),
+    }
+    version = Snapshot.of(record(**arrays))
+    before = {name: x.copy() for name, x in (version.floats | version.counts).items()}
+    sent = version.record()
+    version.share(sent)
+    for name, x in (version.floats | version.counts).items():
+        assert (x.dtype, x.shape) == (before[name].dtype, before[name].shape)
+        np.testing.assert_array_equal(x, before[name])
+    assert not version.counts["counts"].flags.owndata
+    assert version.record() == sent
