@@ -1,0 +1,178 @@
+"""What codistillation brings pools of sites with different networks, beside simpler ways.
+
+Twelve synthetic sites in three pools train `examples/pools` for 40 minutes of virtual time, all the
+time but for outages. A job takes 20 steps on 16 images of the site, and under codistillation on
+16 public ones as well, which costs twice the work. Digits are 1,797, of which the sites have three
+fifths; of Fashion-MNIST they are 6,000. Labels are uneven among the sites of a pool (Dirichlet,
+0.3), and pools are alike or have different classes (Dirichlet, 0.1).
+
+Each arm has the best of four settings, by the mean accuracy of its networks on seeds that are not
+used again: the learning rate, or under codistillation, at 0.2, the weight of the predictions and
+the versions between exchanges. What is reported comes from five other seeds: accuracies on images
+of all classes that no site has, as means of the last five versions, paired with codistillation.
+
+Run it with: python benchmarks/pools/run.py [FOLDER OF FASHION-MNIST] [--keep FILE] [--jobs N]
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedstale
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.curves import difference
+from lab.kept import Kept
+from lab.results import write_result
+from sites.run import SEEDS, N, Run, measured
+
+APP = Path(__file__).parents[2] / "examples" / "pools"
+UNTIL, LAST, PUBLIC, FEW = "40m", 5, 300, 30
+TUNING_SEEDS = {"digits": (101, 102), "Fashion-MNIST": (101,)}
+POOLS = {"alike": 100.0, "of different classes": 0.1}
+"""Concentration of the classes between pools."""
+Config = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A way to train, before the best of its settings is chosen."""
+
+    data: str
+    pools: str
+    method: str
+    tries: tuple[Config, ...]
+    public: int = PUBLIC
+
+
+TOLD = "codistillation"
+EXCHANGES = tuple(
+    {"distillation": weight, "exchange-every": every, "learning-rate": 0.2}
+    for weight in (1.0, 4.0)
+    for every in (2, 8)
+)
+APART = tuple({"learning-rate": rate, "exchange-every": 0} for rate in (0.05, 0.1, 0.2, 0.4))
+METHODS = {
+    TOLD: EXCHANGES,
+    "each pool alone": APART,
+    "small for all": tuple({**each, "pools": "small"} for each in APART),
+}
+
+
+def arms(data: str) -> dict[str, Arm]:
+    """Return the arms of a data set, by name."""
+    made = [
+        Arm(data=data, pools=pools, method=method, tries=tries)
+        for pools in POOLS
+        for method, tries in METHODS.items()
+    ]
+    if data == "digits":
+        few = (Arm(data=data, pools=p, method=TOLD, tries=EXCHANGES, public=FEW) for p in POOLS)
+        made += few
+    return {f"{data}, {arm.pools}, {arm.method}, {arm.public}": arm for arm in made}
+
+
+ARMS = {name: arm for data in TUNING_SEEDS for name, arm in arms(data).items()}
+
+
+def run(of: Run, folder: str) -> dict[str, float]:
+    """Return what one run reached: accuracies, versions, and megabytes a job.
+
+    Args:
+        of: arm, number of the setting, and seed.
+        folder: of Fashion-MNIST.
+    """
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    name, i, seed = of
+    arm = ARMS[name]
+    config = {
+        **arm.tries[int(i)],
+        "data": "" if arm.data == "digits" else folder,
+        "pool-alpha": POOLS[arm.pools],
+        "public": arm.public,
+        "num-server-rounds": 10**6,
+        "seed": seed,
+    }
+    found = fedstale.simulate(
+        APP,
+        traces=f"synthetic:{N}@sites",
+        until=UNTIL,
+        seed=seed,
+        run_config=config,
+        executor="inline",
+        workers=1,
+        progress=False,
+    )
+    measured = found.metrics[found.metrics["source"] == "server"].sort_values("version")
+    last = measured.groupby("name")["value"].apply(lambda values: float(values[-LAST:].mean()))
+    jobs = found.jobs[found.jobs["aggregated_version"] > 0]
+    n_bytes = jobs["downloaded_bytes"] + jobs["uploaded_bytes"]
+    about = {"versions": int(measured["version"].max()), "megabytes": float(n_bytes.mean()) / 1e6}
+    return {**last.to_dict(), **about}
+
+
+def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+    """Return a row for each arm, paired with codistillation on as many public images as there are.
+
+    Args:
+        best: number of each arm's setting.
+        kept: what the runs reached.
+    """
+    runs = {name: [kept[[name, i, seed]] for seed in SEEDS] for name, i in best.items()}
+    rows = []
+    for name, each in runs.items():
+        arm = ARMS[name]
+        told = runs[f"{arm.data}, {arm.pools}, {TOLD}, {PUBLIC}"]
+        base = [found["accuracy"] for found in told]
+        row: dict[str, Any] = {
+            "data": arm.data,
+            "pools": arm.pools,
+            "method": arm.method,
+            "public": arm.public,
+            "setting": arm.tries[int(best[name])],
+            "seeds": list(SEEDS),
+            **{key: float(np.mean([found[key] for found in each])) for key in each[0]},
+        }
+        for key in ("accuracy", "ensemble_accuracy"):
+            row[f"{key}_difference"] = difference(base, [found[key] for found in each])
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Choose settings, measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default="", help="of the files of Fashion-MNIST")
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    kept, rows = Kept(args.keep), []
+    for data, seeds in TUNING_SEEDS.items():
+        if data != "digits" and not args.folder:
+            print(f"{data} is left out: no folder of its files was given")
+            continue
+        best = measured(
+            partial(run, folder=args.folder),
+            {name: range(len(arm.tries)) for name, arm in arms(data).items()},
+            tuning_seeds=seeds,
+            loss=lambda found: -float(found["accuracy"]),
+            kept=kept,
+            jobs=args.jobs,
+        )
+        rows += rows_of(best, kept)
+    for row in rows:
+        print(row)
+    write_result("pools", rows, command="python benchmarks/pools/run.py FOLDER")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Codistillation between pools of sites with different networks, as a Flower app."""
