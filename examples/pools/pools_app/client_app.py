@@ -22,7 +22,7 @@ def train(message: Message, context: Context) -> Message:
     names = task.pools(config)
     pool = str(context.node_config.get("pool", names[site % len(names)]))
     public, data = task.images(config).public, task.own(config, site, n_sites)
-    others, weight = predicted(message, public), float(config["distillation"])
+    others, share = predicted(message, public), float(config["distillation"])
     received = of_pool(message.content.array_records["arrays"], pool)
     network = task.network(pool, public.shape[-1], received)
     steps = local_steps(message, 1, int(config["local-steps"]))
@@ -36,7 +36,8 @@ def train(message: Message, context: Context) -> Message:
             return of_labels
         some = torch.from_numpy(rng.integers(len(public), size=batch_size))
         told = network(public[some]).log_softmax(dim=1)
-        return of_labels + weight * kl_div(told, others[some], reduction="batchmean")
+        of_others = kl_div(told, others[some], reduction="batchmean")
+        return (1 - share) * of_labels + share * of_others
 
     mean = client.train(
         network,
