@@ -47,6 +47,10 @@ TOUCHED = {
         (PAGES, *system("project", "journeys/test_owner_of_a_log.py")),
     ),
     "examples/": system("project/test_examples.py"),
+    "examples/pools/": (
+        PAGES,
+        *system("project/test_pools_app.py", "deployment/test_pools_at_work.py"),
+    ),
     "fedstale/apps/": system("apps", "project/test_examples.py", "deployment/test_flwr_run.py"),
     "fedstale/apps/letters/": system("apps", "deployment/test_sites_at_work.py"),
     "fedstale/apps/template/": system(

@@ -177,14 +177,16 @@ def test_predictions_are_those_of_the_version_that_they_say_for_as_long_as_they_
 ):
     nodes = {node: Site(node, pool, delay=1.0 + node / 7) for node, pool in SITES.items()}
     every = 3
-    models, grid = run(make(stages=[pools.Pools(PUBLIC, predict, every=every)]), nodes, n=11)
-    assert not grid.refused
+    stage = pools.Pools(PUBLIC, predict, every=every)
+    models, grid = run(make(stages=[stage], min_evaluate_nodes=2), nodes, n=11)
+    assert all("late" in reason for _, reason in grid.refused), "the run does not wait for them"
     told = {}
     for _, message in grid.sent:
         version, (held, said) = int(message.metadata.group_id), about(message)
         pool = SITES[message.metadata.dst_node_id]
-        assert ("predictions" in held) == (version >= every)
-        if version < every:
+        trains = message.metadata.message_type == "train"
+        assert ("predictions" in held) == (trains and version >= every)
+        if "predictions" not in held:
             continue
         assert said.pop("public") == pools.digest(PUBLIC)
         (other,) = set(SHAPES) - {pool}
@@ -314,14 +316,20 @@ def test_a_bad_reply_is_rejected_alone_and_the_others_are_merged(pools, bad):
         assert_close(models[3], mean_of(SITES, models[2], pool))
 
 
-def test_a_rejected_first_reply_settles_no_pool(pools):
+FIRST = {
+    "NaN": {k: x * np.nan for k, x in model().items() if k.startswith("deep.")},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("bad", FIRST)
+def test_a_rejected_first_reply_settles_no_pool(pools, bad):
     nodes = sites()
 
     class Undecided(Site):
         def __call__(self, message, grid):
             if message.metadata.group_id == "0":
-                changes = {k: x * np.nan for k, x in model().items() if k.startswith("deep.")}
-                return self.delay, self.reply(changes)
+                return self.delay, self.reply(FIRST[bad])
             return super().__call__(message, grid)
 
     nodes[3] = Undecided(3, "flat")
