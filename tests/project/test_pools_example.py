@@ -188,7 +188,7 @@ def test_predictions_are_those_of_the_version_that_they_say_for_as_long_as_they_
         assert ("predictions" in held) == (trains and version >= every)
         if "predictions" not in held:
             continue
-        assert said.pop("public") == pools.digest(PUBLIC)
+        assert said.pop(pools.PUBLIC) == pools.digest(PUBLIC)
         (other,) = set(SHAPES) - {pool}
         assert set(held["predictions"]) == set(said) == {other}
         assert 0 <= version - said[other] < every
@@ -275,6 +275,13 @@ def only(names):
     return lambda site, changes: site.reply({k: x for k, x in changes.items() if k in names})
 
 
+def elsewhere(site, _):
+    """Return a reply with a whole model in a record of another name."""
+    found = site.reply({k: np.ones_like(x) for k, x in model().items()})
+    found["weights"] = found.pop("arrays")
+    return found
+
+
 def as_pool(pool):
     def reply(site, changes):
         return site.reply({k: np.ones_like(x) for k, x in model().items() if k.startswith(pool)})
@@ -286,6 +293,7 @@ BAD = {
     "another pool's": (as_pool("deep."), "pool 'flat'"),
     "of all pools": (as_pool(""), "pool 'flat'"),
     "of no such pool": (lambda s, _: s.reply({"none.w": np.ones(2)}), "pool 'flat'"),
+    "another record": (elsewhere, "'arrays'"),
     "nothing": (only(()), "pool 'flat'"),
     "whole arrays": (lambda s, changes: s.reply(changes, "weights"), "expected changes"),
     "another shape": (lambda s, _: s.reply({"flat.w": np.ones((3, 2), np.float32)}), "shape"),
@@ -317,8 +325,9 @@ def test_a_bad_reply_is_rejected_alone_and_the_others_are_merged(pools, bad):
 
 
 FIRST = {
-    "NaN": {k: x * np.nan for k, x in model().items() if k.startswith("deep.")},
-    "nothing": {},
+    "NaN": lambda s: s.reply({k: x * np.nan for k, x in model().items() if k.startswith("deep.")}),
+    "nothing": lambda site: site.reply({}),
+    "another record": lambda site: elsewhere(site, None),
 }
 
 
@@ -329,7 +338,7 @@ def test_a_rejected_first_reply_settles_no_pool(pools, bad):
     class Undecided(Site):
         def __call__(self, message, grid):
             if message.metadata.group_id == "0":
-                return self.delay, self.reply(FIRST[bad])
+                return self.delay, FIRST[bad](self)
             return super().__call__(message, grid)
 
     nodes[3] = Undecided(3, "flat")

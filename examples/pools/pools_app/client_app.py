@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from fedstale.apps import client
 from fedstale.client import local_steps
 from pools_app import task
-from pools_app.stage import digest, of_pool, with_prefix
+from pools_app.stage import PUBLIC, digest, of_pool, with_prefix
 
 app = ClientApp()
 
@@ -66,7 +66,7 @@ def predicted(message: Message, public: Tensor) -> Tensor | None:
     """
     if "predictions" not in message.content:
         return None
-    if message.content["predicted"]["public"] != digest(public.numpy()):
+    if message.content["predicted"][PUBLIC] != digest(public.numpy()):
         raise ValueError(
             f"the public images of this site, of shape {tuple(public.shape)}, are not those of the "
             "server: expected the same in the same order; set public, data and seed as there"

@@ -19,7 +19,6 @@ from fedstale.errors import ConfigError
 from fedstale.strategies import Adapters, Compression, Privacy, Stage, StaleStrategy
 from fedstale.strategies.server import UPDATE_KEY, records_in
 from fedstale.strategies.stages import StageRun
-from fedstale.strategies.stages.base import Remade
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
@@ -35,6 +34,8 @@ from fedstale.strategies.weighting import ByAge
 
 logger = logging.getLogger(__name__)
 
+PUBLIC = "public.digest"
+"""Key of what says which public inputs were predicted, beside the versions of pools."""
 Predict = Callable[[str, ArrayRecord, Array], Array]
 
 
@@ -80,7 +81,7 @@ class Pools(Stage):
     def __init__(self, public: Array, predict: Predict, *, every: int) -> None:
         require_count("Pools.every", every, "an integer >= 0 (0 exchanges nothing)", least=0)
         self.every, self._public, self._predict = every, public, predict
-        self._digest, self._remade = digest(public), Remade()
+        self._digest = digest(public)
         self._pools: dict[int, str] = {}
         """Of the nodes that an update was accepted from."""
         self._predictions: dict[str, tuple[int, Array]] = {}
@@ -124,21 +125,15 @@ class Pools(Stage):
         if pool is None:
             return content
 
-        def fill(made: RecordDict) -> None:
-            made[self._key] = ArrayRecord(with_prefix(of_pool(arrays, pool), pool))
-            others = {
-                name: (version, predicted)
-                for name, (version, predicted) in self._predictions.items()
-                if name != pool and version
-            }
-            if job.purpose == "train" and others:
-                made["predictions"] = ArrayRecord(
-                    {k: FlowerArray(x) for k, (_, x) in others.items()}
-                )
-                versions = {name: version for name, (version, _) in others.items()}
-                made["predicted"] = ConfigRecord({**versions, "public": self._digest})
-
-        return self._remade.of(content, fill, pool)
+        own = ArrayRecord(with_prefix(of_pool(arrays, pool), pool))
+        made = RecordDict({**content, self._key: own})
+        others = {k: each for k, each in self._predictions.items() if k != pool and each[0]}
+        if job.purpose == "train" and others:
+            predictions = {name: FlowerArray(x) for name, (_, x) in others.items()}
+            versions = {name: version for name, (version, _) in others.items()}
+            made["predictions"] = ArrayRecord(predictions)
+            made["predicted"] = ConfigRecord({**versions, PUBLIC: self._digest})
+        return made
 
     def _start(self, arrays: ArrayRecord) -> None:
         """Take note of the first model, whose pools must predict what can be compared.
@@ -203,9 +198,12 @@ class Pools(Stage):
         Raises:
             RejectionError: it does not hold the changes of one pool, which is the node's.
         """
+        if job.purpose != "train":
+            return
         record = content.get(self._key)
-        if job.purpose != "train" or not isinstance(record, ArrayRecord):
-            return  # validation says so
+        if not isinstance(record, ArrayRecord):
+            # Validation takes an only ArrayRecord of any name, which might be of all pools.
+            raise RejectionError("pool", f"no ArrayRecord {self._key!r}: expected that of one pool")
         theirs = next(iter(record), "").partition(".")[0]
         pool = self._pools.get(job.node_id, theirs)
         wanted = {name for name in self._like if name.partition(".")[0] == pool}

@@ -107,6 +107,7 @@ def furnished(tmp_path_factory):
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
     (folder / "log.csv").write_text("who,from,to\na,2024-06-01 08:00,2024-06-01 09:00\n")
     write_clothes(folder / "clothes")
+    (folder / "examples").symlink_to(ROOT / "examples")
     speech = "To be, or not to be, that is the question.\n" * 800
     (folder / "plays.txt").write_text(f"HAMLET:\n{speech}", encoding="utf-8")
     for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():

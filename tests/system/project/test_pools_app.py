@@ -130,7 +130,7 @@ def test_a_pool_of_another_name_is_refused_with_the_ones_that_there_are():
 
 def predictions(stage, public, others):
     content = RecordDict({"predictions": ArrayRecord([np.asarray(x) for x in others])})
-    content["predicted"] = ConfigRecord({"public": stage.digest(public)})
+    content["predicted"] = ConfigRecord({stage.PUBLIC: stage.digest(public)})
     return Message(content, 1, "train")
 
 
