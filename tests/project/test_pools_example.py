@@ -199,6 +199,13 @@ def test_predictions_are_those_of_the_version_that_they_say_for_as_long_as_they_
     assert any(version > of for version, of in told.items())
 
 
+def test_nothing_is_sent_of_what_a_pool_without_sites_would_predict(pools):
+    nodes = {node: site for node, site in sites().items() if site.pool == "flat"}
+    models, grid = run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=1)]), nodes)
+    assert len(models) == 4
+    assert not any("predictions" in message.content for _, message in grid.sent)
+
+
 # What ends a run before it starts, and what does not end it.
 
 

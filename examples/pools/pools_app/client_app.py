@@ -19,8 +19,7 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Return what some steps have changed in the network of this site's pool."""
     config, (site, n_sites) = context.run_config, client.place(context)
-    names = task.pools(config)
-    pool = str(context.node_config.get("pool", names[site % len(names)]))
+    pool = task.pool(config, site, context.node_config)
     public, data = task.images(config).public, task.own(config, site, n_sites)
     others, share = predicted(message, public), float(config["distillation"])
     received = of_pool(message.content.array_records["arrays"], pool)

@@ -70,8 +70,8 @@ class Pools(Stage):
         public: inputs that server and sites have; the first axis is the inputs.
         predict: returns the probabilities of the classes, shape (inputs, classes), by pool, its
             arrays and the inputs.
-        every: versions, >= 1; 0 exchanges nothing. Of the first model nothing is sent, since it
-            knows nothing.
+        every: versions, >= 1; 0 exchanges nothing. Of a network that no site has trained nothing
+            is sent.
     """
 
     needs_start = True
@@ -152,13 +152,15 @@ class Pools(Stage):
             self._exchange(arrays, 0)
 
     def _exchange(self, arrays: ArrayRecord, version: int) -> None:
-        """Let each pool predict; where one cannot any more, its last predictions stay.
+        """Let each pool predict that was trained; where one no longer can, its last ones stay.
 
         Raises:
             ConfigError: it cannot from the first.
         """
-        self._made = version
+        self._made, trained = version, set(self._pools.values())
         for pool in dict.fromkeys(name.partition(".")[0] for name in self._like):
+            if version and pool not in trained:
+                continue
             try:
                 self._predictions[pool] = version, self._predicted(pool, of_pool(arrays, pool))
             except ConfigError as problem:

@@ -59,6 +59,15 @@ def pools(config: UserConfig) -> list[str]:
     return names
 
 
+def pool(config: UserConfig, site: int, node_config: UserConfig) -> str:
+    """Return the pool of a site: that of its node config, or else one in turn."""
+    names = pools(config)
+    found = str(node_config.get("pool", names[site % len(names)]))
+    if found not in names:
+        raise ValueError(f"pool = {found!r} in the node config: expected {'|'.join(names)}")
+    return found
+
+
 def network(pool: str, side: int, arrays: ArrayRecord | None = None, seed: int = 0) -> nn.Module:
     """Return the network of a pool with some weights, else with those that a seed draws."""
     with torch.random.fork_rng(devices=[]):

@@ -113,6 +113,14 @@ def test_a_node_config_may_say_the_pool():
     assert len(set(accuracies(found, "accuracy_conv"))) > 1
 
 
+def test_a_site_whose_node_config_says_another_pool_is_told_which_there_are():
+    tables = {"device-0": {"pool": "huge"}}
+    found = simulated(node_config=tables, run_config={"num-server-rounds": 1})
+    (reason,) = found.jobs.loc[found.jobs["node_id"] == 1000, "reason"]
+    assert "'huge' in the node config: expected small|wide|conv" in reason
+    assert (found.jobs["status"] == "reported").sum() == 5
+
+
 def test_one_network_for_all_exchanges_nothing():
     found = simulated(run_config={"pools": "small"})
     assert found.status == "finished"
