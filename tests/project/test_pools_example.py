@@ -135,22 +135,31 @@ def test_a_pool_reaches_what_fedavg_of_it_alone_does(pools, pool, normalise):
         assert_close(together[1], mean_of(SITES, model(), pool))
 
 
-def test_a_step_without_a_pool_leaves_its_arrays_as_they_are(pools):
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_step_moves_each_pool_by_the_mean_of_what_it_sent_and_no_other(pools, size):
     nodes = {node: Site(node, pool, delay=1.0 + node / 7) for node, pool in SITES.items()}
-    models, grid = run(FedBuff(5, 1, stages=[pools.Pools(PUBLIC, predict, every=2)]), nodes, n=12)
-    merged = {grid.sent[int(i[1:])][1].metadata.dst_node_id: facts for i, facts in grid.merged}
-    assert len(merged) == 5
-    stale = 0
+    stage = pools.Pools(PUBLIC, predict, every=2)
+    models, grid = run(FedBuff(5, size, stages=[stage]), nodes, n=12)
+    moves, stale = {}, 0
     for message_id, facts in grid.merged:
         node = grid.sent[int(message_id[1:])][1].metadata.dst_node_id
-        before, after = models[facts["version"] - 1], models[facts["version"]]
         base = models[facts["base_version"]]
-        for name, x in before.items():
-            moved = (model(node)[name] - base[name]) / 3 * facts["weight"]
-            own = name.startswith(f"{SITES[node]}.")
-            np.testing.assert_allclose(after[name], x + moved if own else x, atol=1e-6 * own)
+        for name in SHAPES[SITES[node]]:
+            full = f"{SITES[node]}.{name}"
+            moved = facts["weight"] * (model(node)[full] - base[full]) / 3
+            moves.setdefault((facts["version"], full), []).append(moved)
         stale += facts["staleness"]
     assert stale > 0
+    untouched = 0
+    for version in range(1, 13):
+        for name, before in models[version - 1].items():
+            if (version, name) in moves:
+                after = before + np.mean(moves[version, name], axis=0)
+                np.testing.assert_allclose(models[version][name], after, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(models[version][name], before)
+                untouched += 1
+    assert untouched or size > 1
 
 
 # What is sent.
