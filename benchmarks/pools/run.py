@@ -7,10 +7,10 @@ fifths; of Fashion-MNIST they are 6,000. Labels are uneven among the sites of a 
 0.3), and pools are alike or have different classes (Dirichlet, 0.1).
 
 Each arm has the best of four settings, by the mean accuracy of its networks on a seed that is not
-used again: the learning rate, or under codistillation, at 0.4, the share of the predictions in the
-loss and the versions between exchanges. What is reported comes from five other seeds: accuracies on
-images of all classes that no site has, as means of the last five versions, paired with
-codistillation.
+used again: the learning rate, or under codistillation, at the third of these rates, the share of
+the predictions in the loss and the versions between exchanges. What is reported comes from five
+other seeds: accuracies on images of all classes that no site has, as means of the last five
+versions, paired with codistillation.
 
 Run it with: python benchmarks/pools/run.py [FOLDER OF FASHION-MNIST] [--keep FILE] [--jobs N]
 """
@@ -37,7 +37,7 @@ from sites.run import SEEDS, N, Run, measured
 
 APP = Path(__file__).parents[2] / "examples" / "pools"
 UNTIL, LAST, PUBLIC, FEW = "20m", 5, 300, 30
-DATA, TUNING_SEED = ("digits", "Fashion-MNIST"), 101
+TUNING_SEED, DIGITS = 101, "digits"
 DIFFERENT = "of different classes"
 POOLS = {"alike": 100.0, DIFFERENT: 0.1}
 """Concentration of the classes between pools."""
@@ -55,35 +55,38 @@ class Arm:
     public: int = PUBLIC
 
 
-TOLD = "codistillation"
-EXCHANGES = tuple(
-    {"distillation": share, "exchange-every": every, "learning-rate": 0.4}
-    for share in (0.5, 0.75)
-    for every in (2, 8)
-)
-APART = tuple({"learning-rate": rate, "exchange-every": 0} for rate in (0.1, 0.2, 0.4, 0.8))
-METHODS = {
-    TOLD: EXCHANGES,
-    "each pool alone": APART,
-    "small for all": tuple({**each, "pools": "small"} for each in APART),
-}
+TOLD, ALONE, MEAN = "codistillation", "each pool alone", "mean of what these predict"
+RATES = {DIGITS: (0.1, 0.2, 0.4, 0.8), "Fashion-MNIST": (0.025, 0.05, 0.1, 0.2)}
+"""To choose from; the third is that of codistillation."""
+
+
+def name_of(data: str, pools: str, method: str, public: int) -> str:
+    """Return the name of an arm."""
+    return f"{data}, {pools}, {method}, {public}"
 
 
 def arms(data: str) -> dict[str, Arm]:
     """Return the arms of a data set, by name."""
-    is_first = data == DATA[0]
+    rates, pools = RATES[data], POOLS if data == DIGITS else (DIFFERENT,)
+    told = tuple(
+        {"distillation": share, "exchange-every": every, "learning-rate": rates[2]}
+        for share in (0.5, 0.75)
+        for every in (2, 8)
+    )
+    apart = tuple({"learning-rate": rate, "exchange-every": 0} for rate in rates)
+    small = tuple({**each, "pools": "small"} for each in apart)
+    methods = {TOLD: told, ALONE: apart, "small for all": small}
     made = [
-        Arm(data=data, pools=pools, method=method, tries=tries)
-        for pools in (POOLS if is_first else (DIFFERENT,))
-        for method, tries in METHODS.items()
+        Arm(data=data, pools=each, method=method, tries=tries)
+        for each in pools
+        for method, tries in methods.items()
     ]
-    if is_first:
-        few = (Arm(data=data, pools=p, method=TOLD, tries=EXCHANGES, public=FEW) for p in POOLS)
-        made += few
-    return {f"{data}, {arm.pools}, {arm.method}, {arm.public}": arm for arm in made}
+    if data == DIGITS:
+        made += (Arm(data=data, pools=each, method=TOLD, tries=told, public=FEW) for each in pools)
+    return {name_of(data, arm.pools, arm.method, arm.public): arm for arm in made}
 
 
-ARMS = {name: arm for data in DATA for name, arm in arms(data).items()}
+ARMS = {name: arm for data in RATES for name, arm in arms(data).items()}
 
 
 def run(of: Run, folder: str) -> dict[str, float]:
@@ -99,7 +102,7 @@ def run(of: Run, folder: str) -> dict[str, float]:
     arm = ARMS[name]
     config = {
         **arm.tries[int(i)],
-        "data": "" if arm.data == DATA[0] else folder,
+        "data": "" if arm.data == DIGITS else folder,
         "pool-alpha": POOLS[arm.pools],
         "public": arm.public,
         "num-server-rounds": 10**6,
@@ -124,7 +127,7 @@ def run(of: Run, folder: str) -> dict[str, float]:
 
 
 def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
-    """Return a row for each arm, paired with codistillation on 300 public images.
+    """Return a row for each arm, and the mean of predictions, paired with codistillation.
 
     Args:
         best: number of each arm's setting.
@@ -133,21 +136,25 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
     runs = {name: [kept[[name, i, seed]] for seed in SEEDS] for name, i in best.items()}
     rows = []
     for name, each in runs.items():
-        arm = ARMS[name]
-        told = runs[f"{arm.data}, {arm.pools}, {TOLD}, {PUBLIC}"]
-        base = [found["accuracy"] for found in told]
-        row: dict[str, Any] = {
-            "data": arm.data,
-            "pools": arm.pools,
-            "method": arm.method,
-            "public": arm.public,
-            "setting": arm.tries[int(best[name])],
-            "seeds": list(SEEDS),
-            **{key: float(np.mean([found[key] for found in each])) for key in each[0]},
-        }
-        for key in ("accuracy", "ensemble_accuracy"):
-            row[f"{key}_difference"] = difference(base, [found[key] for found in each])
-        rows.append(row)
+        arm, setting = ARMS[name], ARMS[name].tries[int(best[name])]
+        told = [found["accuracy"] for found in runs[name_of(arm.data, arm.pools, TOLD, PUBLIC)]]
+        for method, key in ((arm.method, "accuracy"), (MEAN, "ensemble_accuracy")):
+            if method == MEAN and arm.method != ALONE:
+                continue
+            reached = [found[key] for found in each]
+            row = {
+                "data": arm.data,
+                "pools": arm.pools,
+                "method": method,
+                "public": arm.public,
+                "setting": {k: x for k, x in setting.items() if not isinstance(x, str)},
+                "seeds": list(SEEDS),
+                "accuracy": float(np.mean(reached)),
+                "difference": difference(told, reached),
+            }
+            shown = () if method == MEAN else each[0].keys() - {"accuracy", "ensemble_accuracy"}
+            means = {k: float(np.mean([found[k] for found in each])) for k in sorted(shown)}
+            rows.append(row | means)
     return rows
 
 
@@ -159,8 +166,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     kept, rows = Kept(args.keep), []
-    for data in DATA:
-        if data != DATA[0] and not args.folder:
+    for data in RATES:
+        if data != DIGITS and not args.folder:
             print(f"{data} is left out: no folder of its files was given")
             continue
         best = measured(

@@ -1,0 +1,47 @@
+"""The benchmark of pools trains each arm as it says, and pairs what comes of it."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    from pools import run
+
+    monkeypatch.setattr(run, "UNTIL", "150s")
+    return run
+
+
+def test_arms_train_with_what_they_pay_for(bench):
+    different = [name for name, arm in bench.ARMS.items() if arm.pools == bench.DIFFERENT]
+    found = {name: bench.run((name, 0, 1), "") for name in different if "digits" in name}
+    told, alone, one, few = found.values()
+    assert all(each["accuracy"] > 0.15 for each in found.values())
+    # Learning from predictions takes as long again, and their bytes are paid for.
+    assert alone["versions"] == one["versions"] > told["versions"] == few["versions"]
+    assert told["megabytes"] > few["megabytes"] > alone["megabytes"]
+    assert one.keys() == told.keys() - {"accuracy_wide", "accuracy_conv"}
+    assert one["accuracy"] == one["ensemble_accuracy"] == one["accuracy_small"]
+
+
+def test_rows_are_paired_with_codistillation_of_the_same_data(bench):
+    from lab.kept import Kept
+
+    kept, names = Kept(), list(bench.arms("digits"))
+    for i, name in enumerate(names):
+        for seed in bench.SEEDS:
+            found = {"accuracy": 0.5 + 0.01 * i + 0.1 * seed, "ensemble_accuracy": 0.9}
+            kept.add([name, 1, seed], found | {"accuracy_small": 0.4, "versions": 9})
+    rows = bench.rows_of(dict.fromkeys(names, 1), kept)
+    alike, different = ([row for row in rows if row["pools"] == pools] for pools in bench.POOLS)
+    for some in (alike, different):
+        assert [row["method"] for row in some] == [
+            *(bench.TOLD, bench.ALONE, bench.MEAN, "small for all", bench.TOLD)
+        ]
+        assert some[0]["difference"] == [0.0, 0.0, 0.0]
+        assert some[1]["difference"][0] == pytest.approx(0.01)
+        assert some[2]["difference"][0] == pytest.approx(0.9 - some[0]["accuracy"])
+        assert some[3]["difference"][0] == pytest.approx(0.02)
+    assert [row["public"] for row in alike] == [300, 300, 300, 300, 30]
+    json.dumps(rows)
