@@ -38,8 +38,7 @@ from sites.run import SEEDS, N, Run, measured
 APP = Path(__file__).parents[2] / "examples" / "pools"
 UNTIL, LAST, PUBLIC, FEW = "20m", 5, 300, 30
 TUNING_SEED, DIGITS = 101, "digits"
-DIFFERENT = "of different classes"
-POOLS = {"alike": 100.0, DIFFERENT: 0.1}
+POOLS = {"alike": 100.0, "of different classes": 0.1}
 """Concentration of the classes between pools."""
 Config = Mapping[str, float | str]
 
@@ -67,7 +66,7 @@ def name_of(data: str, pools: str, method: str, public: int) -> str:
 
 def arms(data: str) -> dict[str, Arm]:
     """Return the arms of a data set, by name."""
-    rates, pools = RATES[data], POOLS if data == DIGITS else (DIFFERENT,)
+    rates = RATES[data]
     told = tuple(
         {"distillation": share, "exchange-every": every, "learning-rate": rates[2]}
         for share in (0.5, 0.75)
@@ -78,11 +77,11 @@ def arms(data: str) -> dict[str, Arm]:
     methods = {TOLD: told, ALONE: apart, "small for all": small}
     made = [
         Arm(data=data, pools=each, method=method, tries=tries)
-        for each in pools
+        for each in POOLS
         for method, tries in methods.items()
     ]
     if data == DIGITS:
-        made += (Arm(data=data, pools=each, method=TOLD, tries=told, public=FEW) for each in pools)
+        made += (Arm(data=data, pools=each, method=TOLD, tries=told, public=FEW) for each in POOLS)
     return {name_of(data, arm.pools, arm.method, arm.public): arm for arm in made}
 
 

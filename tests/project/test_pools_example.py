@@ -12,7 +12,16 @@ from virtual_grid import Error, VirtualGrid, content, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.simulation import FlowerApp
-from fedstale.strategies import Adapters, Compression, FedAvg, FedBuff, Privacy, robust, weighting
+from fedstale.strategies import (
+    Adapters,
+    Compression,
+    FedAvg,
+    FedBuff,
+    Privacy,
+    robust,
+    server_optimizer,
+    weighting,
+)
 from fedstale.strategies.server.dispatch import array_bytes
 
 PUBLIC = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
@@ -410,6 +419,7 @@ def test_a_run_goes_on_with_the_same_exchanges_alone(pools, tmp_path):
         {"robust": robust.Median(f=1)},
         {"weighting": weighting.CachedUpdates(1.0)},
         {"update": "model"},
+        {"server_optimizer": server_optimizer.Momentum(1.0)},
         *({"beside": stage} for stage in (Compression("int8"), Adapters(2))),
         {"beside": Privacy(clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)},
     ],

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.strategies import Adapters, Compression, Privacy, Stage, StaleStrategy
 from fedstale.strategies.server import UPDATE_KEY, records_in
+from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.stages import StageRun
 from fedstale.strategies.types import (
     Array,
@@ -98,6 +99,9 @@ class Pools(Stage):
         require(by in ("examples", "buffer_size"), "normalise", by, accepted)
         require(robust is None, "robust", robust, "None with Pools")
         require(isinstance(weighting, ByAge), "weighting", weighting, "ByAge(...) with Pools")
+        optimizer = strategy.server_optimizer
+        accepted = "SGD(...) with Pools: others go on without an update"
+        require(isinstance(optimizer, SGD), "server_optimizer", optimizer, accepted)
         require(strategy.update == "delta", "update", strategy.update, "'delta' with Pools")
         for other in strategy.stages:
             accepted = "no stage beside Pools that changes arrays"
