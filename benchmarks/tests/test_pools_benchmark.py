@@ -45,3 +45,23 @@ def test_rows_are_paired_with_codistillation_of_the_same_data(bench):
         assert some[3]["difference"][0] == pytest.approx(0.02)
     assert [row["public"] for row in alike] == [300, 300, 300, 300, 30]
     json.dumps(rows)
+
+
+def test_the_page_says_what_beats_and_what_ties_with_codistillation(bench):
+    from lab.results import read_result
+
+    found = {}
+    for row in read_result("pools")["rows"]:
+        key = row["data"], row["pools"], row["method"], row["public"]
+        _, low, high = row["difference"]
+        found[key] = (low > 0) - (high < 0)
+        if row["method"] == bench.TOLD:
+            assert 0.45 < row["versions"] / 65 < 0.6
+    for (data, _, method, public), sign in found.items():
+        if method == bench.ALONE or public == bench.FEW:
+            assert sign == -1
+        elif method == bench.MEAN:
+            assert sign < 1
+        elif method == "small for all":
+            assert sign == (data != bench.DIGITS)
+    assert {data for data, *_ in found} == set(bench.RATES)
