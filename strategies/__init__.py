@@ -43,6 +43,7 @@ from fedstale.strategies.stages import (
     LocalWork,
     OlderClients,
     Privacy,
+    Relay,
     Stage,
 )
 
@@ -74,6 +75,7 @@ __all__ = [
     "OlderClients",
     "Options",
     "Privacy",
+    "Relay",
     "Runtime",
     "Stage",
     "StaleStrategy",

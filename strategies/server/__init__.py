@@ -1,6 +1,6 @@
 """A strategy of exchangeable parts and its event loop: jobs, clients, versions, the buffer."""
 
-from fedstale.strategies.server.buffer import Normalise
+from fedstale.strategies.server.buffer import WEIGHT_CAP, Normalise, capped
 from fedstale.strategies.server.checkpoint import (
     Checkpoints,
     read_checkpoint,
@@ -40,6 +40,7 @@ __all__ = [
     "REJECTED",
     "REPORTED",
     "UPDATE_KEY",
+    "WEIGHT_CAP",
     "Callback",
     "Checkpointer",
     "Checkpoints",
@@ -64,6 +65,7 @@ __all__ = [
     "add_metrics",
     "advertised",
     "can_unpack",
+    "capped",
     "connected",
     "means_of",
     "numbers",

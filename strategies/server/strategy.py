@@ -121,8 +121,8 @@ class StaleStrategy(Strategy):
             not given, updates are averaged as they come.
         validation: what checks replies, and rejects updates that are too stale.
         stages: what happens to messages, replies and steps besides, in this order: `Compression`,
-            `LocalWork`, `Adapters`, `ForecastRequest`, `Privacy`, `AuditRecord`, or a `Stage` of
-            your own.
+            `LocalWork`, `Adapters`, `Relay`, `ForecastRequest`, `Privacy`, `AuditRecord`, or a
+            `Stage` of your own.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
         min_evaluate_nodes: nodes that evaluate a version at least, of those online; 0 for none.

@@ -1,6 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
-from fedstale.strategies.stages.adapters import Adapters, at_rank
+from fedstale.strategies.stages.adapters import Adapters, at_rank, record_of
 from fedstale.strategies.stages.audit_record import (
     FORMAT,
     NONE_BEFORE,
@@ -28,14 +28,17 @@ from fedstale.strategies.stages.local_work import (
 )
 from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
+from fedstale.strategies.stages.relay import PEER, RELAY, Relay, model_of
 
 __all__ = [
     "FORMAT",
     "JOB_RECORD",
     "LEAST",
     "NONE_BEFORE",
+    "PEER",
     "QUERY",
     "RECORD",
+    "RELAY",
     "STATED",
     "WORK",
     "Adapters",
@@ -47,6 +50,7 @@ __all__ = [
     "OlderClients",
     "Pick",
     "Privacy",
+    "Relay",
     "Stage",
     "StageRun",
     "StepsDone",
@@ -54,7 +58,9 @@ __all__ = [
     "at_rank",
     "fault_of_releases",
     "is_asked",
+    "model_of",
     "plain_state",
+    "record_of",
     "state_release",
     "stated_release",
     "steps_of",

@@ -153,7 +153,7 @@ class Adapters(Stage):
         Raises:
             ConfigError: it holds no products, or ones that have no factors.
         """
-        return _record(self._factored(arrays))
+        return record_of(self._factored(arrays))
 
     def _factored(self, arrays: ArrayRecord) -> Model:
         kinds = {name: _kind(name) for name in arrays}
@@ -189,7 +189,7 @@ class Adapters(Stage):
             self._sent[version] = self._factored(content.array_records[self._key])
             self._forget()
         if self._last[0] != version:
-            self._last = version, _record(self._sent[version])
+            self._last = version, record_of(self._sent[version])
         return self._remade.of(content, lambda made: made.update({self._key: self._last[1]}))
 
     def sent(self, jobs: Sequence[Job]) -> None:
@@ -254,7 +254,7 @@ class Adapters(Stage):
                     to = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
                     new = self._read(record[name], name, x.shape, x.dtype, to)
                     made[name] = np.subtract(new, x, dtype=to)
-        return _record(made)
+        return record_of(made)
 
     def _change(self, record: ArrayRecord, name: str, sent: Model) -> Array:
         """Return B' A' - B A of a pair, where B A is of the rank of B' A'.
@@ -323,7 +323,7 @@ def at_rank(arrays: ArrayRecord, rank: int) -> ArrayRecord:
     for name, array in arrays.items():
         x, kind = array.numpy(), _kind(name)
         made[name] = x[:rank] if kind == "A" else x[:, :rank] if kind == "B" else x
-    return _record(made)
+    return record_of(made)
 
 
 def _kind(name: str) -> str:
@@ -337,7 +337,8 @@ def _named(name: str, kind: str) -> str:
     return _PART.sub(rf"\g<1>{kind}", name, count=1)
 
 
-def _record(model: Model) -> ArrayRecord:
+def record_of(model: Model) -> ArrayRecord:
+    """Return a model as it is sent."""
     return ArrayRecord({name: FlowerArray(np.asarray(x)) for name, x in model.items()})
 
 

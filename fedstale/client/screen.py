@@ -1,0 +1,217 @@
+"""Screening: a site combines its neighbours' models with its own, and trains on from there.
+
+What a site keeps is in Flower's `Context.state`: its own last model, the model that the run began
+with, and when each neighbour's model was last another. So nothing of it is the relay's word.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fedstale.errors import ConfigError, ProtocolError
+from fedstale.flower import ErrorCode
+from fedstale.strategies.robust import Rule, aggregate
+from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, read, records_in
+from fedstale.strategies.stages import PEER, RELAY, model_of, record_of
+from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
+from fedstale.strategies.weighting import AgeCurve, constant
+
+_OWN, _FIRST, _SEEN = "fedstale.own", "fedstale.first", "fedstale.seen"
+"""Names of records in the Context's state."""
+
+logger = logging.getLogger(__name__)
+
+
+class ScreenMod:
+    """Trains on from what a rule makes of the neighbours' last models and the site's own.
+
+    It goes with the stage `Relay` on the server, around a ClientApp that knows nothing of it:
+
+        app = ClientApp(mods=[PackMod(), ScreenMod(TrimmedMean(f=1))])
+
+    The app is given the combined model as if a server had sent it, and what it replies is the
+    site's own model from then on. To evaluate, it is given the site's own. Messages of a server
+    without a relay pass as they are.
+
+    A site's number is `site` of its node config, or else `partition-id`. A neighbour that has not
+    answered yet counts with the model that the run began with, which all have. A model with other
+    names or shapes, or with NaN, is left out. With fewer models than the rule needs the site goes
+    on from its own.
+
+    Each reply's metrics say besides how many models were screened (`screened`), and for how many of
+    its own jobs the site has seen nothing new of the neighbour that it has waited for longest
+    (`silent-jobs`).
+
+    Args:
+        rule: how models are combined; `TrimmedMean(f=0)` is their mean.
+        staleness: weight of a neighbour's model by its age: the number of jobs that this site has
+            done since the model was new. Weights are capped as the server's are, so that no f of
+            them dominate.
+
+    Reference:
+        Fang, Yang, Bajwa. BRIDGE: Byzantine-resilient Decentralized Gradient Descent. IEEE TSIPN
+        2022.
+
+    Differences from the paper:
+        It takes the gradient at a site's own model, and adds the step to what was screened. Here a
+        site screens first and trains from there, so that any ClientApp does, with any number of
+        local steps. Integer arrays stay the site's own.
+    """
+
+    def __init__(self, rule: Rule, *, staleness: AgeCurve = constant()) -> None:  # noqa: B008
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"ScreenMod.rule = {rule!r}: expected a rule such as Median(f=1)")
+        self._rule, self._staleness = rule, staleness
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app answer from the screened model; what cannot be screened is an error."""
+        about = message.content.get(RELAY)
+        if not isinstance(about, ConfigRecord):
+            return call_next(message, context)
+        is_training = message.metadata.message_type.split(".")[0] == "train"
+        try:
+            site = _Site(message.content, about, context, self._rule)
+            arrays = site.screened(self._staleness) if is_training else site.own
+            rest = {
+                name: record
+                for name, record in message.content.items()
+                if name != RELAY and not name.startswith(PEER)
+            }
+            message.content = RecordDict({**rest, site.key: arrays})
+            reply = call_next(message, context)
+            if is_training and not reply.has_error():
+                site.keep(reply.content)
+        except (ConfigError, ProtocolError) as problem:
+            logger.error("%s", problem)
+            return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
+        return reply
+
+
+class _Site:
+    """A site with one message of a relay."""
+
+    def __init__(
+        self, content: RecordDict, about: ConfigRecord, context: Context, rule: Rule
+    ) -> None:
+        """Look at what has come, and at what the site keeps.
+
+        Raises:
+            ConfigError: it has no number, or fewer neighbours than the rule needs.
+            ProtocolError: it has no model.
+        """
+        self._arrays, self._state, self._rule = (
+            records_in(content, ArrayRecord),
+            context.state,
+            rule,
+        )
+        told: Mapping[str, Any] = about
+        self.key: str = told["arrays"]
+        self._number, self._peers = _number_of(context), list(told["peers"])
+        if self._peers and len(self._peers) + 1 < rule.least:
+            raise ConfigError(
+                f"site {self._number} has {len(self._peers)} neighbours, and {rule!r} needs "
+                f"{rule.least} models with its own: choose another topology of Relay, or a "
+                "smaller f"
+            )
+        kept = records_in(self._state, ArrayRecord)
+        first = kept.get(_FIRST, self._arrays.get(self.key))
+        if first is None:
+            raise ProtocolError(
+                f"site {self._number} keeps no model, as after a restart: the relay sends it again"
+            )
+        self._state[_FIRST] = self._first = first
+        self.own = kept.get(_OWN, self._arrays.get(f"{PEER}{self._number}", first))
+        """Its last model, or the first of the run."""
+        nothing = ConfigRecord({"jobs": 0, "peers": [], "last": [], "at": []})
+        seen: Mapping[str, Any] = self._state.config_records.get(_SEEN, nothing)
+        self._jobs: int = seen["jobs"]
+        self._seen: dict[int, tuple[bytes, int]] = {
+            peer: (last, at)
+            for peer, last, at in zip(seen["peers"], seen["last"], seen["at"], strict=True)
+        }
+        """Digest of each neighbour's last model, and how many own jobs were done before it."""
+
+    def screened(self, staleness: AgeCurve) -> ArrayRecord:
+        """Return what the rule makes of the neighbours' models and the own one."""
+        own = model_of(self.own)
+        floats = {name: x for name, x in own.items() if x.dtype.kind == "f"}
+        found = [(floats, 1.0)] if is_finite(floats) else []
+        self._n_bad = 0
+        for peer in self._peers:
+            model = self._model_of(peer, floats)
+            weight = staleness(self._age(peer))
+            if model is not None and weight > 0.0:
+                found.append((model, weight))
+        # A neighbour whose model is none is one of the f.
+        rule, self._n_screened = self._rule, len(found)
+        if len(found) < rule.least:
+            rule = rule.facing(max(rule.f - self._n_bad, 0))
+        if len(found) < max(rule.least, 2):
+            return self.own
+        weights = capped(np.array([weight for _, weight in found]), rule.f, WEIGHT_CAP)
+        return record_of(own | aggregate(rule, [model for model, _ in found], weights))
+
+    def _model_of(self, peer: int, like: Model) -> Model | None:
+        """Return a neighbour's last model; None if there is none that may be screened."""
+        record = self._arrays.get(f"{PEER}{peer}")
+        if record is None:
+            # One that has been there was lost on its way.
+            first = model_of(self._first)
+            return None if peer in self._seen else {name: first[name] for name in like}
+        digest = hashlib.sha256()
+        for name, array in record.items():
+            digest.update(name.encode() + b"\0" + array.data)
+        if self._seen.get(peer, (b"", 0))[0] != digest.digest():
+            self._seen[peer] = digest.digest(), self._jobs
+        try:
+            if missing := like.keys() - record.keys():
+                raise RejectionError("names", f"arrays do not fit: missing {sorted(missing)[:5]}")
+            model = {name: read(record[name], name, x, None, x.dtype) for name, x in like.items()}
+            if not is_finite(model):
+                raise RejectionError("finite", "arrays hold NaN or infinity")
+        except RejectionError as problem:
+            logger.warning("site %d leaves out site %d: %s", self._number, peer, problem)
+            self._n_bad += 1
+            return None
+        return model
+
+    def _age(self, peer: int) -> int:
+        return self._jobs - self._seen.get(peer, (b"", 0))[1]
+
+    def keep(self, content: RecordDict) -> None:
+        """Keep the model of a reply as the site's own, and state in the reply whose it is.
+
+        Raises:
+            ProtocolError: it holds a change of the model.
+        """
+        records = records_in(content, ArrayRecord)
+        if any(config.get(UPDATE_KEY) == "delta" for config in content.config_records.values()):
+            raise ProtocolError(
+                f"{UPDATE_KEY} = 'delta': expected the whole model beside ScreenMod"
+            )
+        self._state[_OWN] = records.get(self.key) or next(iter(records.values()), ArrayRecord())
+        last, at = [x for x, _ in self._seen.values()], [job for _, job in self._seen.values()]
+        self._state[_SEEN] = ConfigRecord(
+            {"jobs": self._jobs + 1, "peers": list(self._seen), "last": last, "at": at}
+        )
+        for metrics in list(content.metric_records.values())[:1]:
+            metrics["screened"] = self._n_screened
+            metrics["silent-jobs"] = max(map(self._age, self._peers), default=0)
+        content[RELAY] = ConfigRecord({"site": self._number})
+
+
+def _number_of(context: Context) -> int:
+    """Return the number of a site, by its node config."""
+    config = context.node_config
+    number = config.get("site", config.get("partition-id"))
+    if not isinstance(number, int) or not is_count(number, 0):
+        raise ConfigError(
+            f"node config: site = {number!r}: expected the number of this site, an integer >= 0, "
+            "as in --node-config 'site=3'"
+        )
+    return number
