@@ -1,0 +1,260 @@
+"""What sites without a trusted centre reach although some lie, beside the same rule at a server.
+
+Twenty synthetic sites train softmax regression on handwritten digits for half an hour. A job is
+five epochs of SGD on some 70 examples, dealt by a Dirichlet distribution; it takes what 156 work
+units do, and a model stands for 25 MB. Each site has ten neighbours, the nearest five on either
+side of a ring. Two or four sites lie, and know what all others have sent (`peers/liars.py`). A rule
+is for as many liars as there are.
+
+gossip: `Relay` and `ScreenMod`, in rounds (`FedAvg(20)`) or without waiting (`FedBuff(20, 1)`).
+server: the same rule where a trusted server averages, `FedAvg(20)` or `FedBuff(20, 11)`.
+
+An accuracy is that on the test digits at the end, of what an honest site would screen next: the
+mean over honest sites, and the worst of them; `own` is that of its model after its last job. A
+server's model is one for all.
+
+Run it with: python benchmarks/peers/run.py [--keep FILE] [--jobs N] [--seeds N] [--quick]
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
+
+from fedstale.apps import classification
+from fedstale.client import ScreenMod
+from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.strategies import FedAvg, FedBuff, Relay, Stage, StaleStrategy
+from fedstale.strategies.robust import Bulyan, Krum, Median, Rule, TrimmedMean, aggregate
+from fedstale.strategies.stages import model_of, record_of
+from fedstale.strategies.types import Array, Model
+from fedstale.strategies.weighting import polynomial
+from fedstale.traces import TraceSet
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.kept import Kept, played
+from lab.results import write_result
+from lab.training import FIRST_NODE
+from peers.liars import ATTACKS, Liars
+
+N, NEAREST, UNTIL_S, TIMEOUT_S = 20, 5, 1800.0, 7200.0
+SEEDS, CLOSE = (1, 2, 3, 4, 5), 0.03
+WORK, MODEL_BYTES = 156.0, 25_000_000
+ALPHA, EPOCHS, BATCH, RATE = 1.0, 5, 8, 0.1
+NONE = "none"
+RULES: dict[str, Callable[[int], Rule]] = {
+    "mean": lambda f: TrimmedMean(f=0),
+    "trimmed mean": lambda f: TrimmedMean(f=f),
+    "median": lambda f: Median(f=f),
+    "Krum": lambda f: Krum(f=f),
+    "Bulyan": lambda f: Bulyan(f=f),
+}
+ARMS = ("gossip, rounds", "gossip, async", "server, rounds", "server, async")
+LIARS = (2, 4)
+
+
+class Case(NamedTuple):
+    """What identifies a run."""
+
+    arm: str
+    rule: str
+    liars: int
+    attack: str
+    seed: int
+
+
+# -- Digits.
+
+
+@cache
+def digits(seed: int) -> tuple[list[tuple[Array, Array]], tuple[Array, Array]]:
+    """Return what each site trains on, and what models are tested on."""
+    rng = np.random.default_rng((seed, 0))
+    images, labels = load_digits(return_X_y=True)
+    order = rng.permutation(len(labels))
+    images, labels = (images / 16.0).astype(np.float32)[order], labels[order]
+    test, train = slice(0, len(labels) // 5), slice(len(labels) // 5, None)
+    dealt = classification.assign(labels[train], N, ALPHA, rng)
+    own = [(images[train][mine], labels[train][mine]) for mine in dealt]
+    return own, (images[test], labels[test])
+
+
+def descend(model: Model, x: Array, y: Array, rng: np.random.Generator) -> Model:
+    """Return a model after some epochs of SGD on the cross-entropy."""
+    w, b = model["w"].copy(), model["b"].copy()
+    for _ in range(EPOCHS):
+        order = rng.permutation(len(y))
+        for start in range(0, len(y), BATCH):
+            batch = order[start : start + BATCH]
+            p = np.exp((scores := x[batch] @ w + b) - scores.max(1, keepdims=True))
+            p /= p.sum(1, keepdims=True)
+            p[np.arange(len(batch)), y[batch]] -= 1.0
+            w -= np.float32(RATE / len(batch)) * x[batch].T @ p
+            b -= np.float32(RATE / len(batch)) * p.sum(0)
+    return {"w": w, "b": b}
+
+
+def accuracy(model: Model, seed: int) -> float:
+    """Return the share of the test digits that a model names rightly."""
+    x, y = digits(seed)[1]
+    return float((np.argmax(x @ model["w"] + model["b"], axis=1) == y).mean())
+
+
+def app(seed: int, *mods: Any) -> ClientApp:  # noqa: ANN401 - Flower's type has no name for it
+    """Return what sites run."""
+    made = ClientApp(mods=list(mods))
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        site = int(context.node_config["partition-id"])
+        own = digits(seed)[0][site]
+        number = int.from_bytes(message.metadata.message_id.encode())
+        rng = np.random.default_rng((seed, site, number))
+        model = descend(model_of(message.content.array_records["arrays"]), *own, rng)
+        metrics = MetricRecord({"num-examples": len(own[1])})
+        return Message(
+            RecordDict({"arrays": record_of(model), "metrics": metrics}), reply_to=message
+        )
+
+    return made
+
+
+# -- Runs.
+
+
+def edges(folder: Path) -> Path:
+    """Write who is whose neighbour, and return the path."""
+    lines = [f"{i} {(i + k) % N}\n" for i in range(N) for k in range(1, NEAREST + 1)]
+    path = folder / "edges.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def strategy_of(case: Case, stages: list[Stage]) -> StaleStrategy:
+    """Return the strategy of a case."""
+    settings: dict[str, Any] = {"stages": stages, "seed": case.seed}
+    if case.arm.startswith("server") and case.rule != "mean":
+        settings["robust"] = RULES[case.rule](case.liars)
+    if case.arm.endswith("rounds"):
+        return FedAvg(N, **settings)
+    return FedBuff(N, 1 if case.arm.startswith("gossip") else 2 * NEAREST + 1, **settings)
+
+
+def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
+    """Return what one run reached, and what it cost."""
+    rng, is_gossip = np.random.default_rng((case.seed, 3)), case.arm.startswith("gossip")
+    liars = rng.permutation(N)[: case.liars].tolist()
+    honest = sorted(set(range(N)) - set(liars))
+    stages: list[Stage] = []
+    if case.attack != NONE:
+        nodes = [FIRST_NODE + site for site in liars]
+        stages.append(Liars(nodes, case.attack, of_peers=is_gossip, seed=case.seed))
+    mods, rule = [], RULES[case.rule](case.liars)
+    if is_gossip:
+        age = {} if case.arm.endswith("rounds") else {"staleness": polynomial(0.5)}
+        mods.append(ScreenMod(rule, **age))
+    with TemporaryDirectory() as folder, threadpool_limits(1):
+        if is_gossip:
+            stages.append(Relay(edges(Path(folder)), N))
+        grid = TraceGrid(
+            TraceSet.synthetic(N, seed=case.seed, population="sites"),
+            app(case.seed, *mods),
+            costs=Costs(model_bytes=MODEL_BYTES),
+            seed=case.seed,
+            until_s=until_s,
+            work=lambda message: WORK,
+        )
+        strategy = strategy_of(case, stages)
+        initial = record_of({"w": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)})
+        with grid.running(), suppress(RunEnded):
+            strategy.start(grid, initial, 10**6, TIMEOUT_S)
+    relay = next((stage for stage in grid.runtime.stages if isinstance(stage, Relay)), None)
+    if relay is None:
+        own = screened = [accuracy(model_of(strategy.result.arrays), case.seed)]
+    else:
+        models, near = relay.models, range(-NEAREST, NEAREST + 1)
+        own = [accuracy(models[i], case.seed) for i in honest]
+        some = [[models[(i + k) % N] for k in near if (i + k) % N in models] for i in honest]
+        screened = [accuracy(aggregate(rule, each), case.seed) for each in some]
+    jobs = grid.events().to_pandas()
+    spent = jobs[["download_s", "compute_s", "upload_s"]].sum()
+    return {
+        "accuracy": float(np.mean(screened)),
+        "worst": float(np.min(screened)),
+        "own": float(np.mean(own)),
+        "own_worst": float(np.min(own)),
+        "jobs": float((jobs["status"] == "reported").sum()),
+        "gigabytes": float(jobs[["downloaded_bytes", "uploaded_bytes"]].sum().sum()) / 1e9,
+        "device_hours": float(spent.sum()) / 3600.0,
+        "training_hours": float(spent["compute_s"]) / 3600.0,
+    }
+
+
+def cases(seeds: Sequence[int]) -> list[Case]:
+    """Return all cases; Bulyan needs 4 f + 3 models, more than neighbours send with f = 4."""
+    return [
+        Case(arm, rule, liars, attack, seed)
+        for seed in seeds
+        for arm in ARMS
+        for liars in LIARS
+        for rule in RULES
+        for attack in (NONE, *ATTACKS)
+        if RULES[rule](liars).least <= 2 * NEAREST + 1
+    ]
+
+
+def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for each case over its seeds; `close` to the mean of its arm without liars."""
+
+    def means(case: Case) -> Mapping[str, float]:
+        runs = [kept[list(case._replace(seed=seed))] for seed in seeds]
+        return {key: float(np.mean([each[key] for each in runs])) for key in runs[0]}
+
+    rows = []
+    for case in cases(seeds[:1]):
+        found = means(case)
+        reached = means(case._replace(rule="mean", attack=NONE))["accuracy"] - CLOSE
+        about = {key: value for key, value in case._asdict().items() if key != "seed"}
+        close = {
+            "is_close": found["accuracy"] >= reached,
+            "is_worst_close": found["worst"] >= reached,
+        }
+        rows.append({**about, "seeds": list(seeds), **found, **close})
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds, 1 to 5")
+    parser.add_argument("--quick", action="store_true", help="a minute; nothing is written")
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    kept, seeds = Kept(args.keep), SEEDS[: args.seeds]
+    wanted = [case for case in cases(seeds) if list(case) not in kept]
+    if args.quick:
+        wanted = [case for case in wanted if case.attack in (NONE, "ALIE")][:4]
+    todo = [(case, partial(run, case)) for case in wanted]
+    for case, found in played(todo, args.jobs):
+        kept.add(list(case), found)
+        print(*case, found, flush=True)
+    if not args.quick:
+        rows = rows_of(kept, seeds)
+        write_result("site_peers", rows, command="python benchmarks/peers/run.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The benchmark of peers: what liars send, and which cases are counted as close."""
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from virtual_grid import identity, record
+
+from fedstale.strategies.types import Job
+from lab.kept import Kept
+from peers import run
+from peers.liars import ATTACKS, Known, Liars
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    with identity():
+        yield
+
+
+def test_lies_are_what_the_papers_say():
+    before, after = np.zeros((4, 2)), np.array([[1.0, 4.0], [1.0, 2.0], [3.0, 4.0], [3.0, 2.0]])
+    own, base = np.array([2.0, 3.0]), np.array([1.0, 1.0])
+    known = Known(own, base, before, after, np.random.default_rng(0))
+    np.testing.assert_allclose(ATTACKS["sign flip"](known), [-4.0, -9.0])
+    np.testing.assert_allclose(ATTACKS["ALIE"](known), [0.5, 1.5])
+    np.testing.assert_allclose(ATTACKS["IPM"](known), [-3.0, -5.0])
+    assert ATTACKS["random"](known).shape == (2,)
+
+
+@pytest.mark.parametrize(("of_peers", "base"), [(False, 1.0), (True, 4.0)])
+def test_a_liar_starts_from_what_it_is_sent_or_from_the_mean_of_honest_peers(of_peers, base):
+    stage = Liars([9], "sign flip", of_peers=of_peers, seed=0)
+
+    def job(node, sent, learnt):
+        one = Job(node, "train", 0)
+        stage.outgoing(one, RecordDict({"arrays": record(w=np.array([sent]))}))
+        reply = RecordDict({"arrays": record(w=np.array([learnt]))})
+        stage.incoming(one, reply)
+        return reply["arrays"]["w"].numpy()[0]
+
+    assert job(1, 1.0, 3.0) == 3.0
+    assert job(2, 1.0, 5.0) == 5.0
+    assert job(9, 1.0, 6.0) == base - 5.0 * (6.0 - base)
+
+
+def test_a_row_is_close_within_three_points_of_its_arms_mean_without_liars(monkeypatch):
+    monkeypatch.setattr(run, "ARMS", ("gossip, rounds",))
+    monkeypatch.setattr(run, "LIARS", (4,))
+    kept = Kept()
+    for case in run.cases([1, 2]):
+        reached = {"none": 0.9, "ALIE": 0.875}.get(case.attack, 0.5)
+        kept.add(list(case), {"accuracy": reached, "worst": reached - 0.01})
+    rows = run.rows_of(kept, [1, 2])
+    assert {row["rule"] for row in rows} == {"mean", "trimmed mean", "median", "Krum"}
+    assert [row["attack"] for row in rows if row["is_close"] and row["rule"] == "mean"] == [
+        "none",
+        "ALIE",
+    ]
+    assert not any(row["is_worst_close"] for row in rows if row["attack"] == "ALIE")
+
+
+@pytest.mark.parametrize("arm", run.ARMS)
+def test_a_few_minutes_of_each_arm_learn_digits(arm):
+    found = run.run(run.Case(arm, "trimmed mean", 2, "ALIE", 1), until_s=240.0)
+    assert found["worst"] <= found["accuracy"]
+    assert found["accuracy"] > 0.6
+    assert found["gigabytes"] > 0.02 * found["jobs"]
