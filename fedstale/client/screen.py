@@ -1,7 +1,7 @@
 """Screening: a site combines its neighbours' models with its own, and trains on from there.
 
-What a site keeps is in Flower's `Context.state`: its own last model, the model that the run began
-with, and when each neighbour's model was last another. So nothing of it is the relay's word.
+What a site keeps is in Flower's `Context.state`: two models, at first three, and when each
+neighbour's was last another. So nothing of it is the relay's word.
 """
 
 import hashlib
@@ -21,8 +21,11 @@ from fedstale.strategies.stages import PEER, RELAY, model_of, record_of
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
 
-_OWN, _FIRST, _SEEN = "fedstale.own", "fedstale.first", "fedstale.seen"
-"""Names of records in the Context's state."""
+_FIRST, _SCREENED, _OWN = "fedstale.first", "fedstale.screened", "fedstale.own"
+"""Names of the records in the Context's state that hold models: the first, the last that was
+screened, and the last that was learnt from one."""
+_SEEN = "fedstale.seen"
+"""Name of that of what neighbours have sent."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +38,9 @@ class ScreenMod:
         app = ClientApp(mods=[PackMod(), ScreenMod(TrimmedMean(f=1))])
 
     The app is given the combined model as if a server had sent it, and what it replies is the
-    site's own model from then on. To evaluate, it is given the site's own. Messages of a server
-    without a relay pass as they are.
+    site's own model from then on. To evaluate, it is given what was combined last: a model that has
+    just been trained on one site's data alone is worse. Messages of a server without a relay pass
+    as they are.
 
     A site's number is `site` of its node config, or else `partition-id`. A neighbour that has not
     answered yet counts with the model that the run began with, which all have. A model with other
@@ -76,7 +80,7 @@ class ScreenMod:
         is_training = message.metadata.message_type.split(".")[0] == "train"
         try:
             site = _Site(message.content, about, context, self._rule)
-            arrays = site.screened(self._staleness) if is_training else site.own
+            arrays = site.screened(self._staleness) if is_training else site.last
             rest = {
                 name: record
                 for name, record in message.content.items()
@@ -85,7 +89,7 @@ class ScreenMod:
             message.content = RecordDict({**rest, site.key: arrays})
             reply = call_next(message, context)
             if is_training and not reply.has_error():
-                site.keep(reply.content)
+                site.keep(arrays, reply.content)
         except (ConfigError, ProtocolError) as problem:
             logger.error("%s", problem)
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
@@ -104,14 +108,10 @@ class _Site:
             ConfigError: it has no number, or fewer neighbours than the rule needs.
             ProtocolError: it has no model.
         """
-        self._arrays, self._state, self._rule = (
-            records_in(content, ArrayRecord),
-            context.state,
-            rule,
-        )
+        self._arrays, self._state = records_in(content, ArrayRecord), context.state
         told: Mapping[str, Any] = about
         self.key: str = told["arrays"]
-        self._number, self._peers = _number_of(context), list(told["peers"])
+        self._rule, self._number, self._peers = rule, _number_of(context), list(told["peers"])
         if self._peers and len(self._peers) + 1 < rule.least:
             raise ConfigError(
                 f"site {self._number} has {len(self._peers)} neighbours, and {rule!r} needs "
@@ -119,14 +119,15 @@ class _Site:
                 "smaller f"
             )
         kept = records_in(self._state, ArrayRecord)
-        first = kept.get(_FIRST, self._arrays.get(self.key))
-        if first is None:
+        self._first = kept.get(_FIRST, self._arrays.get(self.key))
+        own = kept.get(_OWN, self._arrays.get(f"{PEER}{self._number}", self._first))
+        if own is None:
             raise ProtocolError(
                 f"site {self._number} keeps no model, as after a restart: the relay sends it again"
             )
-        self._state[_FIRST] = self._first = first
-        self.own = kept.get(_OWN, self._arrays.get(f"{PEER}{self._number}", first))
-        """Its last model, or the first of the run."""
+        self._own = own
+        self.last = kept.get(_SCREENED, self._own)
+        """What was screened last, or the best that there is."""
         nothing = ConfigRecord({"jobs": 0, "peers": [], "last": [], "at": []})
         seen: Mapping[str, Any] = self._state.config_records.get(_SEEN, nothing)
         self._jobs: int = seen["jobs"]
@@ -138,7 +139,7 @@ class _Site:
 
     def screened(self, staleness: AgeCurve) -> ArrayRecord:
         """Return what the rule makes of the neighbours' models and the own one."""
-        own = model_of(self.own)
+        own = model_of(self._own)
         floats = {name: x for name, x in own.items() if x.dtype.kind == "f"}
         found = [(floats, 1.0)] if is_finite(floats) else []
         self._n_bad = 0
@@ -152,7 +153,7 @@ class _Site:
         if len(found) < rule.least:
             rule = rule.facing(max(rule.f - self._n_bad, 0))
         if len(found) < max(rule.least, 2):
-            return self.own
+            return self._own
         weights = capped(np.array([weight for _, weight in found]), rule.f, WEIGHT_CAP)
         return record_of(own | aggregate(rule, [model for model, _ in found], weights))
 
@@ -161,8 +162,10 @@ class _Site:
         record = self._arrays.get(f"{PEER}{peer}")
         if record is None:
             # One that has been there was lost on its way.
+            if peer in self._seen or self._first is None:
+                return None
             first = model_of(self._first)
-            return None if peer in self._seen else {name: first[name] for name in like}
+            return {name: first[name] for name in like}
         digest = hashlib.sha256()
         for name, array in record.items():
             digest.update(name.encode() + b"\0" + array.data)
@@ -183,8 +186,12 @@ class _Site:
     def _age(self, peer: int) -> int:
         return self._jobs - self._seen.get(peer, (b"", 0))[1]
 
-    def keep(self, content: RecordDict) -> None:
-        """Keep the model of a reply as the site's own, and state in the reply whose it is.
+    def keep(self, screened: ArrayRecord, content: RecordDict) -> None:
+        """Keep a model and what was learnt from it, and state in the reply whose it is.
+
+        Args:
+            screened: that the app was given.
+            content: of its reply.
 
         Raises:
             ProtocolError: it holds a change of the model.
@@ -194,6 +201,12 @@ class _Site:
             raise ProtocolError(
                 f"{UPDATE_KEY} = 'delta': expected the whole model beside ScreenMod"
             )
+        if self._first is not None:
+            self._state[_FIRST] = self._first
+        if self._peers and self._seen.keys() >= set(self._peers):
+            # It stands for neighbours that have not answered yet, of which there are none.
+            self._state.pop(_FIRST, None)
+        self._state[_SCREENED] = screened
         self._state[_OWN] = records.get(self.key) or next(iter(records.values()), ArrayRecord())
         last, at = [x for x, _ in self._seen.values()], [job for _, job in self._seen.values()]
         self._state[_SEEN] = ConfigRecord(

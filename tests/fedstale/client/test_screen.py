@@ -242,11 +242,12 @@ def test_half_precision_stays():
 # What it keeps.
 
 
-def test_a_site_evaluates_its_own_model():
+def test_a_site_evaluates_what_it_has_screened_last():
     site = Site(MEAN)
     site.begin(4.0)
+    site.send({1: model(7.0)})
     reply = site.send(kind="evaluate")
-    assert reply.content["m"]["found"] == 5.0
+    assert reply.content["m"]["found"] == 6.0
     assert "fedstale.relay" not in reply.content
 
 
@@ -261,6 +262,19 @@ def test_a_lost_context_is_an_error_until_the_relay_sends_the_models_again():
     again = {"arrays": model(0.0), "peer.0": model(9.0)}
     assert weights(site.send(peers, **again)) == [7.0]
     assert weights(site.send({1: model(9.0)})) == [9.0]
+
+
+def test_a_site_keeps_the_first_model_no_longer_than_a_neighbour_is_silent():
+    site = Site(MEAN)
+    site.begin(0.0)
+    site.send({1: model(3.0), 2: None})
+    assert set(site.context.state.array_records) == {
+        "fedstale.first",
+        "fedstale.screened",
+        "fedstale.own",
+    }
+    site.send({1: model(3.0), 2: model(3.0)})
+    assert set(site.context.state.array_records) == {"fedstale.screened", "fedstale.own"}
 
 
 def test_what_a_site_keeps_comes_before_what_a_relay_says_it_kept():

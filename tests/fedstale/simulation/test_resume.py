@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from interruptions import files, power_cut
 from shared_fleets import synthetic
+from small_app import CLIENT, write_small_app
+from tiny import fleet
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -77,6 +79,34 @@ def test_a_run_on_ideal_devices_goes_on_too(tmp_path, buffered):
     with power_cut(lambda version, now: version >= 2):
         simulate(config, tmp_path / "run", traces=ideal)
     simulate(config, tmp_path / "run", traces=ideal, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+SCREENING = """
+from fedstale.client import ScreenMod
+from fedstale.strategies.robust import Median
+from fedstale.strategies.weighting import polynomial
+
+app = ClientApp(mods=[ScreenMod(Median(f=1), staleness=polynomial(0.5))])
+"""
+
+
+@pytest.mark.parametrize("at", [1, 12])
+def test_a_run_of_sites_behind_a_relay_goes_on_too(tmp_path, at):
+    app = tmp_path / "app"
+    write_small_app(app, client=CLIENT.replace("app = ClientApp()", SCREENING))
+    config = SimulationConfig(
+        app=str(app),
+        traces="given",
+        strategy="FedBuff(4, 1, stages=[Relay('complete', 4, Median(f=1))], fraction_evaluate=0.5)",
+        run_config={"rounds": 20},
+    )
+    windows = [[(0, 300)], [(0, 4), (45, 90), (92, 300)], [(0, 8), (10, 300)], [(0, 300)]]
+    devices = fleet(windows, compute=10.0, length=300.0)
+    simulate(config, tmp_path / "whole", traces=devices)
+    with power_cut(lambda version, now: version >= at):
+        simulate(config, tmp_path / "run", traces=devices)
+    simulate(config, tmp_path / "run", traces=devices, resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
