@@ -6,8 +6,10 @@ neighbour's was last another. So nothing of it is the relay's word.
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -20,6 +22,9 @@ from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, read, rec
 from fedstale.strategies.stages import PEER, RELAY, model_of, record_of
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
+
+if TYPE_CHECKING:
+    from fedstale.client.sealing import Seals
 
 _FIRST, _SCREENED, _OWN = "fedstale.first", "fedstale.screened", "fedstale.own"
 """Names of the records in the Context's state that hold models: the first, the last that was
@@ -51,11 +56,18 @@ class ScreenMod:
     its own jobs the site has seen nothing new of the neighbour that it has waited for longest
     (`silent-jobs`).
 
+    With keys, models are encrypted from site to site, and `peers` says who the neighbours are,
+    whatever the relay says. What was changed on its way, or is older than what came before, is left
+    out.
+
     Args:
         rule: how models are combined; `TrimmedMean(f=0)` is their mean.
         staleness: weight of a neighbour's model by its age: the number of jobs that this site has
             done since the model was new. Weights are capped as the server's are, so that no f of
             them dominate.
+        key: path of the site's own private key, of X25519 as PEM; None sends models as they are.
+            `site-key` of its node config, which is set on the device, comes first.
+        peers: path of a TOML file with the public keys of its neighbours; `site-peers` likewise.
 
     Reference:
         Fang, Yang, Bajwa. BRIDGE: Byzantine-resilient Decentralized Gradient Descent. IEEE TSIPN
@@ -67,10 +79,19 @@ class ScreenMod:
         local steps. Integer arrays stay the site's own.
     """
 
-    def __init__(self, rule: Rule, *, staleness: AgeCurve = constant()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        staleness: AgeCurve = constant(),  # noqa: B008 - it keeps nothing
+        key: str | Path | None = None,
+        peers: str | Path | None = None,
+    ) -> None:
         if not isinstance(rule, Rule):
             raise ConfigError(f"ScreenMod.rule = {rule!r}: expected a rule such as Median(f=1)")
         self._rule, self._staleness = rule, staleness
+        self._files = {"site-key": key, "site-peers": peers}
+        self._known: dict[tuple[str, str], Seals] = {}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the app answer from the screened model; what cannot be screened is an error."""
@@ -79,7 +100,7 @@ class ScreenMod:
             return call_next(message, context)
         is_training = message.metadata.message_type.split(".")[0] == "train"
         try:
-            site = _Site(message.content, about, context, self._rule)
+            site = _Site(message.content, about, context, self._rule, self._seals(context))
             arrays = site.screened(self._staleness) if is_training else site.last
             rest = {
                 name: record
@@ -95,12 +116,33 @@ class ScreenMod:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
         return reply
 
+    def _seals(self, context: Context) -> "Seals | None":
+        """Return the keys of a site, which are read once; None for none."""
+        paths = [context.node_config.get(name, path) for name, path in self._files.items()]
+        if paths == [None, None]:
+            return None
+        if None in paths:
+            raise ConfigError(
+                f"site-key = {paths[0]}, site-peers = {paths[1]}: expected both files, or neither"
+            )
+        from fedstale.client.sealing import Seals  # noqa: PLC0415 - apps without keys need none
+
+        key, peers = map(str, paths)
+        if (key, peers) not in self._known:
+            self._known[key, peers] = Seals(Path(key), Path(peers))
+        return self._known[key, peers]
+
 
 class _Site:
     """A site with one message of a relay."""
 
     def __init__(
-        self, content: RecordDict, about: ConfigRecord, context: Context, rule: Rule
+        self,
+        content: RecordDict,
+        about: ConfigRecord,
+        context: Context,
+        rule: Rule,
+        seals: "Seals | None",
     ) -> None:
         """Look at what has come, and at what the site keeps.
 
@@ -111,7 +153,9 @@ class _Site:
         self._arrays, self._state = records_in(content, ArrayRecord), context.state
         told: Mapping[str, Any] = about
         self.key: str = told["arrays"]
-        self._rule, self._number, self._peers = rule, _number_of(context), list(told["peers"])
+        self._rule, self._seals, self._run_id = rule, seals, context.run_id
+        self._number = _number_of(context)
+        self._peers: list[int] = seals.neighbours if seals is not None else list(told["peers"])
         if self._peers and len(self._peers) + 1 < rule.least:
             raise ConfigError(
                 f"site {self._number} has {len(self._peers)} neighbours, and {rule!r} needs "
@@ -120,7 +164,7 @@ class _Site:
             )
         kept = records_in(self._state, ArrayRecord)
         self._first = kept.get(_FIRST, self._arrays.get(self.key))
-        own = kept.get(_OWN, self._arrays.get(f"{PEER}{self._number}", self._first))
+        own = kept.get(_OWN) or self._back() or self._first
         if own is None:
             raise ProtocolError(
                 f"site {self._number} keeps no model, as after a restart: the relay sends it again"
@@ -128,14 +172,15 @@ class _Site:
         self._own = own
         self.last = kept.get(_SCREENED, self._own)
         """What was screened last, or the best that there is."""
-        nothing = ConfigRecord({"jobs": 0, "peers": [], "last": [], "at": []})
+        nothing = ConfigRecord({"jobs": 0, "count": 0, "peers": [], "last": [], "at": []})
         seen: Mapping[str, Any] = self._state.config_records.get(_SEEN, nothing)
         self._jobs: int = seen["jobs"]
+        self._count: int = seen["count"]
         self._seen: dict[int, tuple[bytes, int]] = {
             peer: (last, at)
             for peer, last, at in zip(seen["peers"], seen["last"], seen["at"], strict=True)
         }
-        """Digest of each neighbour's last model, and how many own jobs were done before it."""
+        """Which was each neighbour's last model, and how many own jobs were done before it."""
 
     def screened(self, staleness: AgeCurve) -> ArrayRecord:
         """Return what the rule makes of the neighbours' models and the own one."""
@@ -166,22 +211,46 @@ class _Site:
                 return None
             first = model_of(self._first)
             return {name: first[name] for name in like}
+        try:
+            mark, record = self._opened(record, peer)
+            last, _ = self._seen.get(peer, (b"", 0))
+            if self._seals is not None and mark < last:
+                raise ProtocolError("it is older than one that came before")
+            if mark != last:
+                self._seen[peer] = mark, self._jobs
+            if missing := like.keys() - record.keys():
+                raise RejectionError("names", f"it holds no arrays {sorted(missing)[:5]}")
+            model = {name: read(record[name], name, x, None, x.dtype) for name, x in like.items()}
+            if not is_finite(model):
+                raise RejectionError("finite", "it holds NaN or infinity")
+        except ProtocolError as problem:
+            text = "site %d leaves out the model of site %d: %s"
+            logger.warning(text, self._number, peer, problem)
+            # Of what was changed on its way its site is not guilty.
+            self._n_bad += isinstance(problem, RejectionError)
+            return None
+        return model
+
+    def _opened(self, record: ArrayRecord, sender: int) -> tuple[bytes, ArrayRecord]:
+        """Return a mark that is another for another model, and the model that came of a site."""
+        if self._seals is not None:
+            counter, record = self._seals.open(
+                record, sender=sender, site=self._number, run_id=self._run_id
+            )
+            return counter.to_bytes(8), record
         digest = hashlib.sha256()
         for name, array in record.items():
             digest.update(name.encode() + b"\0" + array.data)
-        if self._seen.get(peer, (b"", 0))[0] != digest.digest():
-            self._seen[peer] = digest.digest(), self._jobs
+        return digest.digest(), record
+
+    def _back(self) -> ArrayRecord | None:
+        """Return the own model that the relay sends back; None if it sends none."""
+        record = self._arrays.get(f"{PEER}{self._number}")
         try:
-            if missing := like.keys() - record.keys():
-                raise RejectionError("names", f"arrays do not fit: missing {sorted(missing)[:5]}")
-            model = {name: read(record[name], name, x, None, x.dtype) for name, x in like.items()}
-            if not is_finite(model):
-                raise RejectionError("finite", "arrays hold NaN or infinity")
-        except RejectionError as problem:
-            logger.warning("site %d leaves out site %d: %s", self._number, peer, problem)
-            self._n_bad += 1
+            return None if record is None else self._opened(record, self._number)[1]
+        except ProtocolError as problem:
+            logger.warning("site %d leaves out its own model: %s", self._number, problem)
             return None
-        return model
 
     def _age(self, peer: int) -> int:
         return self._jobs - self._seen.get(peer, (b"", 0))[1]
@@ -207,10 +276,22 @@ class _Site:
             # It stands for neighbours that have not answered yet, of which there are none.
             self._state.pop(_FIRST, None)
         self._state[_SCREENED] = screened
-        self._state[_OWN] = records.get(self.key) or next(iter(records.values()), ArrayRecord())
+        key = self.key if self.key in records else next(iter(records), self.key)
+        self._state[_OWN] = own = records.get(key, ArrayRecord())
+        if self._seals is not None:
+            self._count = max(self._count + 1, time.time_ns() // 1_000_000)
+            content[key] = self._seals.seal(
+                own, site=self._number, run_id=self._run_id, counter=self._count
+            )
         last, at = [x for x, _ in self._seen.values()], [job for _, job in self._seen.values()]
         self._state[_SEEN] = ConfigRecord(
-            {"jobs": self._jobs + 1, "peers": list(self._seen), "last": last, "at": at}
+            {
+                "jobs": self._jobs + 1,
+                "count": self._count,
+                "peers": list(self._seen),
+                "last": last,
+                "at": at,
+            }
         )
         for metrics in list(content.metric_records.values())[:1]:
             metrics["screened"] = self._n_screened

@@ -28,7 +28,7 @@ from fedstale.strategies.stages.local_work import (
 )
 from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
-from fedstale.strategies.stages.relay import PEER, RELAY, Relay, model_of
+from fedstale.strategies.stages.relay import PEER, RELAY, SEALED, Relay, bytes_in, model_of
 
 __all__ = [
     "FORMAT",
@@ -39,6 +39,7 @@ __all__ = [
     "QUERY",
     "RECORD",
     "RELAY",
+    "SEALED",
     "STATED",
     "WORK",
     "Adapters",
@@ -56,6 +57,7 @@ __all__ = [
     "StepsDone",
     "asked_share",
     "at_rank",
+    "bytes_in",
     "fault_of_releases",
     "is_asked",
     "model_of",

@@ -27,6 +27,7 @@ from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.stages.privacy import Privacy
 from fedstale.strategies.types import (
+    Array,
     ClientUpdate,
     End,
     Job,
@@ -45,6 +46,8 @@ RELAY = "fedstale.relay"
 """Name of the ConfigRecord of a relay's messages and of the replies to them."""
 PEER = "peer."
 """What the name of the record with a neighbour's model begins with; its number follows."""
+SEALED = "sealed"
+"""Name of the only array of a model that is encrypted, for neighbours alone."""
 _SHAPES = "ring|torus|complete|random:P with P in (0, 1], or the path of a list of edges"
 _FIRST = -1
 """Stands for the number of a site, of the model that a run begins with."""
@@ -62,7 +65,8 @@ class Relay(Stage):
     such as the same SuperNode, started again.
 
     The server's model is sent to nobody. With a rule it is what the rule makes of all last models,
-    for `evaluate_fn` and as the result of `start`; without one it stays as it was given.
+    for `evaluate_fn` and as the result of `start`; without one it stays as it was given, and so it
+    does where models are sealed. Of those only the size is checked.
 
     Args:
         topology: who is whose neighbour: "ring"; "torus", a grid whose ends meet; "complete";
@@ -275,6 +279,10 @@ class Relay(Stage):
             )
         key = self._key if self._key in records else next(iter(records), "")
         self._came = site, records.get(key, ArrayRecord())
+        if list(self._came[1]) == [SEALED] != list(self._records[_FIRST]):
+            self._came = site, record_of({SEALED: bytes_in(self._came[1])})
+            # Nothing is averaged: what is sound stands for what cannot be looked at.
+            content[key] = self._records[_FIRST]
 
     def _holder(self, site: int) -> int | None:
         """Return the node that is a site; None if no node has been."""
@@ -316,7 +324,8 @@ class Relay(Stage):
         """Make what the rule makes of all last models the server's; or none, without a rule."""
         target = self._current
         if self.rule is not None:
-            models = [{name: model[name] for name in mean} for model in self.models.values()]
+            models = [model for model in self.models.values() if model.keys() >= mean.keys()]
+            models = [{name: model[name] for name in mean} for model in models]
             if len(models) >= self.rule.least:
                 target = aggregate(self.rule, models)
         for name, x in mean.items():
@@ -326,3 +335,20 @@ class Relay(Stage):
 def model_of(record: ArrayRecord) -> Model:
     """Return the arrays of a record that was checked."""
     return {name: array.numpy() for name, array in record.items()}
+
+
+def bytes_in(record: ArrayRecord) -> Array:
+    """Return the bytes of a sealed model, in memory of their own.
+
+    Raises:
+        RejectionError: it is none.
+    """
+    from fedstale.strategies.server import read  # noqa: PLC0415 - see above
+
+    if list(record) != [SEALED]:
+        raise RejectionError("names", f"holds arrays {list(record)[:5]}: expected {SEALED!r} alone")
+    shape = tuple(record[SEALED].shape)
+    if len(shape) != 1 or not is_count(shape[0]):
+        raise RejectionError("shape", f"{SEALED!r} has shape {shape!r:.40}: expected bytes")
+    like = np.broadcast_to(np.zeros((), np.uint8), shape)
+    return read(record[SEALED], SEALED, like, (like.dtype,), like.dtype)

@@ -206,7 +206,7 @@ def test_a_model_that_is_none_is_left_out_and_is_one_of_the_f(name, caplog):
     site.begin(0.0, 0.0)  # its own is 1
     # Of one honest neighbour and one that is bad, two are left, of which none need lie.
     assert weights(site.send({1: model(3.0, 3.0), 2: BAD[name]})) == [3.0, 3.0]
-    assert "site 0 leaves out site 2: " in caplog.text
+    assert "site 0 leaves out the model of site 2: " in caplog.text
 
 
 def test_other_real_numbers_are_read_as_the_sites_own():
