@@ -9,6 +9,10 @@ is for as many liars as there are.
 gossip: `Relay` and `ScreenMod`, in rounds (`FedAvg(20)`) or without waiting (`FedBuff(20, 1)`).
 server: the same rule where a trusted server averages, `FedAvg(20)` or `FedBuff(20, 11)`.
 
+phones: a hundred synthetic phones whose neighbours are the nearest four on either side, in four
+hours, by asynchronous gossip and by `FedBuff(20, 5)`; nobody lies. A job is two minutes of the
+median phone, and a model stands for 5 MB.
+
 An accuracy is that on the test digits at the end, of what an honest site would screen next: the
 mean over honest sites, and the worst of them; `own` is that of its model after its last job. A
 server's model is one for all.
@@ -29,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
@@ -45,13 +50,14 @@ from fedstale.traces import TraceSet
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.kept import Kept, played
 from lab.results import write_result
-from lab.training import FIRST_NODE
+from lab.training import FIRST_NODE, work_of
 from peers.liars import ATTACKS, Liars
 
 N, NEAREST, UNTIL_S, TIMEOUT_S = 20, 5, 1800.0, 7200.0
 SEEDS, CLOSE = (1, 2, 3, 4, 5), 0.03
 WORK, MODEL_BYTES = 156.0, 25_000_000
 ALPHA, EPOCHS, BATCH, RATE = 1.0, 5, 8, 0.1
+PHONES, NEAREST_PHONES, PHONES_UNTIL_S, PHONE_BYTES = 100, 4, 4 * 3600.0, 5_000_000
 NONE = "none"
 RULES: dict[str, Callable[[int], Rule]] = {
     "mean": lambda f: TrimmedMean(f=0),
@@ -76,16 +82,18 @@ class Case(NamedTuple):
 
 # -- Digits.
 
+INITIAL: Model = {"w": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)}
+
 
 @cache
-def digits(seed: int) -> tuple[list[tuple[Array, Array]], tuple[Array, Array]]:
+def digits(seed: int, n: int = N) -> tuple[list[tuple[Array, Array]], tuple[Array, Array]]:
     """Return what each site trains on, and what models are tested on."""
     rng = np.random.default_rng((seed, 0))
     images, labels = load_digits(return_X_y=True)
     order = rng.permutation(len(labels))
     images, labels = (images / 16.0).astype(np.float32)[order], labels[order]
     test, train = slice(0, len(labels) // 5), slice(len(labels) // 5, None)
-    dealt = classification.assign(labels[train], N, ALPHA, rng)
+    dealt = classification.assign(labels[train], n, ALPHA, rng)
     own = [(images[train][mine], labels[train][mine]) for mine in dealt]
     return own, (images[test], labels[test])
 
@@ -111,14 +119,14 @@ def accuracy(model: Model, seed: int) -> float:
     return float((np.argmax(x @ model["w"] + model["b"], axis=1) == y).mean())
 
 
-def app(seed: int, *mods: Any) -> ClientApp:  # noqa: ANN401 - Flower's type has no name for it
-    """Return what sites run."""
+def app(seed: int, mods: Sequence[Mod], n: int = N) -> ClientApp:
+    """Return what n sites run."""
     made = ClientApp(mods=list(mods))
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
         site = int(context.node_config["partition-id"])
-        own = digits(seed)[0][site]
+        own = digits(seed, n)[0][site]
         number = int.from_bytes(message.metadata.message_id.encode())
         rng = np.random.default_rng((seed, site, number))
         model = descend(model_of(message.content.array_records["arrays"]), *own, rng)
@@ -133,9 +141,9 @@ def app(seed: int, *mods: Any) -> ClientApp:  # noqa: ANN401 - Flower's type has
 # -- Runs.
 
 
-def edges(folder: Path) -> Path:
+def edges(folder: Path, n: int = N, nearest: int = NEAREST) -> Path:
     """Write who is whose neighbour, and return the path."""
-    lines = [f"{i} {(i + k) % N}\n" for i in range(N) for k in range(1, NEAREST + 1)]
+    lines = [f"{i} {(i + k) % n}\n" for i in range(n) for k in range(1, nearest + 1)]
     path = folder / "edges.txt"
     path.write_text("".join(lines), encoding="utf-8")
     return path
@@ -160,7 +168,8 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
     if case.attack != NONE:
         nodes = [FIRST_NODE + site for site in liars]
         stages.append(Liars(nodes, case.attack, of_peers=is_gossip, seed=case.seed))
-    mods, rule = [], RULES[case.rule](case.liars)
+    mods: list[Mod] = []
+    rule = RULES[case.rule](case.liars)
     if is_gossip:
         age = {} if case.arm.endswith("rounds") else {"staleness": polynomial(0.5)}
         mods.append(ScreenMod(rule, **age))
@@ -169,24 +178,25 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
             stages.append(Relay(edges(Path(folder)), N))
         grid = TraceGrid(
             TraceSet.synthetic(N, seed=case.seed, population="sites"),
-            app(case.seed, *mods),
+            app(case.seed, mods),
             costs=Costs(model_bytes=MODEL_BYTES),
             seed=case.seed,
             until_s=until_s,
             work=lambda message: WORK,
         )
         strategy = strategy_of(case, stages)
-        initial = record_of({"w": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)})
         with grid.running(), suppress(RunEnded):
-            strategy.start(grid, initial, 10**6, TIMEOUT_S)
+            strategy.start(grid, record_of(INITIAL), 10**6, TIMEOUT_S)
     relay = next((stage for stage in grid.runtime.stages if isinstance(stage, Relay)), None)
     if relay is None:
         own = screened = [accuracy(model_of(strategy.result.arrays), case.seed)]
     else:
-        models, near = relay.models, range(-NEAREST, NEAREST + 1)
+        models = relay.models
+        # An outage may be as long as the run.
+        honest = [i for i in honest if i in models]
         own = [accuracy(models[i], case.seed) for i in honest]
-        some = [[models[(i + k) % N] for k in near if (i + k) % N in models] for i in honest]
-        screened = [accuracy(aggregate(rule, each), case.seed) for each in some]
+        near = [around(i, models, N, NEAREST) for i in honest]
+        screened = [accuracy(aggregate(rule, each), case.seed) for each in near]
     jobs = grid.events().to_pandas()
     spent = jobs[["download_s", "compute_s", "upload_s"]].sum()
     return {
@@ -199,6 +209,49 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
         "device_hours": float(spent.sum()) / 3600.0,
         "training_hours": float(spent["compute_s"]) / 3600.0,
     }
+
+
+def around(site: int, models: Mapping[int, Model], n: int, nearest: int) -> list[Model]:
+    """Return the models of a site and its neighbours; the first one of who has not answered."""
+    return [models.get((site + k) % n, INITIAL) for k in range(-nearest, nearest + 1)]
+
+
+def phones(seed: int) -> dict[str, float]:
+    """Return what phones reach by gossip and with a server, and how often neighbours are online."""
+    traces = TraceSet.synthetic(PHONES, days=2, seed=seed)
+    assert traces.availability is not None
+    nobody, instants = np.zeros(PHONES), np.arange(0.0, PHONES_UNTIL_S, 600.0)
+    online = np.array(
+        [traces.availability.is_available(np.arange(PHONES), nobody + at) for at in instants]
+    )
+    near = [k for k in range(-NEAREST_PHONES, NEAREST_PHONES + 1) if k]
+    n_online = np.sum([np.roll(online, k, axis=1) for k in near], axis=0)
+    found = {"three_online": float((n_online >= 3).mean())}
+    for arm in ("gossip", "server"):
+        mods: list[Mod] = []
+        strategy: StaleStrategy = FedBuff(20, 5, seed=seed)
+        with TemporaryDirectory() as folder, threadpool_limits(1):
+            if arm == "gossip":
+                mods = [ScreenMod(TrimmedMean(f=0), staleness=polynomial(0.5))]
+                relay = Relay(edges(Path(folder), PHONES, NEAREST_PHONES), PHONES)
+                strategy = FedBuff(20, 1, seed=seed, stages=[relay])
+            grid = TraceGrid(
+                traces,
+                app(seed, mods, PHONES),
+                costs=Costs(model_bytes=PHONE_BYTES),
+                seed=seed,
+                until_s=PHONES_UNTIL_S,
+                work=lambda message: work_of(traces, 2.0),
+            )
+            with grid.running(), suppress(RunEnded):
+                strategy.start(grid, record_of(INITIAL), 10**6, TIMEOUT_S)
+        if arm == "server":
+            found[arm] = accuracy(model_of(strategy.result.arrays), seed)
+            continue
+        models = next(s for s in grid.runtime.stages if isinstance(s, Relay)).models
+        each = [around(i, models, PHONES, NEAREST_PHONES) for i in range(PHONES)]
+        found[arm] = float(np.mean([accuracy(aggregate(TrimmedMean(f=0), x), seed) for x in each]))
+    return found
 
 
 def cases(seeds: Sequence[int]) -> list[Case]:
@@ -231,7 +284,9 @@ def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
             "is_worst_close": found["worst"] >= reached,
         }
         rows.append({**about, "seeds": list(seeds), **found, **close})
-    return rows
+    runs = [kept[["phones", seed]] for seed in seeds]
+    found = {key: float(np.mean([each[key] for each in runs])) for key in runs[0]}
+    return [*rows, {"arm": "phones", "seeds": list(seeds), **found}]
 
 
 def main() -> None:
@@ -247,7 +302,10 @@ def main() -> None:
     wanted = [case for case in cases(seeds) if list(case) not in kept]
     if args.quick:
         wanted = [case for case in wanted if case.attack in (NONE, "ALIE")][:4]
-    todo = [(case, partial(run, case)) for case in wanted]
+    todo: list[tuple[Any, Callable[[], Any]]] = [(case, partial(run, case)) for case in wanted]
+    if not args.quick:
+        others = [("phones", seed) for seed in seeds if ["phones", seed] not in kept]
+        todo += [(of, partial(phones, of[1])) for of in others]
     for case, found in played(todo, args.jobs):
         kept.add(list(case), found)
         print(*case, found, flush=True)

@@ -50,7 +50,10 @@ def test_a_row_is_close_within_three_points_of_its_arms_mean_without_liars(monke
     for case in run.cases([1, 2]):
         reached = {"none": 0.9, "ALIE": 0.875}.get(case.attack, 0.5)
         kept.add(list(case), {"accuracy": reached, "worst": reached - 0.01})
-    rows = run.rows_of(kept, [1, 2])
+    for seed in (1, 2):
+        kept.add(["phones", seed], {"three_online": 0.05 * seed, "gossip": 0.2, "server": 0.9})
+    *rows, phones = run.rows_of(kept, [1, 2])
+    assert phones["three_online"] == pytest.approx(0.075)
     assert {row["rule"] for row in rows} == {"mean", "trimmed mean", "median", "Krum"}
     assert [row["attack"] for row in rows if row["is_close"] and row["rule"] == "mean"] == [
         "none",
@@ -65,3 +68,10 @@ def test_a_few_minutes_of_each_arm_learn_digits(arm):
     assert found["worst"] <= found["accuracy"]
     assert found["accuracy"] > 0.6
     assert found["gigabytes"] > 0.02 * found["jobs"]
+
+
+def test_phones_are_slow_to_learn_by_gossip(monkeypatch):
+    monkeypatch.setattr(run, "PHONES_UNTIL_S", 1800.0)
+    found = run.phones(1)
+    assert 0.0 < found["three_online"] < 0.2
+    assert found["gossip"] < 0.5 < found["server"]
