@@ -135,7 +135,9 @@ def test_messages_of_a_server_without_a_relay_pass_as_they_are():
 def test_a_neighbour_that_has_not_answered_counts_with_the_first_model():
     site = Site(MEAN)
     site.begin(2.0)  # its own is 3
-    assert weights(site.send({1: model(10.0), 2: None})) == [6.0]
+    reply = site.send({1: model(10.0), 2: None})
+    assert weights(reply) == [6.0]
+    assert reply.content["metrics"]["silent-jobs"] == 1
 
 
 def test_a_neighbour_whose_model_was_lost_on_its_way_is_left_out():

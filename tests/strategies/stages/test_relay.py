@@ -141,8 +141,8 @@ def test_sites_evaluate_what_they_have_screened_and_are_sent_nothing():
 
 
 def test_the_servers_model_is_what_the_rule_makes_of_all_last_models_and_is_sent_to_nobody():
-    nodes = sites(5)
-    grid, after = start(FedAvg(stages=[Relay("complete", 5, Median(f=1))]), nodes, 4)
+    nodes = sites(3)
+    grid, after = start(FedAvg(stages=[Relay("complete", 3, Median(f=1))]), nodes, 4)
     np.testing.assert_allclose(after, np.median([own(n) for n in nodes.values()], axis=0))
     models = [arrays["x"].data for _, arrays in grid.models]
     sent = [r["x"].data for _, m in grid.sent for r in m.content.array_records.values()]
@@ -166,6 +166,15 @@ def test_a_node_that_comes_late_is_sent_the_first_model_and_not_the_servers():
     waiting = sent_to(grid, 10)[2]
     assert waiting["fedstale.relay"]["peers"] == [1, 2, 3, 4]
     assert set(waiting.array_records) == {"peer.1", "peer.2", "peer.3"}
+
+
+def test_of_several_records_in_a_reply_the_model_is_the_one_of_its_name():
+    nodes = sites(3)
+    for node in nodes.values():
+        node.lie = lambda body: RecordDict({"more": record(x=FIRST + 50.0), **body})
+    grid, _ = start(FedAvg(stages=[Relay("ring", 3)]), nodes, 2)
+    sent = sent_to(grid, 10)[1]["peer.1"]["x"].numpy()
+    np.testing.assert_allclose(sent, descended(3, 1)[1], atol=1e-12)
 
 
 # Replies that go to nobody.
@@ -235,7 +244,8 @@ def test_a_node_keeps_its_number():
 
 def test_a_model_that_is_rejected_when_the_running_medians_hold_is_forgotten():
     nodes = sites(6)
-    nodes[10].lie = bad(x=1e9 + np.zeros(SIZE))
+    # It comes first, before there is a median.
+    nodes[10].lie, nodes[10].delay = bad(x=1e9 + np.zeros(SIZE)), 0.5
     grid, _ = start(FedAvg(stages=[Relay("ring", 6)]), nodes, 2)
     assert any("norm of the update" in reason for _, reason in grid.refused)
     assert [set(body.array_records) for body in sent_to(grid, 11)] == [{"arrays"}, {"peer.2"}]
