@@ -155,7 +155,9 @@ class _Site:
         self.key: str = told["arrays"]
         self._rule, self._seals, self._run_id = rule, seals, context.run_id
         self._number = _number_of(context)
-        self._peers: list[int] = seals.neighbours if seals is not None else list(told["peers"])
+        self._peers: list[int] = list(told["peers"])
+        if seals is not None:
+            self._peers = [peer for peer in seals.neighbours if peer != self._number]
         if self._peers and len(self._peers) + 1 < rule.least:
             raise ConfigError(
                 f"site {self._number} has {len(self._peers)} neighbours, and {rule!r} needs "

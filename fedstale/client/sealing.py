@@ -59,7 +59,7 @@ class Seals:
         self._own = _private(key)
         self._peers = _public(peers)
         self.neighbours = sorted(self._peers)
-        """Numbers of the neighbours."""
+        """Numbers of the sites in the file, which may name the site itself, too."""
 
     def seal(self, model: ArrayRecord, *, site: int, run_id: int, counter: int) -> ArrayRecord:
         """Return a model that the neighbours can read, and the site itself.
@@ -73,8 +73,9 @@ class Seals:
         salt, key = os.urandom(_SALT), os.urandom(_KEY)
         body = AESGCM(key).encrypt(_ONCE, bytes_of_records(RecordDict({"": model})), None)
         wrapped = _WRAPPED.pack(key, hashlib.sha256(body).digest(), counter)
-        parts = [_HEAD.pack(salt, len(self._peers) + 1)]
-        for peer in (site, *self.neighbours):
+        readers = {site, *self._peers}
+        parts = [_HEAD.pack(salt, len(readers))]
+        for peer in readers:
             between = self._between(peer, sender=site, receiver=peer, run_id=run_id, salt=salt)
             parts.append(_WRAP.pack(peer, AESGCM(between).encrypt(_ONCE, wrapped, None)))
         data = np.frombuffer(b"".join([*parts, body]), np.uint8)

@@ -347,6 +347,17 @@ def test_a_site_with_too_few_keys_for_its_rule_answers_so_before_it_trains(tmp_p
         FedAvg(stages=[Relay("complete", 4)]).start(grid, record(x=FIRST), num_rounds=1)
 
 
+def test_one_file_of_keys_is_enough_for_sites_that_are_all_neighbours(tmp_path):
+    app, plain = descending_app(ScreenMod(MEAN)), plain_sites(3)
+    nodes = {
+        10 + i: Site(i, app, config=write_keys(tmp_path / "keys", i, [0, 1, 2])) for i in range(3)
+    }
+    start(nodes, 4)
+    start(plain, 4)
+    for key, node in nodes.items():
+        np.testing.assert_array_equal(own(node), own(plain[key]))
+
+
 def test_one_file_without_the_other_is_refused(tmp_path):
     nodes = sites(tmp_path, 3)
     del nodes[11].config["site-peers"]
