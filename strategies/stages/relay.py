@@ -94,7 +94,7 @@ class Relay(Stage):
     saved = ("_sites", "_loose", "_bare", "_current")
 
     def __init__(self, topology: str | Path, n_sites: int, rule: Rule | None = None) -> None:
-        self.topology, self.n_sites, self.rule = topology, n_sites, rule
+        self.topology, self.n_sites, self.rule = str(topology), n_sites, rule
         require_count("Relay.n_sites", n_sites, "an integer >= 2", least=2)
         accepted = "a robust rule such as TrimmedMean(f=1), or None"
         require(rule is None or isinstance(rule, Rule), "Relay.rule", rule, accepted)
@@ -168,7 +168,7 @@ class Relay(Stage):
             reached.update(todo)
         for site, own in enumerate(found):
             if site not in reached:
-                by = f" with seed {seed}" if str(self.topology).startswith("random:") else ""
+                by = f" with seed {seed}" if self.topology.startswith("random:") else ""
                 self._refuse(f"site {site} is cut off from site 0{by}; expected edges between all")
             if self.rule is not None and len(own) + 1 < self.rule.least:
                 self._refuse(
@@ -179,7 +179,7 @@ class Relay(Stage):
         return list(map(sorted, found))
 
     def _edges(self, seed: int) -> list[tuple[int, int]]:
-        name, n = str(self.topology), self.n_sites
+        name, n = self.topology, self.n_sites
         pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
         if name == "ring":
             return [(i, (i + 1) % n) for i in range(n)]
@@ -223,7 +223,7 @@ class Relay(Stage):
         return [(one, other)]
 
     def _refuse(self, why: str) -> NoReturn:
-        raise ConfigError(f"strategy.Relay.topology = {str(self.topology)!r}: {why}")
+        raise ConfigError(f"strategy.Relay.topology = {self.topology!r}: {why}")
 
     # Out.
 
