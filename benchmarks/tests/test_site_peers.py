@@ -7,6 +7,7 @@ from virtual_grid import identity, record
 
 from fedstale.strategies.types import Job
 from lab.kept import Kept
+from pages import one, rows, where
 from peers import run
 from peers.liars import ATTACKS, Known, Liars
 
@@ -75,3 +76,57 @@ def test_phones_are_slow_to_learn_by_gossip(monkeypatch):
     found = run.phones(1)
     assert 0.0 < found["three_online"] < 0.2
     assert found["gossip"] < 0.5 < found["server"]
+
+
+def measured(**about):
+    return where(rows("site_peers"), **about)
+
+
+GOSSIP = ["gossip, rounds", "gossip, async"]
+
+
+class TestWhatThePageSays:
+    def test_trimmed_mean_and_median_withstand_what_the_mean_does_not(self):
+        for row in measured(arm=GOSSIP, rule=["trimmed mean", "median"]):
+            assert row["is_close"], row
+        for row in measured(arm=GOSSIP, rule="mean", attack=["sign flip", "random"]):
+            before = one(measured(**_case(row, attack="none")), "accuracy")
+            assert row["accuracy"] < before - 0.065
+
+    def test_small_lies_cost_sites_less_than_three_points(self):
+        for row in measured(arm=GOSSIP, rule=["mean", "trimmed mean", "median"]):
+            if row["attack"] in ("ALIE", "IPM"):
+                assert (
+                    row["accuracy"] > one(measured(**_case(row, attack="none")), "accuracy") - 0.03
+                )
+
+    def test_krum_and_bulyan_lose_without_any_attack(self):
+        for row in measured(arm=GOSSIP, rule="Krum", attack="none"):
+            lost = one(measured(**_case(row, rule="mean")), "accuracy") - row["accuracy"]
+            assert 0.035 < lost < 0.065
+        for row in measured(arm=GOSSIP, rule="Bulyan", attack="none"):
+            lost = one(measured(**_case(row, rule="mean")), "accuracy") - row["accuracy"]
+            assert 0.005 < lost < 0.025
+
+    def test_gossip_without_waiting_is_ahead_of_rounds(self):
+        for row in measured(arm="gossip, async", rule=["trimmed mean", "median", "Bulyan"]):
+            in_rounds = measured(**_case(row, arm="gossip, rounds"))
+            assert row["accuracy"] > one(in_rounds, "accuracy")
+            assert row["jobs"] > 1.8 * one(in_rounds, "jobs")
+
+    def test_a_server_is_ahead_and_its_messages_are_smaller(self):
+        ahead = []
+        for row in measured(arm=GOSSIP):
+            at_server = _case(row, arm=row["arm"].replace("gossip", "server"))
+            ahead.append(one(measured(**at_server), "accuracy") > row["accuracy"])
+            if row["rule"] == "mean" and row["attack"] == "none":
+                assert one(measured(**at_server), "gigabytes") < 0.4 * row["gigabytes"]
+        assert np.mean(ahead) > 0.6
+
+    def test_what_was_screened_is_better_than_what_was_just_trained(self):
+        for row in measured(arm=GOSSIP):
+            assert row["accuracy"] > row["own"]
+
+
+def _case(row, **others):
+    return {key: row[key] for key in ("arm", "rule", "liars", "attack")} | others
