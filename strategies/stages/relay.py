@@ -330,6 +330,7 @@ class Relay(Stage):
                 target = aggregate(self.rule, models)
         for name, x in mean.items():
             x[...] = target[name] - self._current[name] if target else 0.0
+        self._current = {}
 
 
 def model_of(record: ArrayRecord) -> Model:
