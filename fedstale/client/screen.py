@@ -19,7 +19,7 @@ from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.robust import Rule, aggregate
 from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, read, records_in
-from fedstale.strategies.stages import PEER, RELAY, model_of, record_of
+from fedstale.strategies.stages import PEER, RELAY, SEALED, model_of, record_of
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
 
@@ -58,7 +58,7 @@ class ScreenMod:
 
     With keys, models are encrypted from site to site, and `peers` says who the neighbours are,
     whatever the relay says. What was changed on its way, or is older than what came before, is left
-    out.
+    out. No arrays leave the site unsealed: a server without a relay is answered with an error.
 
     Args:
         rule: how models are combined; `TrimmedMean(f=0)` is their mean.
@@ -95,25 +95,49 @@ class ScreenMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the app answer from the screened model; what cannot be screened is an error."""
-        about = message.content.get(RELAY)
-        if not isinstance(about, ConfigRecord):
-            return call_next(message, context)
-        is_training = message.metadata.message_type.split(".")[0] == "train"
+        kind = message.metadata.message_type.split(".")[0]
         try:
-            site = _Site(message.content, about, context, self._rule, self._seals(context))
-            arrays = site.screened(self._staleness) if is_training else site.last
-            rest = {
-                name: record
-                for name, record in message.content.items()
-                if name != RELAY and not name.startswith(PEER)
-            }
-            message.content = RecordDict({**rest, site.key: arrays})
-            reply = call_next(message, context)
-            if is_training and not reply.has_error():
-                site.keep(arrays, reply.content)
+            seals = self._seals(context)
+            about = message.content.get(RELAY)
+            if isinstance(about, ConfigRecord):
+                reply = self._screened(message, about, context, call_next, seals)
+            elif seals is not None and kind in ("train", "evaluate"):
+                raise ProtocolError("no relay sent this message, and this site seals its models")
+            else:
+                reply = call_next(message, context)
+            if seals is not None and not reply.has_error():
+                records = records_in(reply.content, ArrayRecord).items()
+                if plain := [name for name, record in records if list(record) != [SEALED]]:
+                    raise ProtocolError(
+                        f"the reply holds arrays {plain[:5]} besides the model: expected none, "
+                        "since only the model is sealed"
+                    )
         except (ConfigError, ProtocolError) as problem:
             logger.error("%s", problem)
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
+        return reply
+
+    def _screened(
+        self,
+        message: Message,
+        about: ConfigRecord,
+        context: Context,
+        call_next: ClientAppCallable,
+        seals: "Seals | None",
+    ) -> Message:
+        """Return the app's answer to a message of a relay."""
+        is_training = message.metadata.message_type.split(".")[0] == "train"
+        site = _Site(message.content, about, context, self._rule, seals)
+        arrays = site.screened(self._staleness) if is_training else site.last
+        rest = {
+            name: record
+            for name, record in message.content.items()
+            if name != RELAY and not name.startswith(PEER)
+        }
+        message.content = RecordDict({**rest, site.key: arrays})
+        reply = call_next(message, context)
+        if is_training and not reply.has_error():
+            site.keep(arrays, reply.content)
         return reply
 
     def _seals(self, context: Context) -> "Seals | None":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from peer_sites import SIZE, Site, descending_app, step
 from site_keys import KEYS, public_text, write_keys
 from virtual_grid import VirtualGrid, identity, record
@@ -345,6 +345,43 @@ def test_a_site_with_too_few_keys_for_its_rule_answers_so_before_it_trains(tmp_p
     grid = VirtualGrid(nodes)
     with pytest.raises(FedstaleError, match=r"site \d has 3 neighbours, and Median"):
         FedAvg(stages=[Relay("complete", 4)]).start(grid, record(x=FIRST), num_rounds=1)
+
+
+def answer(site, kind, **records):
+    site.context.run_id = RUN
+    return site.app(Message(RecordDict(records), 1, kind), site.context)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_server_that_asks_for_a_model_without_a_relay_gets_none(tmp_path, kind):
+    (site, *_) = sites(tmp_path, 2).values()
+    reply = answer(site, kind, arrays=record(x=FIRST))
+    assert "no relay sent this message, and this site seals its models" in reply.error.reason
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_no_arrays_leave_a_site_beside_the_sealed_model(tmp_path, kind):
+    def more(message, context, call_next):
+        reply = Message(RecordDict(), reply_to=message)
+        if kind == "train":
+            reply = call_next(message, context)
+        reply.content["more"] = record(x=FIRST)
+        return reply
+
+    config = write_keys(tmp_path / "keys", 0, [1])
+    app = descending_app(ScreenMod(MEAN), more)
+    app.query()(lambda message, context: None)
+    site = Site(0, app, config=config)
+    about = {"fedstale.relay": ConfigRecord({"arrays": "arrays", "peers": []})}
+    reply = answer(site, kind, arrays=record(x=FIRST), **({} if kind == "query" else about))
+    assert "holds arrays ['more'] besides the model" in reply.error.reason
+
+
+def test_a_query_that_asks_for_no_arrays_is_answered(tmp_path):
+    app = descending_app(ScreenMod(MEAN))
+    app.query()(lambda message, context: Message(RecordDict(), reply_to=message))
+    site = Site(0, app, config=write_keys(tmp_path / "keys", 0, [1]))
+    assert not answer(site, "query").has_error()
 
 
 def test_one_file_of_keys_is_enough_for_sites_that_are_all_neighbours(tmp_path):
