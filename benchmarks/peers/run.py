@@ -310,8 +310,9 @@ def main() -> None:
         kept.add(list(case), found)
         print(*case, found, flush=True)
     if not args.quick:
-        rows = rows_of(kept, seeds)
-        write_result("site_peers", rows, command="python benchmarks/peers/run.py")
+        some = f" --seeds {args.seeds}" if args.seeds != len(SEEDS) else ""
+        command = f"python benchmarks/peers/run.py{some}"
+        write_result("site_peers", rows_of(kept, seeds), command=command)
 
 
 if __name__ == "__main__":
