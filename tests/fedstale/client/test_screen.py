@@ -211,6 +211,28 @@ def test_a_model_that_is_none_is_left_out_and_is_one_of_the_f(name, caplog):
     assert "site 0 leaves out the model of site 2: " in caplog.text
 
 
+def test_a_rule_that_has_enough_models_without_a_bad_one_withstands_as_many_as_before():
+    site = Site(TrimmedMean(f=1))
+    site.begin(0.0)  # its own is 1
+    peers = {1: model(4.0), 2: model(100.0), 3: model(np.nan)}
+    assert weights(site.send(peers)) == [5.0]
+
+
+def test_of_several_records_in_a_reply_those_of_the_model_count():
+    others = {"more": model(50.0), "second": MetricRecord({"num-examples": 2})}
+
+    def more(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content = RecordDict({"more": others["more"], **reply.content, **others})
+        return reply
+
+    site = Site(app=adding_app(ScreenMod(MEAN), more))
+    reply = site.begin(0.0)
+    assert site.context.state["fedstale.own"]["w"].numpy().tolist() == [1.0]
+    assert "screened" in reply.content["metrics"]
+    assert "screened" not in reply.content["second"]
+
+
 def test_other_real_numbers_are_read_as_the_sites_own():
     site = Site(MEAN)
     site.begin(0.0)
