@@ -3,7 +3,7 @@
 The transformer and the jobs of `strategies.py`, elsewhere: a model that stands for 250 MB on wired
 links, the same with replies in int4, 25 MB over recorded LTE links, and sixteen recorded desktops
 of a library, which are sites while nobody sits at them. Where replies are in int4, sites also train
-on while their replies travel (examples/overlapping_upload.py), at the best of three rates on a seed
+on while their replies travel (examples/overlapping_upload.py), at the best of four rates on a seed
 that is not used again. The others have the rate that was best in `strategies.py`. What is reported
 comes from five other seeds, paired with the buffer: the loss in nats a character on held-out text
 of all sites, after the same time.
@@ -41,7 +41,7 @@ from lab.training import appearing
 from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, measured, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
-RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7)}
+RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7, 1.0)}
 SPEED, WIRED = 6.0, 100e6
 """Of desktops, in work units and bits a second; no recording has either."""
 WEEK_S, MORNING_S, HOURS_S, DESKTOPS = 7 * 24 * 3600.0, 10 * 3600.0, 4 * 3600.0, 16
@@ -59,6 +59,8 @@ class Place:
     n: int = N
     stages: Sequence[Stage] = ()
     methods: Sequence[str] = ("buffer", "rounds")
+    beside: str = ""
+    """Place with which each method is compared, too."""
 
 
 def over_lte(recordings: Path, seed: int) -> TraceSet:
@@ -105,6 +107,7 @@ PLACES = {
         until_s=3600.0,
         stages=[Compression("int4")],
         methods=list(RATES),
+        beside="250 MB",
     ),
     "25 MB, recorded LTE": Place(traces=over_lte, n_bytes=25_000_000, until_s=7200.0),
     "25 MB, 16 recorded desktops": Place(
@@ -138,10 +141,8 @@ def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
         costs = {"n_bytes": place.n_bytes, "until_s": place.until_s, "seed": seed}
         if method != "buffer, overlapping":
             return sites(client, config, traces=traces, **costs)
-        client, ahead = (
-            ClientApp(mods=[CompressionMod(), overlapping]),
-            Ahead(traces, WORK, place.n_bytes),
-        )
+        client = ClientApp(mods=[CompressionMod(), overlapping])
+        ahead = Ahead(traces, WORK, place.n_bytes)
         client.train()(import_module("letters_app.client_app").train)
         ahead.grid = sites(client, config, traces=traces, work=ahead, **costs)
         return ahead.grid
@@ -156,26 +157,29 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
         best: rate of each.
         kept: what the runs reached.
     """
+    runs = {arm: [kept[[arm, rate, seed]] for seed in SEEDS] for arm, rate in best.items()}
+    ends = {
+        arm: [loss_at(found, 0, PLACES[ARMS[arm][0]].until_s) for found in some]
+        for arm, some in runs.items()
+    }
     rows: list[dict[str, Any]] = []
-    for name, place in PLACES.items():
-        losses: dict[str, list[float]] = {}
-        for method in place.methods:
-            arm, rates = f"{name}: {method}", RATES[method]
-            runs = [kept[[arm, best[arm], seed]] for seed in SEEDS]
-            losses[method] = [loss_at(found, 0, place.until_s) for found in runs]
-            rows.append(
-                {
-                    "place": name,
-                    "method": method,
-                    "hours": place.until_s / 3600,
-                    "rate": best[arm],
-                    "is_end": len(rates) > 1 and best[arm] in (rates[0], rates[-1]),
-                    "seeds": list(SEEDS),
-                    "jobs": float(np.mean([found[-1][1] for found in runs])),
-                    "loss": float(np.mean(losses[method])),
-                    "difference": difference(losses["buffer"], losses[method]),
-                }
-            )
+    for arm, (name, method) in ARMS.items():
+        place, rates = PLACES[name], RATES[method]
+        other = f"{place.beside}: {method}"
+        rows.append(
+            {
+                "place": name,
+                "method": method,
+                "hours": place.until_s / 3600,
+                "rate": best[arm],
+                "is_end": len(rates) > 1 and best[arm] in (rates[0], rates[-1]),
+                "seeds": list(SEEDS),
+                "jobs": float(np.mean([found[-1][1] for found in runs[arm]])),
+                "loss": float(np.mean(ends[arm])),
+                "difference": difference(ends[f"{name}: buffer"], ends[arm]),
+                "beside": difference(ends[other], ends[arm]) if other in ends else None,
+            }
+        )
     return rows
 
 
