@@ -27,6 +27,7 @@ PAGES = {
     "docs/results/agent-training.md": "agent/training.md",
     "docs/results/forecasting.md": "forecasts/page.md forecasts/times.md",
     "docs/results/messages.md": "messages/page.md work/page.md",
+    "docs/results/peers.md": "peers/page.md peers/clothes.md",
     "docs/results/robustness.md": "robustness/page.md liars/page.md",
     "docs/results/strategies.md": "methods/page.md papers/page.md",
     "docs/results/tuning.md": "tuning/page.md",

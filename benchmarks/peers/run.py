@@ -119,6 +119,16 @@ def accuracy(model: Model, seed: int) -> float:
     return float((np.argmax(x @ model["w"] + model["b"], axis=1) == y).mean())
 
 
+class Task(NamedTuple):
+    """What sites learn."""
+
+    initial: Model
+    accuracy: Callable[[Model, int], float]
+    """Takes a model and a seed."""
+    app: Callable[[int, Sequence[Mod]], ClientApp]
+    """Takes a seed and mods."""
+
+
 def app(seed: int, mods: Sequence[Mod], n: int = N) -> ClientApp:
     """Return what n sites run."""
     made = ClientApp(mods=list(mods))
@@ -136,6 +146,9 @@ def app(seed: int, mods: Sequence[Mod], n: int = N) -> ClientApp:
         )
 
     return made
+
+
+DIGITS = Task(INITIAL, accuracy, app)
 
 
 # -- Runs.
@@ -159,7 +172,7 @@ def strategy_of(case: Case, stages: list[Stage]) -> StaleStrategy:
     return FedBuff(N, 1 if case.arm.startswith("gossip") else 2 * NEAREST + 1, **settings)
 
 
-def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
+def run(case: Case, until_s: float = UNTIL_S, task: Task = DIGITS) -> dict[str, float]:
     """Return what one run reached, and what it cost."""
     rng, is_gossip = np.random.default_rng((case.seed, 3)), case.arm.startswith("gossip")
     liars = rng.permutation(N)[: case.liars].tolist()
@@ -178,7 +191,7 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
             stages.append(Relay(edges(Path(folder)), N))
         grid = TraceGrid(
             TraceSet.synthetic(N, seed=case.seed, population="sites"),
-            app(case.seed, mods),
+            task.app(case.seed, mods),
             costs=Costs(model_bytes=MODEL_BYTES),
             seed=case.seed,
             until_s=until_s,
@@ -186,17 +199,17 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
         )
         strategy = strategy_of(case, stages)
         with grid.running(), suppress(RunEnded):
-            strategy.start(grid, record_of(INITIAL), 10**6, TIMEOUT_S)
+            strategy.start(grid, record_of(task.initial), 10**6, TIMEOUT_S)
     relay = next((stage for stage in grid.runtime.stages if isinstance(stage, Relay)), None)
     if relay is None:
-        own = screened = [accuracy(model_of(strategy.result.arrays), case.seed)]
+        own = screened = [task.accuracy(model_of(strategy.result.arrays), case.seed)]
     else:
         models = relay.models
         # An outage may be as long as the run.
         honest = [i for i in honest if i in models]
-        own = [accuracy(models[i], case.seed) for i in honest]
-        near = [around(i, models, N, NEAREST) for i in honest]
-        screened = [accuracy(aggregate(rule, each), case.seed) for each in near]
+        own = [task.accuracy(models[i], case.seed) for i in honest]
+        near = [around(i, models, N, NEAREST, task.initial) for i in honest]
+        screened = [task.accuracy(aggregate(rule, each), case.seed) for each in near]
     jobs = grid.events().to_pandas()
     spent = jobs[["download_s", "compute_s", "upload_s"]].sum()
     return {
@@ -211,9 +224,11 @@ def run(case: Case, until_s: float = UNTIL_S) -> dict[str, float]:
     }
 
 
-def around(site: int, models: Mapping[int, Model], n: int, nearest: int) -> list[Model]:
+def around(
+    site: int, models: Mapping[int, Model], n: int, nearest: int, initial: Model = INITIAL
+) -> list[Model]:
     """Return the models of a site and its neighbours; the first one of who has not answered."""
-    return [models.get((site + k) % n, INITIAL) for k in range(-nearest, nearest + 1)]
+    return [models.get((site + k) % n, initial) for k in range(-nearest, nearest + 1)]
 
 
 def phones(seed: int) -> dict[str, float]:
@@ -267,7 +282,7 @@ def cases(seeds: Sequence[int]) -> list[Case]:
     ]
 
 
-def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def compared(kept: Kept, all_cases: Sequence[Case], seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for each case over its seeds; `close` to the mean of its arm without liars."""
 
     def means(case: Case) -> Mapping[str, float]:
@@ -275,7 +290,7 @@ def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
         return {key: float(np.mean([each[key] for each in runs])) for key in runs[0]}
 
     rows = []
-    for case in cases(seeds[:1]):
+    for case in all_cases:
         found = means(case)
         reached = means(case._replace(rule="mean", attack=NONE))["accuracy"] - CLOSE
         about = {key: value for key, value in case._asdict().items() if key != "seed"}
@@ -284,6 +299,12 @@ def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
             "is_worst_close": found["worst"] >= reached,
         }
         rows.append({**about, "seeds": list(seeds), **found, **close})
+    return rows
+
+
+def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for each case, and one of phones."""
+    rows = compared(kept, cases(seeds[:1]), seeds)
     runs = [kept[["phones", seed]] for seed in seeds]
     found = {key: float(np.mean([each[key] for each in runs])) for key in runs[0]}
     return [*rows, {"arm": "phones", "seeds": list(seeds), **found}]

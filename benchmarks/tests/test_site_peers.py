@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from clothes import write_clothes
 from flwr.app import RecordDict
 from virtual_grid import identity, record
 
 from fedstale.strategies.types import Job
 from lab.kept import Kept
 from pages import one, rows, where
-from peers import run
+from peers import clothes, run
 from peers.liars import ATTACKS, Known, Liars
 
 
@@ -71,6 +72,18 @@ def test_a_few_minutes_of_each_arm_learn_digits(arm):
     assert found["gigabytes"] > 0.02 * found["jobs"]
 
 
+@pytest.mark.slow
+def test_sites_learn_clothes_by_two_convolutions(tmp_path, monkeypatch):
+    monkeypatch.setattr(clothes, "UNTIL_S", 600.0)
+    monkeypatch.setattr(clothes, "TRAIN", 4000)
+    monkeypatch.setattr(clothes, "TEST", 200)
+    write_clothes(tmp_path, 4200, packed=True)
+    case = run.Case("gossip, async", "trimmed mean", 2, "ALIE", 1)
+    found = clothes.reached(case, str(tmp_path))
+    assert found["worst"] <= found["accuracy"]
+    assert found["accuracy"] > 0.3
+
+
 def test_phones_are_slow_to_learn_by_gossip(monkeypatch):
     monkeypatch.setattr(run, "PHONES_UNTIL_S", 1800.0)
     found = run.phones(1)
@@ -122,6 +135,13 @@ class TestWhatThePageSays:
             if row["rule"] == "mean" and row["attack"] == "none":
                 assert one(measured(**at_server), "gigabytes") < 0.4 * row["gigabytes"]
         assert np.mean(ahead) > 0.6
+
+    def test_a_convolutional_network_is_held_by_trimmed_mean_and_median(self):
+        for row in rows("site_peers_clothes"):
+            if row["rule"] != "mean":
+                assert row["is_close"], row
+            if row["attack"] == "sign flip" and row["rule"] == "mean":
+                assert not row["is_close"]
 
     def test_what_was_screened_is_better_than_what_was_just_trained(self):
         for row in measured(arm=GOSSIP):
