@@ -9,6 +9,9 @@ is for as many liars as there are.
 gossip: `Relay` and `ScreenMod`, in rounds (`FedAvg(20)`) or without waiting (`FedBuff(20, 1)`).
 server: the same rule where a trusted server averages, `FedAvg(20)` or `FedBuff(20, 11)`.
 
+desktops: twenty synthetic public desktops, half of which are free at a time, in an hour and without
+waiting, with two liars; the server's buffer is `FedBuff(20, 5)`.
+
 phones: a hundred synthetic phones whose neighbours are the nearest four on either side, in four
 hours, by asynchronous gossip and by `FedBuff(20, 5)`; nobody lies. A job is two minutes of the
 median phone, and a model stands for 5 MB.
@@ -67,6 +70,8 @@ RULES: dict[str, Callable[[int], Rule]] = {
     "Bulyan": lambda f: Bulyan(f=f),
 }
 ARMS = ("gossip, rounds", "gossip, async", "server, rounds", "server, async")
+DESKTOP_ARMS, DESKTOPS_UNTIL_S = ("gossip, desktops", "server, desktops"), 3600.0
+DESKTOP_RULES = ("mean", "trimmed mean", "median")
 LIARS = (2, 4)
 
 
@@ -169,11 +174,16 @@ def strategy_of(case: Case, stages: list[Stage]) -> StaleStrategy:
         settings["robust"] = RULES[case.rule](case.liars)
     if case.arm.endswith("rounds"):
         return FedAvg(N, **settings)
-    return FedBuff(N, 1 if case.arm.startswith("gossip") else 2 * NEAREST + 1, **settings)
+    if case.arm.startswith("gossip"):
+        return FedBuff(N, 1, **settings)
+    # Of distinct nodes, of which half are away where desktops come and go.
+    return FedBuff(N, 2 * NEAREST + 1 if case.arm in ARMS else 2 * case.liars + 1, **settings)
 
 
 def run(case: Case, until_s: float = UNTIL_S, task: Task = DIGITS) -> dict[str, float]:
     """Return what one run reached, and what it cost."""
+    on_desktops = case.arm in DESKTOP_ARMS
+    population, until_s = ("desktops", DESKTOPS_UNTIL_S) if on_desktops else ("sites", until_s)
     rng, is_gossip = np.random.default_rng((case.seed, 3)), case.arm.startswith("gossip")
     liars = rng.permutation(N)[: case.liars].tolist()
     honest = sorted(set(range(N)) - set(liars))
@@ -190,7 +200,7 @@ def run(case: Case, until_s: float = UNTIL_S, task: Task = DIGITS) -> dict[str, 
         if is_gossip:
             stages.append(Relay(edges(Path(folder)), N))
         grid = TraceGrid(
-            TraceSet.synthetic(N, seed=case.seed, population="sites"),
+            TraceSet.synthetic(N, seed=case.seed, population=population),
             task.app(case.seed, mods),
             costs=Costs(model_bytes=MODEL_BYTES),
             seed=case.seed,
@@ -274,9 +284,9 @@ def cases(seeds: Sequence[int]) -> list[Case]:
     return [
         Case(arm, rule, liars, attack, seed)
         for seed in seeds
-        for arm in ARMS
-        for liars in LIARS
-        for rule in RULES
+        for arm in (*ARMS, *DESKTOP_ARMS)
+        for liars in (LIARS if arm in ARMS else LIARS[:1])
+        for rule in (RULES if arm in ARMS else DESKTOP_RULES)
         for attack in (NONE, *ATTACKS)
         if RULES[rule](liars).least <= 2 * NEAREST + 1
     ]
