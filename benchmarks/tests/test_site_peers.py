@@ -47,6 +47,7 @@ def test_a_liar_starts_from_what_it_is_sent_or_from_the_mean_of_honest_peers(of_
 
 def test_a_row_is_close_within_three_points_of_its_arms_mean_without_liars(monkeypatch):
     monkeypatch.setattr(run, "ARMS", ("gossip, rounds",))
+    monkeypatch.setattr(run, "DESKTOP_ARMS", ())
     monkeypatch.setattr(run, "LIARS", (4,))
     kept = Kept()
     for case in run.cases([1, 2]):
