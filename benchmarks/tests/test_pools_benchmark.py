@@ -13,6 +13,7 @@ def bench(monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_arms_train_with_what_they_pay_for(bench):
     different = [name for name in bench.arms("digits") if "different" in name]
     found = {name: bench.run((name, 0, 1), "") for name in different}

@@ -21,7 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.robust import Rule, aggregate
-from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.stages.adapters import Adapters, record_of
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
@@ -122,7 +121,7 @@ class Relay(Stage):
         require(strategy.robust is None, "robust", strategy.robust, accepted)
         optimizer = strategy.server_optimizer
         accepted = "SGD(eta=1.0) with Relay: sites step, the server does not"
-        require(repr(optimizer) == repr(SGD()), "server_optimizer", optimizer, accepted)
+        require(repr(optimizer) == "SGD(eta=1.0)", "server_optimizer", optimizer, accepted)
         for stage in strategy.stages:
             accepted = "no stage beside Relay that reads or changes models"
             is_other = not isinstance(stage, Compression | Adapters | Privacy)

@@ -189,7 +189,7 @@ def command(*arguments):
 def test_the_command_lists_faults_and_says_so_by_its_exit_code(app):
     run = command("check", str(app))
     assert (run.exit_code, run.stderr) == (0, "")
-    assert "nothing found" in run.stdout
+    assert "no fault found" in run.stdout
     # The message, its RecordDict, the config, the record of arrays, the array and its piece.
     assert "note: a message with the model is 6 objects (arrays: 1)" in run.stdout
     run = command("check", str(app), "--run-config", "x=1", "--json")
@@ -232,7 +232,7 @@ def main(grid, context):
     found = command("check", str(app))
     assert found.exit_code == 1
     assert "send tensor.float()" in found.stdout
-    assert "nothing found" not in found.stdout
+    assert "no fault" not in found.stdout
 
 
 def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
