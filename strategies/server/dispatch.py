@@ -209,8 +209,7 @@ class Dispatcher:
         """
         if self.versions.version != self._version:
             self._version, self.latest, self._contents = self.versions.version, ArrayRecord(), {}
-            self.latest = self.versions.current.record()
-            self.versions.current.share(self.latest)
+            self.latest = self.versions.current.record(shares=True)
         return self.latest
 
     def replace(self, record: ArrayRecord) -> None:

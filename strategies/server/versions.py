@@ -124,22 +124,25 @@ class Snapshot:
         """Return the arrays of floating-point numbers as devices see them."""
         return self.floats | {name: self.floats[name].astype(_HALF) for name in self.halves}
 
-    def record(self) -> ArrayRecord:
-        """Return the model as Flower sends it."""
+    def record(self, *, shares: bool = False) -> ArrayRecord:
+        """Return the model as Flower sends it.
+
+        Args:
+            shares: whether the arrays are let go of, and read in the record's memory from then on,
+                if none is float16 on devices.
+        """
         both = (self.on_devices() if self.halves else self.floats) | self.counts
         record = ArrayRecord()
         for name in self.names:
-            record[name] = FlowerArray(both[name])
-        return record
-
-    def share(self, record: ArrayRecord) -> None:
-        """Let go of the arrays, and read them in the memory of the record that was made of them."""
-        for part in (self.counts, {} if self.halves else self.floats):
-            for name, array in part.items():
-                data = record[name].data
+            array, stored = both[name], FlowerArray(both[name])
+            record[name] = stored
+            if shares and not self.halves:
                 # The values are the end of a file of numpy.save.
-                end = np.frombuffer(data, array.dtype, offset=len(data) - array.nbytes)
-                part[name] = end.reshape(array.shape)
+                begin = len(stored.data) - array.nbytes
+                values = np.frombuffer(stored.data, array.dtype, offset=begin)
+                part = self.counts if name in self.counts else self.floats
+                part[name] = values.reshape(array.shape)
+        return record
 
     def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
         """Return a new version; integer arrays move by the nearest whole number.

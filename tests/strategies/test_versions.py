@@ -210,14 +210,19 @@ def test_a_version_lies_in_the_record_that_was_made_of_it():
         "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
         "swapped": np.arange(3, dtype=">f4"),
         "counts": np.array([True, False]),
-        "half": np.ones((2, 2), np.float16),
     }
     version = Snapshot.of(record(**arrays))
     before = {name: x.copy() for name, x in (version.floats | version.counts).items()}
-    sent = version.record()
-    version.share(sent)
+    sent = version.record(shares=True)
     for name, x in (version.floats | version.counts).items():
         assert (x.dtype, x.shape) == (before[name].dtype, before[name].shape)
         np.testing.assert_array_equal(x, before[name])
     assert not version.counts["counts"].flags.owndata
+    assert version.record() == sent
+
+
+def test_a_version_whose_arrays_are_halves_on_devices_keeps_its_own():
+    version = Snapshot.of(record(half=np.ones(3, np.float16), one=np.ones(2)))
+    sent = version.record(shares=True)
+    assert version.floats["half"].dtype == np.float32
     assert version.record() == sent
