@@ -1,7 +1,9 @@
-"""An outer optimizer that is compared with those of fedstale, and is no part of it."""
+"""Outer optimizers that are compared with those of fedstale, and are no part of it."""
 
-from fedstale.strategies.server_optimizer import Rate, ServerOptimizer
-from fedstale.strategies.types import Array
+import numpy as np
+
+from fedstale.strategies.server_optimizer import Momentum, Rate, ServerOptimizer
+from fedstale.strategies.types import Array, Model
 
 
 class DelayedNesterov(ServerOptimizer):
@@ -32,3 +34,19 @@ class DelayedNesterov(ServerOptimizer):
             v += s / number(self.every)
             s[:] = 0
         theta += number(share) * (d + number(self.beta) * v)
+
+
+class AlignedMomentum(Momentum):
+    """Takes from a stale update, array by array, what points against the momentum.
+
+    The idea of HeLoCo (arXiv 2606.00271), whose own correction shrinks it; not checked: its text.
+    """
+
+    def step(self, model: Model, delta: Model, *, staleness: int = 0) -> None:
+        """Move a model by an aggregated update, in place; the update is used up."""
+        for name, v in self.state.get("v", {}).items() if staleness else ():
+            d = delta[name]
+            along, square = float(np.vdot(d, v)), float(np.vdot(v, v))
+            if along < 0.0 < square:
+                d -= d.dtype.type(along / square) * v
+        super().step(model, delta, staleness=staleness)

@@ -44,7 +44,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
-from sites.outer import DelayedNesterov
+from sites.outer import AlignedMomentum, DelayedNesterov
 from sites.run import IN_BUFFER, MODEL, SEEDS, TEST_EVERY, TIMEOUT_S, N, Run, given, measured, sites
 
 UNTIL_S, BYTES, READINGS, TUNING_SEED = 1800.0, 25_000_000, 20, 101
@@ -79,6 +79,10 @@ METHODS = {
     "FedBuff(12, 4)": Method(make=partial(merging, IN_BUFFER, SGD), rates=(0.25, 0.5, 0.7, 1.0)),
     "FedBuff(12, 4), Nesterov": Method(
         make=partial(merging, IN_BUFFER, nesterov), rates=(0.015, 0.03, 0.06, 0.12)
+    ),
+    "FedBuff(12, 4), Nesterov, aligned": Method(
+        make=partial(merging, IN_BUFFER, partial(AlignedMomentum, nesterov=True)),
+        rates=(0.015, 0.03, 0.06, 0.12),
     ),
     "each update, delayed Nesterov": Method(
         make=partial(merging, 1, DelayedNesterov, weighting=ALIKE), rates=(0.05, 0.1, 0.25, 0.5)

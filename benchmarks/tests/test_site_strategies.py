@@ -53,3 +53,14 @@ def test_delayed_momentum_of_equal_updates_is_that_of_nesterov_spread_over_steps
         one.step(whole, {"w": np.ones(1)})
     # Momentum is seen a round later, and is the same in the end.
     assert delayed["w"][0] == pytest.approx(whole["w"][0], rel=0.03)
+
+
+def test_aligned_momentum_takes_from_a_stale_update_what_points_against_it():
+    from sites.outer import AlignedMomentum
+
+    for staleness, moved in ((0, [0.5, 1.0]), (1, [1.5, 1.0])):
+        step, model = AlignedMomentum(1.0, beta=0.5), {"w": np.zeros(2)}
+        step.step(model, {"w": np.array([3.0, 0.0])})
+        model["w"][:] = 0.0
+        step.step(model, {"w": np.array([-1.0, 1.0])}, staleness=staleness)
+        np.testing.assert_allclose(model["w"], moved)
