@@ -123,6 +123,12 @@ def table(head: Sequence[str], cells: Iterable[Sequence[str]], words: int = 1) -
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
+def of_peers(row: Row) -> str:
+    """Return the accuracy in a row of peers, and of the worst site where each has a model."""
+    worst = f" ({number(row['worst'], '.3f')})" if row["arm"].startswith("gossip") else ""
+    return f"{number(row['accuracy'], '.3f')}{'' if row['is_close'] else '*'}{worst}"
+
+
 def measured(name: str) -> str:
     """Return a whole result as a table, with the command and the machine above it."""
     result, found = read_result(name), rows(name)
@@ -184,7 +190,9 @@ def written() -> dict[Path, str]:
         "mean": mean,
         "one": one,
         "n": number,
-        **{each.__name__: each for each in (bracketed, to, between, part, bounded, frame)},
+        **{
+            each.__name__: each for each in (bracketed, to, between, part, bounded, frame, of_peers)
+        },
         **{
             each.__name__: each
             for each in (

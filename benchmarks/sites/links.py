@@ -11,8 +11,6 @@ of all sites, after the same time.
 Run it with: python benchmarks/sites/links.py PLAYS RECORDINGS [--keep FILE] [--jobs N]
 """
 
-import argparse
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from lab.training import appearing
-from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, measured, sites
+from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, given, measured, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
 RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7, 1.0)}
@@ -185,21 +183,14 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("plays", type=Path)
-    parser.add_argument("recordings", type=Path, help="folder of published recordings")
-    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    args = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    kept = Kept(args.keep)
+    (plays, recordings), kept, jobs = given(__doc__, "recordings")
     best = measured(
-        partial(run, text=str(args.plays.resolve()), recordings=args.recordings.resolve()),
+        partial(run, text=str(plays), recordings=recordings),
         {arm: RATES[method] for arm, (_, method) in ARMS.items()},
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),
         kept=kept,
-        jobs=args.jobs,
+        jobs=jobs,
     )
     rows = rows_of(best, kept)
     for row in rows:

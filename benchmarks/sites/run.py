@@ -241,20 +241,21 @@ def measured(
     return best
 
 
-def given(about: str | None) -> tuple[Path, Kept, int]:
-    """Return what the command line says: the path of the plays, runs that are kept, processes."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("plays", type=Path)
+def given(about: str | None, *paths: str) -> tuple[list[Path], Kept, int]:
+    """Return what the command line says: paths, those of the plays first; runs kept; processes."""
+    parser, named = argparse.ArgumentParser(description=about), ("plays", *paths)
+    for name in named:
+        parser.add_argument(name, type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    return args.plays, Kept(args.keep), args.jobs
+    return [getattr(args, name).resolve() for name in named], Kept(args.keep), args.jobs
 
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    plays, kept, jobs = given(__doc__)
+    (plays,), kept, jobs = given(__doc__)
     with TemporaryDirectory() as folder:
         best = measured(
             partial(run, **base_of(plays, Path(folder))),

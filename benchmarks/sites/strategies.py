@@ -200,9 +200,9 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    plays, kept, jobs = given(__doc__)
+    (plays,), kept, jobs = given(__doc__)
     best = measured(
-        partial(run, text=str(plays.resolve())),
+        partial(run, text=str(plays)),
         {name: method.rates for name, method in METHODS.items()},
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),

@@ -18,7 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ErrorCode
 from fedstale.strategies.robust import Rule, aggregate
-from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, read, records_in
+from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, is_delta, read, records_in
 from fedstale.strategies.stages import PEER, RELAY, SEALED, model_of, record_of
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
@@ -292,7 +292,7 @@ class _Site:
             ProtocolError: it holds a change of the model.
         """
         records = records_in(content, ArrayRecord)
-        if any(config.get(UPDATE_KEY) == "delta" for config in content.config_records.values()):
+        if is_delta(content):
             raise ProtocolError(
                 f"{UPDATE_KEY} = 'delta': expected the whole model beside ScreenMod"
             )

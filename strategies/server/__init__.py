@@ -31,7 +31,13 @@ from fedstale.strategies.server.superlink import (
     connected,
     without_stalls,
 )
-from fedstale.strategies.server.validation import UPDATE_KEY, Validation, read, records_in
+from fedstale.strategies.server.validation import (
+    UPDATE_KEY,
+    Validation,
+    is_delta,
+    read,
+    records_in,
+)
 from fedstale.strategies.server.versions import Snapshot, Versions
 
 __all__ = [
@@ -67,6 +73,7 @@ __all__ = [
     "can_unpack",
     "capped",
     "connected",
+    "is_delta",
     "means_of",
     "numbers",
     "pack",

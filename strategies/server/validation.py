@@ -364,14 +364,13 @@ class Validation:
                 "names",
                 f"arrays do not fit the model: missing {_some(missing)}, unknown {_some(extra)}",
             )
-        is_delta = _is_delta(reply.content)
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
         delta, whole = self._floats(record, base, job)
         counts = {}
         for name, x in base.counts.items():
             counts[name] = read(record[name], name, x, None if cast else (x.dtype, _I8, _F8), _F8)
-        if not is_delta:
+        if not is_delta(reply.content):
             with np.errstate(over="ignore", invalid="ignore"):
                 add_scaled(whole, base.floats, -1.0)
                 if counts:
@@ -469,7 +468,8 @@ def _sizes_of(
     return n_bytes, longest, lists
 
 
-def _is_delta(content: RecordDict) -> bool:
+def is_delta(content: RecordDict) -> bool:
+    """Return whether a reply holds changes of what was sent, and not whole arrays."""
     for record in content.values():
         if isinstance(record, ConfigRecord) and record.get(UPDATE_KEY) == "delta":
             return True

@@ -220,14 +220,13 @@ class Adapters(Stage):
         """
         if job.purpose != "train":
             return
-        from fedstale.strategies.server import UPDATE_KEY, records_in  # noqa: PLC0415 - a circle
+        from fedstale.strategies.server import UPDATE_KEY, is_delta, records_in  # noqa: PLC0415 - a circle
 
         records = records_in(content, ArrayRecord)
         key = next(iter(records)) if len(records) == 1 else self._key
         if key not in records:
             return  # validation says so
-        configs = records_in(content, ConfigRecord).values()
-        if any(config.get(UPDATE_KEY) == "delta" for config in configs):
+        if is_delta(content):
             raise RejectionError(
                 "format",
                 f"{UPDATE_KEY} = 'delta': expected the factors themselves, since changes of both "

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.strategies import Adapters, Compression, Privacy, Stage, StaleStrategy
-from fedstale.strategies.server import UPDATE_KEY, records_in
+from fedstale.strategies.server import UPDATE_KEY, is_delta
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.stages import StageRun
 from fedstale.strategies.types import (
@@ -220,8 +220,7 @@ class Pools(Stage):
                 f"arrays {names} are missing or unknown in the node's pool {pool[:40]!r}: expected "
                 "all arrays of one pool, the same in every reply",
             )
-        configs = records_in(content, ConfigRecord).values()
-        if not any(config.get(UPDATE_KEY) == "delta" for config in configs):
+        if not is_delta(content):
             raise RejectionError(
                 "format", f"the reply holds whole arrays: expected changes, {UPDATE_KEY} = 'delta'"
             )
