@@ -15,8 +15,6 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
@@ -39,6 +37,7 @@ from fedstale.runs import (
     WALL,
     WALL_SCHEMA,
     lost,
+    read_model,
     with_costs,
 )
 from fedstale.strategies.server import REPORTED
@@ -201,14 +200,12 @@ class Run:
 
     @cached_property
     def model(self) -> dict[str, npt.NDArray[Any]]:
-        """The last aggregated model by name of array; empty if nothing was aggregated."""
+        """The last aggregated model by name of array, in the order of the app's record.
+
+        Empty if nothing was aggregated.
+        """
         path = self.folder / MODEL
-        try:
-            return dict(load_file(path)) if path.is_file() else {}
-        except (SafetensorError, OSError) as problem:
-            raise ProtocolError(
-                f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"
-            ) from None
+        return read_model(path) if path.is_file() else {}
 
     @cached_property
     def costs(self) -> Mapping[str, float]:

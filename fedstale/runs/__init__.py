@@ -47,6 +47,7 @@ from fedstale.runs.folder import (
     make_folder,
     model_bytes,
     new_folder,
+    read_model,
 )
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "make_folder",
     "model_bytes",
     "new_folder",
+    "read_model",
     "rejected_devices",
     "rejections",
     "with_costs",

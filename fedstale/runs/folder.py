@@ -15,14 +15,16 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Self
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 from flwr.app import ArrayRecord
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedstale.config import Change, SimulationConfig, Until
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, ProtocolError
 from fedstale.files import hold, is_held
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
@@ -30,6 +32,8 @@ from fedstale.traces.io import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
+_ORDER = "order"
+"""Key of the metadata of a model that has the names of its arrays in their order, as JSON."""
 WALL = "wall.parquet"
 ONLINE = "online.parquet"
 LOG = "log.txt"
@@ -273,8 +277,30 @@ class RunFolder:
 
 
 def model_bytes(arrays: ArrayRecord) -> bytes:
-    """Return a model as it stands in model.safetensors."""
-    return save({name: array.numpy() for name, array in arrays.items()})
+    """Return a model as it stands in model.safetensors.
+
+    That format sorts arrays by dtype and name, so their order stands in its metadata.
+    """
+    order = {_ORDER: json.dumps(list(arrays))}
+    return save({name: array.numpy() for name, array in arrays.items()}, metadata=order)
+
+
+def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a model.safetensors, in the order of the record that they come from.
+
+    Raises:
+        ProtocolError: the file cannot be read.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            order = json.loads((file.metadata() or {}).get(_ORDER, "[]"))
+            is_whole = sorted(order) == sorted(file.keys())
+            names: list[str] = order if is_whole else file.keys()
+            return {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError, TypeError) as problem:
+        raise ProtocolError(
+            f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"
+        ) from None
 
 
 def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
