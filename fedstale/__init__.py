@@ -4,6 +4,8 @@ Nothing else is imported here: importing fedstale.traces runs this file, and a d
 records and forecasts has neither flwr nor stable-baselines3.
 """
 
+import logging
+import sys
 from typing import TYPE_CHECKING
 
 from fedstale.lazy import names_of
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from fedstale.tuning import Tuning, tune
     from fedstale.verification import Verification, verify
 else:
-    __getattr__, __dir__ = names_of(
+    _imported, __dir__ = names_of(
         __name__,
         {
             "": "agents client errors simulation strategies traces",
@@ -27,6 +29,16 @@ else:
             "verification": "Verification verify",
         },
     )
+
+    def __getattr__(name: str) -> object:
+        # Flower sets the level of its logger when it is imported: one that was set before stays.
+        flower, is_new = logging.getLogger("flwr"), "flwr" not in sys.modules
+        level = flower.level
+        value = _imported(name)
+        if is_new and level:
+            flower.setLevel(level)
+        return value
+
 
 __all__ = [
     "Comparison",

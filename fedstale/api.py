@@ -41,6 +41,7 @@ from fedstale.config import (
     read_toml,
 )
 from fedstale.errors import ConfigError, nearest
+from fedstale.flower import command_line
 from fedstale.live import ProgressNotes, progress_line
 from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
@@ -91,6 +92,9 @@ def simulate(
     from the last checkpoint. With executor "processes" the run goes on, and the job has an error.
 
     Clients of an app in a directory move to processes of their own where that pays.
+
+    Flower's log is in the run's folder, as log.txt, and stderr shows its warnings alone, unless the
+    level of the logger "flwr" was set before.
 
     Args:
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
@@ -194,7 +198,7 @@ def simulate(
     )
     if not isinstance(traces, TraceSet):
         traces = TraceSet.load(str(traces), seed=seed)
-    with ExitStack() as stack, progress_line(progress) as say:
+    with ExitStack() as stack, progress_line(progress) as say, command_line.quiet_console():
         if say is not None:
             say("starting")
             notes = ProgressNotes(say, Until.parse(until), every_s=_LINE_EVERY_S)

@@ -8,7 +8,8 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,19 @@ def console() -> Any:  # noqa: ANN401 - a StreamHandler
         h for h in logging.getLogger("flwr").handlers if isinstance(h, logging.StreamHandler)
     )
     return next(streams, logging.StreamHandler())
+
+
+@contextmanager
+def quiet_console() -> Iterator[None]:
+    """Show no more than warnings of Flower's log; if the user has set a level, as that says."""
+    flower, shows = logging.getLogger("flwr"), console()
+    before = shows.level
+    if (flower.level, before) == (logging.DEBUG, logging.INFO):  # as Flower sets them
+        shows.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        shows.setLevel(before)
 
 
 def _version(component: str) -> Any:  # noqa: ANN401 - Flower's
