@@ -298,9 +298,10 @@ def rotate(
 @one_sentence()
 def flwr(context: typer.Context) -> None:
     """Run flwr, with its arguments; it shows the certificate that config.toml names."""
+    from fedstale.app_folder import built_in_apps
     from fedstale.deployment import show_certificate, superlinks
     from fedstale.flower import command_line, features
-    from fedstale.simulation import FlowerApp, built_in_apps
+    from fedstale.simulation import FlowerApp
 
     words = context.args
     # A built-in app, unless a folder has its name.

@@ -176,6 +176,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
+    from fedstale.app_folder import app_folder
     from fedstale.errors import ConfigError
 
     if (resume is None) == (not app):
@@ -189,6 +190,8 @@ def simulate(
         before = SimulationConfig(app=app, traces=traces)
     else:
         before = SimulationConfig.read(Path(app) if resume is None else resume / "config.toml")
+    # What is misspelt is told before Flower and torch are imported.
+    app_folder(before.app)
     out = resume or out
     further, costs = _further(more or [])
     if resume is not None:
@@ -207,11 +210,16 @@ def simulate(
     }
     settings = {name: value for name, value in given.items() if name in options} | further
     config = _changed(before, settings, run_config=run_config or [], costs=costs)
-    from fedstale.live import RepeatedInterrupt
-    from fedstale.simulation import simulate as simulate_config
+    if config.strategy is not None:
+        from fedstale.strategies import parse
+
+        parse(config.strategy)
     from fedstale.traces import TraceSet
 
     trace_set = TraceSet.load(config.traces, seed=config.seed)
+    from fedstale.live import RepeatedInterrupt
+    from fedstale.simulation import simulate as simulate_config
+
     if measure_costs:
         _measure_costs(config, trace_set, as_json=as_json)
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         InlineExecutor,
         ProcessExecutor,
     )
-    from fedstale.simulation.flower_app import FlowerApp, built_in_apps, overrides_in
+    from fedstale.simulation.flower_app import FlowerApp, overrides_in
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, OpenJob, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
@@ -43,7 +43,7 @@ else:
             "costs": "CostModel WorkHook content_bytes missing_costs missing_text size_of",
             "devices": "FIRST_NODE_ID Devices round_of",
             "executors": "ClientCall ClientReply Executor InlineExecutor ProcessExecutor",
-            "flower_app": "FlowerApp built_in_apps overrides_in",
+            "flower_app": "FlowerApp overrides_in",
             "jobs": "Columns JobRow JobTable OpenJob RunsAfter",
             "measuring": "measure pasted",
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
@@ -77,7 +77,6 @@ __all__ = [
     "RunsAfter",
     "TraceGrid",
     "WorkHook",
-    "built_in_apps",
     "content_bytes",
     "dry_run",
     "end_of_app",

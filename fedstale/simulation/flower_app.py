@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from fedstale.app_folder import BUILT_IN, app_folder
 from fedstale.config import Change, Costs, SimulationConfig
 from fedstale.errors import ConfigError, nearest, not_installed
 from fedstale.flower import command_line, dropped, features, legacy
@@ -30,7 +31,6 @@ _App = TypeVar("_App", ServerApp, ClientApp)
 
 _STRATEGY = "strategy"
 """Key of a run config under which apps have their strategy as a text."""
-BUILT_IN = Path(__file__).parent.parent / "apps"
 LIBRARIES = {"site-packages", "dist-packages"}
 """Names of folders of what is installed, which may lie in an app's directory."""
 
@@ -153,15 +153,7 @@ class FlowerApp:
         Raises:
             ConfigError: there is no such app, or its pyproject.toml is not one of a Flower app.
         """
-        directory = Path(app)
-        if not directory.is_dir() and (BUILT_IN / str(app) / "pyproject.toml").is_file():
-            directory = BUILT_IN / str(app)
-        if not directory.is_dir():
-            raise ConfigError(
-                f"app = {str(app)!r}: expected a directory with a Flower app, or one of the "
-                f"built-in apps {', '.join(built_in_apps())}"
-            )
-        directory = directory.resolve()
+        directory = app_folder(app)
         features.require("apps")
         try:
             project = command_line.project_config(directory)
@@ -401,11 +393,6 @@ def overrides_in(texts: Sequence[str], name: str) -> UserConfig:
     if given and not overrides:
         raise ConfigError(f"{where}: expected 'key=value' pairs or a .toml file")
     return overrides
-
-
-def built_in_apps() -> list[str]:
-    """Return the names of the apps that come with fedstale."""
-    return sorted(p.parent.name for p in BUILT_IN.glob("*/pyproject.toml"))
 
 
 def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:

@@ -17,19 +17,12 @@ from thread_processes import threads_for_processes
 import fedstale
 from fedstale import api
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies import FedBuff
+from fedstale.flower import command_line
+from fedstale.strategies import Callback, FedBuff
 
 __all__ = ["threads_for_processes"]
 
 COSTS = {"work_per_example": 0.5, "epochs": 1, "examples": 20}
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    before = logging.getLogger("flwr").level
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    yield
-    logging.getLogger("flwr").setLevel(before)
 
 
 @pytest.fixture
@@ -62,6 +55,52 @@ def test_a_run_in_python_shows_how_far_it_is(client, monkeypatch, capsys):
     for progress, shown in ((None, False), (True, True)):
         fedstale.simulate(client, strategy=FedBuff(5, 2), **given(), progress=progress)
         assert ("% done, round 3, 0d 00:" in capsys.readouterr().err) == shown
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [(logging.DEBUG, logging.WARNING), (logging.INFO, logging.INFO)]
+)
+def test_flowers_log_is_shown_only_where_a_level_was_set(client, level, shown):
+    flower, console, seen = logging.getLogger("flwr"), command_line.console(), []
+    before = flower.level, console.level
+
+    class Looking(Callback):
+        def ended(self, run, status, reason):
+            seen.append(console.level)
+
+    # As Flower sets them when it is imported.
+    flower.setLevel(level)
+    console.setLevel(logging.INFO)
+    try:
+        fedstale.simulate(client, strategy=FedBuff(5, 2), **given(), callbacks=[Looking()])
+        assert (seen, console.level) == ([shown], logging.INFO)
+    finally:
+        flower.setLevel(before[0])
+        console.setLevel(before[1])
+
+
+@pytest.mark.parametrize(
+    "strategy", [FedBuff(5, 2), FedAvg(fraction_evaluate=0.0)], ids=["fedstale", "flower"]
+)
+def test_a_model_comes_in_the_order_of_the_apps_record(strategy, tmp_path):
+    dtypes = [np.float64 if i in (0, 5) else np.int64 if i == 7 else np.float32 for i in range(13)]
+    names = [f"{i}" for i in range(12)] + ["weights"]
+    model = {n: np.zeros(2, dtype) for n, dtype in zip(names, dtypes, strict=True)}
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"train_loss": 1.0, "num-examples": 20})
+        content = {"arrays": message.content["arrays"], "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    settings = given(initial_arrays=model, until="3 rounds")
+    run = fedstale.simulate(app, strategy=strategy, **settings, out=tmp_path / "run")
+    assert list(run.model) == names
+    if isinstance(strategy, FedBuff):  # Flower makes floats of all
+        assert [run.model[name].dtype for name in names] == dtypes
+    assert list(fedstale.read_run(tmp_path / "run").model) == names
 
 
 def test_a_strategy_and_a_client_in_python_run_and_can_be_looked_at(client):

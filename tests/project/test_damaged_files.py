@@ -32,13 +32,14 @@ from packed_updates import packed
 
 from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.scorer import initial
+from fedstale.app_folder import BUILT_IN
 from fedstale.comparison.analysis import finished, measured
 from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import FedstaleError
 from fedstale.reports.run import Run
 from fedstale.runs import RunFolder, ledger
-from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
+from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
 from fedstale.strategies.server.checkpoint import read_checkpoint
 from fedstale.traces import TraceSet, forecast

@@ -11,8 +11,8 @@ from flwr.cli.config_utils import load_and_validate
 from places import FOLDERS, NAMES
 from safetensors.torch import save_file
 
+from fedstale.app_folder import built_in_apps
 from fedstale.simulation import TraceGrid
-from fedstale.simulation.flower_app import built_in_apps
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.runtime import Callback

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedstale.app_folder import BUILT_IN
 from fedstale.cli.main import app
 from fedstale.flower import command_line
-from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.strategies.server import write_checkpoint
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import ray  # noqa: F401 - which starts a process when it is first imported
 
+from fedstale.app_folder import BUILT_IN
 from fedstale.cluster import bundles
 from fedstale.cluster.bundles import NodeStore, packed, packed_run, put_back, unpack
 from fedstale.comparison.plan import Plan, state_of
 from fedstale.errors import ConfigError
-from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 

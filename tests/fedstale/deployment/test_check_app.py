@@ -8,11 +8,12 @@ from loopback import Loopback
 from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
+from fedstale.app_folder import BUILT_IN, built_in_apps
 from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import check_app, check_messages, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
-from fedstale.simulation.flower_app import BUILT_IN, FlowerApp, built_in_apps
+from fedstale.simulation.flower_app import FlowerApp
 
 NOBODYS = 8000
 """A port at which nothing listens."""

@@ -8,6 +8,7 @@ import typer
 from small_deployment import write_app
 from typer.testing import CliRunner
 
+from fedstale.app_folder import BUILT_IN
 from fedstale.cli import apps as app_commands
 from fedstale.config import SimulationConfig
 from fedstale.deployment.realtime import RealtimeApp
@@ -17,7 +18,7 @@ from fedstale.deployment.replay import (
     write_replayed,
 )
 from fedstale.errors import ConfigError, TraceError
-from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
+from fedstale.simulation.flower_app import FlowerApp
 
 NODES = [2**63 + 5, 7, 9]
 

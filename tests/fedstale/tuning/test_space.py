@@ -10,8 +10,8 @@ from small_app import write_small_app
 from spaces import TABLE, space, table
 
 import fedstale
+from fedstale.app_folder import BUILT_IN
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.traces import TraceSet
 from fedstale.tuning import outcome
 from fedstale.tuning.space import Space

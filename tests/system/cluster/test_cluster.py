@@ -18,7 +18,7 @@ from short_searches import ASKED, LEFT_OVERS, collected, decisions
 from spaces import table
 
 import fedstale
-from fedstale.simulation.flower_app import BUILT_IN
+from fedstale.app_folder import BUILT_IN
 from fedstale.traces import TraceSet
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")

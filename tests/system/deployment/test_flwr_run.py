@@ -9,8 +9,8 @@ import pytest
 from small_deployment import CLIENT, Running, means, write_app
 
 import fedstale
+from fedstale.app_folder import BUILT_IN
 from fedstale.deployment.local import free_port, run_app
-from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = pytest.mark.deployment
 

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from small_deployment import PYPROJECT, wait_for, write_app
 
+from fedstale.app_folder import BUILT_IN
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, LocalDeployment, run_app
 from fedstale.reports.run import Run
-from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import fedstale
+from fedstale.app_folder import BUILT_IN
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
-from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.strategies.stages import RECORD
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
