@@ -23,7 +23,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, T
 from fedstale.flower import dropped, features, legacy
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint
-from fedstale.simulation.costs import check_costs
+from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -183,6 +183,7 @@ def _until_change(
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
                 nodes=nodes,
+                kinds=handled_kinds(client),
             )
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)
