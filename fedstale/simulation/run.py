@@ -65,6 +65,8 @@ _SERVER_SEED, _DEVICES_SEED = 2, 3
 _ONLINE, _WINDOWS = 2_000, 200_000
 """Devices, and windows of them, of which a run tells at most when they were online."""
 _PROBED = 50
+_FEW_CHANGE = 0.01
+"""Share of devices that come or go, below which a run shows nothing of them."""
 _NAMED = 3
 """Devices that a sentence names at most."""
 _NO_CHANGE = (
@@ -246,7 +248,7 @@ def _until_change(
                 "hint": hint,
                 "wall_s": round(wall_s, 3),
             }
-            return _written(folder, grid, traces, metrics, (status, reason), facts)
+            return _written(folder, grid, traces, metrics, costs, (status, reason), facts)
 
 
 def _written(  # noqa: PLR0917 - what a run has come to
@@ -254,11 +256,14 @@ def _written(  # noqa: PLR0917 - what a run has come to
     grid: TraceGrid,
     traces: TraceSet,
     metrics: RunMetrics,
+    costs: Costs,
     how: tuple[str, str],
     facts: Mapping[str, Any],
 ) -> Run:
     """Write what a run has come to, and tell those who watch how it ended: status and reason."""
     status, reason = how
+    if status in ("finished", "stopped") and (why := _too_short(traces, grid.now(), costs)):
+        grid.runtime.hints.append(why)
     if status == "finished":
         reason = end_of_app(grid.runtime)
     grid.runtime.ended(status, reason)
@@ -514,6 +519,25 @@ def _without_rate(traces: TraceSet, app: FlowerApp, costs: Costs) -> str:
             if len(ids):
                 parts.append(f"{name} is 0 throughout for {len(ids):,} of {n:,} ({some})")
     return f"devices that can end no job: {'; '.join(parts)}" if parts else ""
+
+
+def _too_short(traces: TraceSet, end_s: float, costs: Costs) -> str:
+    """Return in a sentence that devices have hardly changed while a run lasted, if they ever do."""
+    n, availability = traces.n_devices, traces.availability
+    if availability is None or not end_s:
+        return ""
+    begins, ends = availability.window_at_or_after(np.arange(n), 0.0)
+    changed = int(np.count_nonzero(((begins > 0.0) & (begins < end_s)) | (ends < end_s)))
+    if changed >= max(_FEW_CHANGE * n, 1) or not np.isfinite(ends).any():
+        return ""
+    most, some = ("nearly ", f"{changed:,}") if changed else ("", "none")
+    model = "" if costs.model_bytes is not None else "costs.model-bytes=14_000_000 "
+    return (
+        f"the run is shorter than {most}any change of its devices: {some} of {n:,} came or went in "
+        f"{end_s:,.3g} s of virtual time; to stand for a real job, state its "
+        f"{'size and ' if model else ''}work (--set '{model}costs.work-per-example=1.0', or in "
+        "[tool.fedstale]), or let it run for longer"
+    )
 
 
 def seed_server(seed: int) -> None:
