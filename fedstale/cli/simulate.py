@@ -499,7 +499,11 @@ def _show_run(run: "Run") -> None:
 
 def _below(run: "Run") -> Iterator[str]:
     """Yield what is said of a run below its table."""
-    from fedstale.reports import client_errors_in_words, not_numbers_in_words
+    from fedstale.reports import (
+        besides_training,
+        client_errors_in_words,
+        not_numbers_in_words,
+    )
 
     summary = run.summary
     if run.status not in _WORDS:
@@ -513,6 +517,8 @@ def _below(run: "Run") -> Iterator[str]:
     yield from (f"client error: {line}" for line in client_errors_in_words(run))
     if run.advice:
         yield f"what cost most: {run.advice[0]}"
+    if besides := besides_training(run):
+        yield besides
     if record := summary.get("record"):
         yield f"record: {record['lines']:,} lines, head {record['head']}"
 
