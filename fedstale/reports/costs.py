@@ -45,18 +45,18 @@ def besides_training(run: "Run") -> str:
     jobs = run.jobs
     accounts = {"work": "work", "busy_s": "device-hours", "moved_bytes": "traffic"}
     names = {column: name for column, name in accounts.items() if jobs[column].any()}
-    found = []
-    for what, of in _kinds(jobs).items():
-        own = jobs[of].assign(busy_s=jobs["compute_s"])[[*names]].sum() / jobs[[*names]].sum()
-        if what != "training":
-            found.append((what, own))
-    if "busy_s" in names:
-        columns = {"busy_s": "download_s", "moved_bytes": WAYS[0]}
-        moved = {name: float(jobs[own].sum() / jobs[name].sum()) for name, own in columns.items()}
-        if moved["busy_s"] >= NAMED:
-            found.append(("downloads", pd.Series(moved)))
+    totals = jobs[[*names]].sum()
+    found = {
+        what: jobs[of].assign(busy_s=jobs["compute_s"])[[*names]].sum() / totals
+        for what, of in _kinds(jobs).items()
+        if what != "training"
+    }
+    moved = jobs.assign(work=0.0, busy_s=jobs["download_s"], moved_bytes=jobs[WAYS[0]])
+    downloads = moved[[*names]].sum() / totals
+    if "busy_s" in names and downloads["busy_s"] >= NAMED:
+        found["downloads"] = downloads
     parts = []
-    for what, own in found:
+    for what, own in found.items():
         shares = [f"{x:.0%} of the {names[column]}" for column, x in own.items() if x >= NAMED]
         *some, last = shares or [""]
         parts += [f"{what} took {', '.join(some)}{' and ' * bool(some)}{last}"] if last else []
