@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
-from fedstale.runs import OUTCOMES, REASONS, WAYS
+from fedstale.runs import OUTCOMES, REASONS, WAYS, in_a_line
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -154,7 +154,7 @@ def failures(run: "Run") -> Figure | None:
         height=140 + 36 * len(endings),
         header=("ended as", "reason", "jobs"),
         rows=[
-            (str(row.status), without_folders(str(row.reason)), f"{row.jobs:,}")
+            (str(row.status), without_folders(in_a_line(str(row.reason))), f"{row.jobs:,}")
             for row in reasons.head(REASONS).itertuples()
         ],
     )

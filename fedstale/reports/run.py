@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedstale.config import Until
-from fedstale.errors import ConfigError, ProtocolError
+from fedstale.errors import ConfigError, ProtocolError, first_line
 from fedstale.reports import advice, learning, page
 from fedstale.reports.advice import Advice
 from fedstale.reports.figure import SOURCES, Array
@@ -344,10 +344,9 @@ class Run:
             wanted = sorted(columns - absent) if alone else None
             frame: pd.DataFrame = pq.read_table(path, columns=wanted).to_pandas()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-            first = str(problem).split("\n", maxsplit=1)[0]
             raise ProtocolError(
-                f"{str(path)!r} is not a readable Parquet file ({first}); run fedstale simulate "
-                "again"
+                f"{str(path)!r} is not a readable Parquet file ({first_line(problem)}); run "
+                "fedstale simulate again"
             ) from None
         if absent:
             raise ProtocolError(

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
+from fedstale.runs import in_a_line
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
@@ -353,7 +354,7 @@ class MeasuringExecutor(Executor):
             (answer,) = self._inner.run([call])
             seconds = time.process_time() - started
         if answer.reply.has_error():
-            raise ConfigError(f"the client failed: {answer.reply.error.reason}")
+            raise ConfigError(f"the client failed: {in_a_line(answer.reply.error.reason)}")
         return seconds, answer.reply, answer.context.state
 
 

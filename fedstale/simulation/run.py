@@ -19,10 +19,17 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
-from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, TraceError
+from fedstale.errors import (
+    ConfigError,
+    FedstaleError,
+    ResumeError,
+    RunEnded,
+    TraceError,
+    first_line,
+)
 from fedstale.flower import dropped, features, legacy
 from fedstale.reports import Run, thinned
-from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint
+from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint, in_a_line
 from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -439,7 +446,7 @@ def _verdict(events: pa.Table) -> str:
     for status, what in ((CLIENT_ERROR, "client failed"), (REJECTED, "reply was rejected")):
         if status in seen:
             first = pc.index(statuses, status).as_py()
-            return f"every {what}; the first: {reasons[first].as_py()}"
+            return f"every {what}; the first: {in_a_line(reasons[first].as_py())}"
     return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
 
 
@@ -558,7 +565,7 @@ def _sentence(problem: Exception, directory: Path) -> str:
     if gone := dropped.advice_on(problem):
         return f"the ServerApp imports what is not there: {gone}"
     hint = bfloat16_hint([str(problem)])
-    text = f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
+    text = f"{first_line(f'the ServerApp raised {type(problem).__name__}: {problem}')} ({where})"
     return f"{text}; {hint}" if hint else text
 
 

@@ -554,3 +554,50 @@ def test_a_strategy_of_fedstale_in_a_workflow_is_one_sentence():
     run = simulated(main)
     assert run.status == "failed"
     assert "FedBuff in a workflow of flwr.server" in run.reason
+
+
+# Errors in many lines.
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n\n\tfit did not return a tuple.\nIt returned:\n", "fit did not return a tuple."),
+        ("\n=====\n  no data\n=====\n", "no data"),
+        ("   \r\n\nno data", "no data"),
+        ("in loading Net:\n\tsize mismatch for w\n", "in loading Net: size mismatch for w"),
+        ("", ""),
+    ],
+)
+def test_an_error_is_told_by_its_first_line_that_has_words(text, said, tmp_path):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        raise ValueError(text)
+
+    def main(grid, context):
+        asked(grid, 0.0)
+
+    run = simulated(main, app=app, out=tmp_path / "run")
+    (error,) = run.summary["client_errors"]
+    assert error["error"] == f"ValueError: {said}".strip()
+    whole = f"{error['error']} ({error['where']})"
+    assert error["where"].startswith("test_other_apps.py:")
+    (advice,) = run.advice
+    assert advice.proposal == f"mend {whole}"
+    assert (
+        run.reason == f"none of the 3 replies from 3 devices was good; the first: error 2: {whole}"
+    )
+    assert whole in run.report().read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["\n\nno data\nat all", "\n----\nno data"])
+def test_an_error_of_the_server_is_told_by_its_first_line_that_has_words(text):
+    def main(grid, context):
+        raise ValueError(text)
+
+    run = simulated(main)
+    assert re.fullmatch(
+        r"the ServerApp raised ValueError: no data \(test_other_apps.py:\d+\)", run.reason
+    )
