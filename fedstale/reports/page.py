@@ -175,8 +175,8 @@ def write_text(text: str, out: Path) -> Path:
             file.write(text.encode())
     except OSError as problem:
         raise ConfigError(
-            f"out = {str(out)!r} cannot be written: {problem.strerror}; expected a file in a "
-            "folder that exists"
+            f"out = {str(out)!r} cannot be written: {problem.strerror}"
+            f"{'' if out.parent.is_dir() else '; expected a file in a folder that exists'}"
         ) from None
     return out
 

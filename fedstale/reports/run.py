@@ -374,7 +374,13 @@ def report_at_end(folder: Path) -> Run:
         ProtocolError: a file of the run cannot be read.
     """
     run = Run(folder)
-    run.report()
+    try:
+        run.report()
+    except ConfigError as problem:
+        raise ConfigError(
+            f"{problem}; the run is over, and all else is in {folder}: make room there, and "
+            f"fedstale report {folder} writes its page"
+        ) from None
     return run
 
 

@@ -274,19 +274,27 @@ def _written(  # noqa: PLR0917 - what a run has come to
     if status == "finished":
         reason = end_of_app(grid.runtime)
     grid.runtime.ended(status, reason)
-    folder.write_events(grid.event_tables())
-    folder.write_online(online(traces, folder, grid.now()))
-    if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
-        logger.warning("%s", hint)
-        facts = {**facts, "hint": hint}
-    if status == "finished":
-        problem = _verdict(folder.read_events(["status", "reason"]))
-        status, reason = ("failed", problem) if problem else (status, reason)
-    ended = {"status": status, "reason": reason}
-    run = write_run(folder, grid.runtime, metrics, {**ended, **facts})
-    if status not in ("interrupted", "stopped"):
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    return run
+    try:
+        folder.write_events(grid.event_tables())
+        folder.write_online(online(traces, folder, grid.now()))
+        if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
+            logger.warning("%s", hint)
+            facts = {**facts, "hint": hint}
+        if status == "finished":
+            problem = _verdict(folder.read_events(["status", "reason"]))
+            status, reason = ("failed", problem) if problem else (status, reason)
+        ended = {"status": status, "reason": reason}
+        return write_run(folder, grid.runtime, metrics, {**ended, **facts})
+    except FedstaleError as problem:
+        if folder.is_over:
+            raise
+        raise FedstaleError(
+            f"{problem}, and fedstale simulate --resume {folder.path} goes on from the last "
+            "checkpoint, or begins anew"
+        ) from None
+    finally:
+        if folder.is_over and status not in ("interrupted", "stopped"):
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)
 
 
 class SimulationCheckpointer(Checkpointer):
