@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.cli.output import end_on_signals
+from fedstale.interrupts import end_on_signals
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.deployment.replay import replay_config, write_replayed
 from fedstale.runs import EVENTS, SUMMARY

@@ -28,13 +28,13 @@ from fedstale.cli.output import (
     AsJson,
     Quiet,
     app_log,
-    end_on_signals,
     note,
     one_sentence,
     say_json,
     stdout_kept_free,
 )
 from fedstale.config import Costs, ExecutorKind, SimulationConfig
+from fedstale.interrupts import CTRL_C, end_on_signals, exit_code
 
 if TYPE_CHECKING:
     from fedstale.reports import Run
@@ -238,7 +238,8 @@ def simulate(
         again = f"; fedstale simulate --resume {run.folder} goes on with it"
         can_go_on = run.status == "interrupted"
         note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}{again if can_go_on else ''}")
-        raise typer.Exit(1)
+        is_ended = can_go_on and heard() not in {"", CTRL_C}
+        raise typer.Exit(exit_code(heard()) if is_ended else 1)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from fedstale.errors import (
     first_line,
 )
 from fedstale.flower import dropped, features, legacy
+from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run, thinned
 from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint, in_a_line
 from fedstale.simulation.costs import check_costs, handled_kinds
@@ -434,8 +435,8 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
         serve()
     except (RunEnded, FedstaleError) as end:
         return ending(end)
-    except KeyboardInterrupt:
-        return "interrupted", "Ctrl-C"
+    except KeyboardInterrupt as stop:
+        return "interrupted", str(stop) or CTRL_C
     except SystemExit as end:
         if end.code not in (None, 0):
             return "failed", f"the ServerApp called sys.exit({end.code!r})"
