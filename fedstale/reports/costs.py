@@ -57,7 +57,7 @@ def besides_training(run: "Run") -> str:
         found["downloads"] = downloads
     parts = []
     for what, own in found.items():
-        shares = [f"{x:.0%} of the {names[column]}" for column, x in own.items() if x >= NAMED]
+        shares = [f"{x:.0%} of the {names[str(column)]}" for column, x in own.items() if x >= NAMED]
         *some, last = shares or [""]
         parts += [f"{what} took {', '.join(some)}{' and ' * bool(some)}{last}"] if last else []
     return f"besides training, {'; '.join(parts)}" if parts else ""

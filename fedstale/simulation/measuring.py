@@ -354,7 +354,7 @@ class MeasuringExecutor(Executor):
             (answer,) = self._inner.run([call])
             seconds = time.process_time() - started
         if answer.reply.has_error():
-            raise ConfigError(f"the client failed: {in_a_line(answer.reply.error.reason)}")
+            raise ConfigError(f"the client failed: {in_a_line(answer.reply.error.reason or '')}")
         return seconds, answer.reply, answer.context.state
 
 

@@ -548,10 +548,11 @@ def _too_short(traces: TraceSet, end_s: float, costs: Costs) -> str:
         return ""
     most, some = ("nearly ", f"{changed:,}") if changed else ("", "none")
     model = "" if costs.model_bytes is not None else "costs.model-bytes=14_000_000 "
+    key = f"work.{next(iter(costs.work))}" if costs.work else "work-per-example"
     return (
         f"the run is shorter than {most}any change of its devices: {some} of {n:,} came or went in "
         f"{end_s:,.3g} s of virtual time; to stand for a real job, state its "
-        f"{'size and ' if model else ''}work (--set '{model}costs.work-per-example=1.0', or in "
+        f"{'size and ' if model else ''}work (--set '{model}costs.{key}=1.0', or in "
         "[tool.fedstale]), or let it run for longer"
     )
 
