@@ -42,7 +42,8 @@ from fedstale.config import (
 )
 from fedstale.errors import ConfigError, nearest
 from fedstale.flower import command_line
-from fedstale.live import ProgressNotes, progress_line
+from fedstale.interrupts import end_on_signals, exit_code
+from fedstale.live import ProgressNotes, RepeatedInterrupt, progress_line
 from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
 from fedstale.simulation import FlowerApp, WorkHook
@@ -148,6 +149,7 @@ def simulate(
 
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
+        SystemExit: SIGTERM, or SIGHUP, has interrupted the run, which keeps what was done.
     """
     pause_s = np.inf if pause_at is None else instant_s(pause_at, "pause_at")
     if (resume or pause_at is not None) and out is None:
@@ -198,7 +200,13 @@ def simulate(
     )
     if not isinstance(traces, TraceSet):
         traces = TraceSet.load(str(traces), seed=seed)
-    with ExitStack() as stack, progress_line(progress) as say, command_line.quiet_console():
+    with (
+        end_on_signals(with_ctrl_c=False) as heard,
+        ExitStack() as stack,
+        progress_line(progress) as say,
+        command_line.quiet_console(),
+    ):
+        callbacks = [*callbacks, RepeatedInterrupt(heard)]
         if say is not None:
             say("starting")
             notes = ProgressNotes(say, Until.parse(until), every_s=_LINE_EVERY_S)
@@ -215,6 +223,9 @@ def simulate(
             address=address,
         )
         weakref.finalize(run, stack.pop_all().close)
+        if run.status == "interrupted" and heard():
+            # Whoever stops a process waits for its end, and not for the rest of a script.
+            raise SystemExit(exit_code(heard()))
     return run
 
 

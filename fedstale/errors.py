@@ -10,6 +10,7 @@ Each text says which field, what value it had, what would be accepted and what t
 imports none of the others, so every layer may import it.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -32,6 +33,22 @@ def not_installed(problem: ModuleNotFoundError) -> str | None:
         return None
     extra = _EXTRAS[package]
     return f"needs {package}, which is not installed: pip install 'fedstale[{extra}]'"
+
+
+def first_line(text: object) -> str:
+    r"""Return the first line of a message that has words; with the next if it ends with a colon.
+
+    Messages may begin with blank lines or rules, also after the name of an exception.
+
+    Example:
+        >>> first_line("TypeError: \n\n\tfit did not return a tuple.\nIt returned:")
+        'TypeError: fit did not return a tuple.'
+        >>> first_line("\n-----\n")
+        ''
+    """
+    lines = [line.strip() for line in str(text).splitlines() if re.search(r"\w", line)]
+    first = next(iter(lines), "")
+    return " ".join(lines[:2]) if re.search(r":\W*$", first) else first
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from fedstale.traces.arrays import (
     Channel,
     Index,
     broadcast,
+    fits,
     last_at_or_before,
     offsets_of,
     outline,
@@ -370,7 +371,9 @@ class Series(Channel):
                 long = np.flatnonzero(~(x + duration <= segment_end))
                 if long.size:
                     duration[long] = self._search(row[long], needed[long], x[long])
-        duration = np.where(start + duration <= self.until, duration, np.inf)
+        if self.until < np.inf:
+            in_time = fits(start + duration, np.asarray(self.until))
+            duration = np.where(in_time, np.clip(self.until - start, 0.0, duration), np.inf)
         return np.where(amount > 0, duration, 0.0)
 
     @property
@@ -404,7 +407,8 @@ class Series(Channel):
                 within = np.clip(target - cycles * total, 0.0, total)
                 reachable = (total > 0) & np.isfinite(target)
             else:
-                cycles, within, reachable = np.zeros(target.shape), target, target <= total
+                reachable = fits(target, total)
+                cycles, within = np.zeros(target.shape), np.minimum(target, total)
             within = np.where(reachable, within, 0.0)
             duration = self._reached(within, row) + cycles * length - x
         return np.where(reachable, np.maximum(duration, 0.0), np.inf)

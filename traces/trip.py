@@ -7,6 +7,9 @@ ends on the way, `abort` loses the work and `pause` goes on in the next window.
 
 The device does not know that a message expires while it works: it finishes, and the late reply is
 rejected. That is how a Flower SuperLink behaves, and the device-seconds are spent all the same.
+
+What takes exactly as long as a window, a record or a time to live is done: ends are compared with a
+slack of some units in the last place, since sums of decimals round.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, joined, outline
+from fedstale.traces.arrays import DAY_S, Array, Index, fits, joined, outline
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 
@@ -235,6 +238,12 @@ class _Trips:
         started, self.end = availability.window_at_or_after(
             devices, np.where(never_free, 0.0, ready)
         )
+        # Who is asked at the very end of a window is asked after it.
+        over = np.flatnonzero(fits(self.end, started) & (started < np.inf))
+        if over.size:
+            started[over], self.end[over] = availability.window_at_or_after(
+                devices[over], self.end[over]
+            )
         expired = never_free | (started >= self.expires)
         self.started = np.where(expired, np.inf, started)
         self.now = self.started.copy()
@@ -271,7 +280,9 @@ class _Trips:
             devices, self.asked[p, jobs] - self.moved[p, jobs], now
         )
         # A last byte at the very end of a window has arrived.
-        made = (finish <= self.end[jobs]) & (finish < np.inf)
+        end = self.end[jobs]
+        made = fits(finish, end) & (finish < np.inf)
+        finish = np.minimum(finish, end)
         is_whole, whole = bool(made.all()), jobs
         if not is_whole:
             whole, finish, now = self.places[jobs][made], finish[made], now[made]
@@ -316,8 +327,10 @@ class _Trips:
     def _outcomes(self) -> TripOutcomes:
         """Return what became of the jobs, once they are resolved."""
         reported, arrived = self.done_at[2], self.phase == _DONE
+        is_in_time = fits(reported, self.expires)
+        reported = np.where(is_in_time, np.minimum(reported, self.expires), reported)
         self.ended = np.where(arrived, reported, self.ended)
-        in_time = np.where(reported <= self.expires, _REPORTED, _LATE).astype(np.int8)
+        in_time = np.where(is_in_time, _REPORTED, _LATE).astype(np.int8)
         self.status = np.where(arrived, in_time, self.status)
         return TripOutcomes(
             started=self.started,

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.cli.output import end_on_signals
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.deployment.replay import replay_config, write_replayed
+from fedstale.interrupts import end_on_signals
 from fedstale.runs import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate

@@ -15,8 +15,9 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import App, AsJson, end_on_signals, note, one_sentence, say, say_json
+from fedstale.cli.output import App, AsJson, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
+from fedstale.interrupts import end_on_signals
 
 TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
 MAX_NAME_LENGTH = 32

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstale.cli.output import AsJson, Quiet, note, one_sentence, say, say_json
+from fedstale.interrupts import end_on_signals, exit_code
 
 if TYPE_CHECKING:
     from fedstale.comparison import Comparison, Watch
@@ -93,7 +94,8 @@ def compare(
             "--workers beside folders of runs: a run that is over keeps its settings; leave it out"
         )
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
-    with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
+    shown = bool(plans) and sys.stderr.isatty() and not (quiet or as_json)
+    with end_on_signals() as heard, _progress(shown=shown) as bar:
         try:
             comparison = api.compare(
                 plans[0] if plans else sources,
@@ -109,7 +111,7 @@ def compare(
         except KeyboardInterrupt as stop:
             why = str(stop) or "interrupted"
             note(f"fedstale: {why}; the same command goes on")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(heard()) if heard() else 130) from None
     if as_json:
         say_json(folder, **plain(comparison, root=folder))
     else:

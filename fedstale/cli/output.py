@@ -1,7 +1,6 @@
 """What all commands do alike: options, what they write and say, and how they end.
 
-What is wrong is one sentence on stderr with exit code 2, and no traceback. SIGTERM and a closed
-terminal end a command as Ctrl-C does.
+What is wrong is one sentence on stderr with exit code 2, and no traceback.
 """
 
 import copy
@@ -9,9 +8,7 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -33,8 +30,6 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 ADVANCED = "Advanced options"
 """Panel of the help for what few need."""
 
-_SAME_S = 1.0
-
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
@@ -50,45 +45,6 @@ def one_sentence() -> Iterator[None]:
             raise
         note(f"fedstale: this {needed}")
         raise typer.Exit(2) from None
-
-
-@contextmanager
-def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """Call a function when a signal comes; only the main thread hears any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {n: signal.signal(n, lambda number, frame: act()) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def end_on_signals() -> Iterator[Callable[[], bool]]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that all clean-up is done.
-
-    A signal that comes to a process and to its group comes twice: a second one within a second of
-    the first is the same, and does not disturb the clean-up. That holds for Ctrl-C too.
-
-    Yields:
-        A function that tells whether a signal was heard, for who would miss the exception.
-    """
-    last_at = float("-inf")
-
-    def end() -> None:
-        nonlocal last_at
-        # Virtual time has the place of other clocks in the thread of a simulated ServerApp.
-        before, last_at = last_at, time.perf_counter()
-        if last_at - before >= _SAME_S:
-            raise KeyboardInterrupt
-
-    ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    numbers = [signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])]
-    with on_signals(end, *numbers):
-        yield lambda: last_at > float("-inf")
 
 
 App = Annotated[

@@ -23,11 +23,11 @@ from fedstale.cli.output import (
     amount,
     check_free,
     note,
-    on_signals,
     one_sentence,
     write,
 )
 from fedstale.errors import ConfigError
+from fedstale.interrupts import on_signals
 
 if TYPE_CHECKING:
     from fedstale.traces.recording import AvailableWhen, RecordingRules, RecordingRun
@@ -150,7 +150,7 @@ def _record(
     check_readable(PsutilMonitor().read(), available)
     stop = threading.Event()
     # Ctrl-C and SIGTERM end a recording between readings.
-    ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
+    ended = on_signals(lambda number: stop.set(), signal.SIGINT, signal.SIGTERM)
     with Journal(journal, about, max_bytes=max_bytes) as opened, ended:
         every = f"{about.interval_s:g} s"
         note(f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends")

@@ -28,13 +28,13 @@ from fedstale.cli.output import (
     AsJson,
     Quiet,
     app_log,
-    end_on_signals,
     note,
     one_sentence,
     say_json,
     stdout_kept_free,
 )
 from fedstale.config import Costs, ExecutorKind, SimulationConfig
+from fedstale.interrupts import CTRL_C, end_on_signals, exit_code
 
 if TYPE_CHECKING:
     from fedstale.reports import Run
@@ -246,7 +246,8 @@ def simulate(
         again = f"; fedstale simulate --resume {run.folder} goes on with it"
         can_go_on = run.status == "interrupted"
         note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}{again if can_go_on else ''}")
-        raise typer.Exit(1)
+        is_ended = can_go_on and heard() not in {"", CTRL_C}
+        raise typer.Exit(exit_code(heard()) if is_ended else 1)
 
 
 @contextmanager
@@ -507,7 +508,11 @@ def _show_run(run: "Run") -> None:
 
 def _below(run: "Run") -> Iterator[str]:
     """Yield what is said of a run below its table."""
-    from fedstale.reports import client_errors_in_words, not_numbers_in_words
+    from fedstale.reports import (
+        besides_training,
+        client_errors_in_words,
+        not_numbers_in_words,
+    )
 
     summary = run.summary
     if run.status not in _WORDS:
@@ -521,6 +526,8 @@ def _below(run: "Run") -> Iterator[str]:
     yield from (f"client error: {line}" for line in client_errors_in_words(run))
     if run.advice:
         yield f"what cost most: {run.advice[0]}"
+    if besides := besides_training(run):
+        yield besides
     if record := summary.get("record"):
         yield f"record: {record['lines']:,} lines, head {record['head']}"
 

@@ -13,12 +13,12 @@ from fedstale.cli.output import (
     AsJson,
     Quiet,
     app_log,
-    end_on_signals,
     note,
     one_sentence,
     say_json,
     stdout_kept_free,
 )
+from fedstale.interrupts import end_on_signals, exit_code
 
 if TYPE_CHECKING:
     from fedstale.tuning import Trial, Tuning
@@ -66,7 +66,7 @@ def tune(
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
-    with end_on_signals(), free, app_log(verbose=False):
+    with end_on_signals() as heard, free, app_log(verbose=False):
         # What an app logs of each configuration would hide what comes of them.
         command_line.console().setLevel(logging.ERROR)
         try:
@@ -83,7 +83,7 @@ def tune(
             )
         except KeyboardInterrupt:
             note("fedstale: interrupted; the same command goes on")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(heard()) if heard() else 130) from None
     if as_json:
         say_json(
             folder,

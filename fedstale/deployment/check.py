@@ -52,6 +52,7 @@ _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
 _HARMLESS = {".gitignore", ".python-version", "uv.lock", "requirements.txt", "Makefile"}
 _NODE_KEYS = {"partition-id", "num-partitions"}
 _SHOWN = 5
+_KINDS = ("train", "evaluate", "query")
 
 SOON_DAYS = 14
 """Days before the end of a certificate from which on a check says so."""
@@ -157,7 +158,7 @@ class SourceFile:
 def _handled_by(decorator: ast.expr) -> list[str]:
     """Return the kind of messages that a function under a decorator of a ClientApp answers."""
     match decorator:
-        case ast.Call(func=ast.Attribute(attr=kind), args=args) if kind in ("train", "evaluate"):
+        case ast.Call(func=ast.Attribute(attr=kind), args=args) if kind in _KINDS:
             match args:
                 case [ast.Constant(value=str(action)), *_] if action != "default":
                     return [f"{kind}.{action}"]
@@ -203,7 +204,7 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     findings += _hidden(bundled, app)
     findings += _packages(files, bundled, sources, app)
     findings += _settings(sources, app, run_config)
-    missing = missing_costs({kind for s in sources.values() for kind in s.handled}, app.costs)
+    missing = missing_costs(sorted({k for s in sources.values() for k in s.handled}), app.costs)
     if missing and app.work is None:
         findings.append(Finding(f"for fedstale simulate: {missing_text(missing)}", is_fault=False))
     ours = any(

@@ -48,7 +48,7 @@ from fedstale.reports import (
     time_unit,
     with_causes,
 )
-from fedstale.runs import with_costs
+from fedstale.runs import in_a_line, with_costs
 from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
@@ -218,7 +218,8 @@ class Board(Watcher):
             return
         with self._lock:
             self._endings[ending[:40]] += 1
-            self._failures.appendleft((run.now(), name[:80], ending[:40], reason[:_REASON]))
+            why = in_a_line(reason)[:_REASON]
+            self._failures.appendleft((run.now(), name[:80], ending[:40], why))
 
     # What a page shows.
 

@@ -83,8 +83,8 @@ class RepeatedInterrupt(Callback):
     of the app swallows it, and so does NumPy while it asks an enumeration for attributes.
     """
 
-    def __init__(self, heard: Callable[[], bool]) -> None:
-        """Insist; `heard` tells whether the run was interrupted."""
+    def __init__(self, heard: Callable[[], str]) -> None:
+        """Insist; `heard` tells by which signal the run was interrupted, if it was."""
         self._heard = heard
 
     def time_moved(self, run: Runtime) -> None:
@@ -93,8 +93,8 @@ class RepeatedInterrupt(Callback):
         Raises:
             KeyboardInterrupt: it was interrupted before.
         """
-        if self._heard():
-            raise KeyboardInterrupt
+        if told := self._heard():
+            raise KeyboardInterrupt(told)
 
 
 class ProgressLine(Watcher):

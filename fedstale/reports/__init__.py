@@ -7,7 +7,12 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.reports.advice import RUN_ENDED, advise, with_causes
     from fedstale.reports.agent import facts_of, write_evaluation, write_training
-    from fedstale.reports.costs import LEVEL_COLUMNS, client_errors_in_words, levels
+    from fedstale.reports.costs import (
+        LEVEL_COLUMNS,
+        besides_training,
+        client_errors_in_words,
+        levels,
+    )
     from fedstale.reports.figure import (
         FROM_ZERO,
         SOURCES,
@@ -58,7 +63,7 @@ else:
         {
             "advice": "RUN_ENDED advise with_causes",
             "agent": "facts_of write_evaluation write_training",
-            "costs": "LEVEL_COLUMNS client_errors_in_words levels",
+            "costs": "LEVEL_COLUMNS besides_training client_errors_in_words levels",
             "figure": (
                 "Array FROM_ZERO Figure Row SOURCES accuracy_axis band cell_text curve forest "
                 "line_mode marks metric_text rows_of_bars stepped thinned time_text time_unit "
@@ -92,6 +97,7 @@ __all__ = [
     "advise",
     "audited",
     "band",
+    "besides_training",
     "by_kind",
     "cell_text",
     "client_errors_in_words",

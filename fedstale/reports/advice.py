@@ -20,7 +20,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.reports.figure import Array, Figure, byte_text, stepped, thinned
-from fedstale.runs import EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, STALLED, UNCLAIMED
+from fedstale.runs import (
+    EXPIRED,
+    IN_FLIGHT,
+    INTERRUPTED,
+    LATE,
+    STALLED,
+    UNCLAIMED,
+    in_a_line,
+)
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 
 TOO_LATE, OVER_SELECTED, TOO_STALE = "too late", "over-selected", "too stale"
@@ -416,7 +424,7 @@ def _client_errors(account: _Account) -> Iterator[Advice]:
         f"jobs of {n:,} device{'s' if n > 1 else ''} that failed in the ClientApp",
         setting="the ClientApp",
         saves=float(lost["busy_s"].sum()) / account.total_s,
-        proposal=f"mend {reason}",
+        proposal=f"mend {in_a_line(reason)}",
     )
 
 

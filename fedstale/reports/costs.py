@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
-from fedstale.runs import OUTCOMES, REASONS, WAYS
+from fedstale.runs import OUTCOMES, REASONS, WAYS, in_a_line
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
 
+NAMED = 0.05
+"""Share of an account from which on it is named what took it."""
 SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}
 """What a page calls each outcome."""
 
@@ -35,21 +37,51 @@ def client_errors_in_words(run: "Run") -> list[str]:
     return lines
 
 
-def figures(run: "Run") -> list[Figure]:
-    """Return the closed ledger: device-hours by phase and bytes by direction, by what they became.
+def besides_training(run: "Run") -> str:
+    """Return in a sentence which shares evaluations, queries and downloads took; maybe nothing.
 
-    Nothing is returned for an account in which nothing was spent.
+    Downloads are about half of all traffic in any run, so they are named by their time.
     """
-    jobs, is_evaluation = run.jobs, run.jobs["kind"].str.startswith("evaluate")
-    computed = {"training": ~is_evaluation, "evaluation": is_evaluation}
-    own = {name: jobs["compute_s"].where(of) for name, of in computed.items() if of.any()}
-    jobs = jobs.assign(**own)
+    jobs = run.jobs
+    accounts = {"work": "work", "busy_s": "device-hours", "moved_bytes": "traffic"}
+    names = {column: name for column, name in accounts.items() if jobs[column].any()}
+    totals = jobs[[*names]].sum()
+    found = {
+        what: jobs[of].assign(busy_s=jobs["compute_s"])[[*names]].sum() / totals
+        for what, of in _kinds(jobs).items()
+        if what != "training"
+    }
+    moved = jobs.assign(work=0.0, busy_s=jobs["download_s"], moved_bytes=jobs[WAYS[0]])
+    downloads = moved[[*names]].sum() / totals
+    if "busy_s" in names and downloads["busy_s"] >= NAMED:
+        found["downloads"] = downloads
+    parts = []
+    for what, own in found.items():
+        shares = [f"{x:.0%} of the {names[str(column)]}" for column, x in own.items() if x >= NAMED]
+        *some, last = shares or [""]
+        parts += [f"{what} took {', '.join(some)}{' and ' * bool(some)}{last}"] if last else []
+    return f"besides training, {'; '.join(parts)}" if parts else ""
+
+
+def figures(run: "Run") -> list[Figure]:
+    """Return the closed ledger: device-hours by phase, work, and bytes by direction.
+
+    Each by what it became. Nothing is returned for an account in which nothing was spent, nor of
+    work that is all of one kind.
+    """
+    kinds = _kinds(run.jobs)
+    own = {name: run.jobs["compute_s"].where(of) for name, of in kinds.items()}
+    work = {f"work of {name}": run.jobs["work"].where(of) for name, of in kinds.items()}
+    jobs = run.jobs.assign(**own, **work)
     size_unit, size = byte_unit(float(jobs["moved_bytes"].sum()))
     phases = {"download_s": "download", **{name: name for name in own}, "upload_s": "upload"}
+    works = dict(zip(work, own, strict=True)) if len(own) > 1 else {}
     ways = dict(zip(WAYS, ("to devices", "to the server"), strict=True))
-    sums = jobs.groupby("outcome")[[*phases, *ways]].sum().reindex(OUTCOMES, fill_value=0.0).T
+    sums = jobs.groupby("outcome")[[*phases, *works, *ways]].sum()
+    sums = sums.reindex(OUTCOMES, fill_value=0.0).T
     accounts = (
         ("device-hours", "Where device-hours went", phases, "device-hours", 3600.0),
+        ("work", "Where the work went", works, "work units", 1.0),
         ("traffic", "Where the bytes went", ways, size_unit, size),
     )
     return [
@@ -59,16 +91,30 @@ def figures(run: "Run") -> list[Figure]:
     ]
 
 
+def _kinds(jobs: pd.DataFrame) -> dict[str, "pd.Series[bool]"]:
+    """Return which jobs are of which kind, by its name; of kinds that there are."""
+    main = jobs["kind"].str.split(".").str[0]
+    is_training, is_evaluation = main == "train", main == "evaluate"
+    kinds = {
+        "training": is_training,
+        "evaluation": is_evaluation,
+        "queries": ~(is_training | is_evaluation),
+    }
+    return {name: of for name, of in kinds.items() if of.any()}
+
+
 def account_figure(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figure:
     """Return the bars of what was spent on each part of a job (rows), by outcome (columns)."""
     total = parts.to_numpy().sum()
     used, wasted, in_flight = parts.sum() / total
+    most = (parts.sum(axis=1) / total).sort_values(ascending=False, kind="stable")
+    named = ", ".join(f"{name} {x:.0%}" for name, x in most.items() if x >= NAMED)
     table = pd.concat([parts, parts.sum().to_frame("total").T])
     table = table.assign(sum=table.sum(axis=1))
     return Figure(
         id=key,
         title=title,
-        about=f"{total:,.4g} {unit} in all: {used:.0%} used, {wasted:.0%} wasted, "
+        about=f"{total:,.4g} {unit} in all: {named}. {used:.0%} used, {wasted:.0%} wasted, "
         f"{in_flight:.0%} in flight when the run ended. Every job is counted once.",
         traces=[
             rows_of_bars(SHOWN_AS[outcome], outcome, parts[outcome], parts.index)
@@ -108,7 +154,7 @@ def failures(run: "Run") -> Figure | None:
         height=140 + 36 * len(endings),
         header=("ended as", "reason", "jobs"),
         rows=[
-            (str(row.status), without_folders(str(row.reason)), f"{row.jobs:,}")
+            (str(row.status), without_folders(in_a_line(str(row.reason))), f"{row.jobs:,}")
             for row in reasons.head(REASONS).itertuples()
         ],
     )

@@ -175,8 +175,8 @@ def write_text(text: str, out: Path) -> Path:
             file.write(text.encode())
     except OSError as problem:
         raise ConfigError(
-            f"out = {str(out)!r} cannot be written: {problem.strerror}; expected a file in a "
-            "folder that exists"
+            f"out = {str(out)!r} cannot be written: {problem.strerror}"
+            f"{'' if out.parent.is_dir() else '; expected a file in a folder that exists'}"
         ) from None
     return out
 
@@ -201,8 +201,8 @@ def lead(run: "Run") -> str:
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
     hint = str(summary.get("hint", ""))
-    more = hint and f"{hint[0].upper()}{hint[1:]}.", learning.not_numbers_in_words(run)
-    return " ".join(filter(None, (text, *more)))
+    more = [f"{x[0].upper()}{x[1:]}." for x in (costs.besides_training(run), hint) if x]
+    return " ".join(filter(None, (text, *more, learning.not_numbers_in_words(run))))
 
 
 def parts_in_words(runs: "Sequence[Run]") -> str:

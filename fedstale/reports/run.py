@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedstale.config import Until
-from fedstale.errors import ConfigError, ProtocolError
+from fedstale.errors import ConfigError, ProtocolError, first_line
 from fedstale.reports import advice, learning, page
 from fedstale.reports.advice import Advice
 from fedstale.reports.figure import SOURCES, Array
@@ -341,10 +341,9 @@ class Run:
             wanted = sorted(columns - absent) if alone else None
             frame: pd.DataFrame = pq.read_table(path, columns=wanted).to_pandas()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-            first = str(problem).split("\n", maxsplit=1)[0]
             raise ProtocolError(
-                f"{str(path)!r} is not a readable Parquet file ({first}); run fedstale simulate "
-                "again"
+                f"{str(path)!r} is not a readable Parquet file ({first_line(problem)}); run "
+                "fedstale simulate again"
             ) from None
         if absent:
             raise ProtocolError(
@@ -372,7 +371,13 @@ def report_at_end(folder: Path) -> Run:
         ProtocolError: a file of the run cannot be read.
     """
     run = Run(folder)
-    run.report()
+    try:
+        run.report()
+    except ConfigError as problem:
+        raise ConfigError(
+            f"{problem}; the run is over, and all else is in {folder}: make room there, and "
+            f"fedstale report {folder} writes its page"
+        ) from None
     return run
 
 

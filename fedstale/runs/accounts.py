@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedstale.errors import first_line
 from fedstale.runs.folder import IN_FLIGHT
 from fedstale.strategies.server import REPORTED
 
@@ -28,6 +29,7 @@ REJECTED_DEVICES = 5
 CLIENT_ERRORS = 5
 """Client errors that a summary lists at most, the commonest first."""
 _ERROR = re.compile(r"(?P<kind>\w+): (?P<text>.*) \((?P<where>[^()]+:\d+)\)", re.DOTALL)
+_WHERE = re.compile(r" \([^()\s]+:\d+\)$")
 OUTCOMES = ("used", "wasted", "in-flight")
 REASONS = 15
 """Reasons that the table of failures lists at most."""
@@ -144,16 +146,26 @@ def client_errors(events: pa.Table) -> list[dict[str, Any]]:
     rows = []
     for (_, where), group in groups:
         first = str(group["reason"].iloc[0])
-        text = first.removesuffix(f" ({where})") if where else first
         rows.append(
             {
-                "error": text.strip().split("\n")[0],
+                "error": first_line(first.removesuffix(f" ({where})") if where else first),
                 "where": where,
                 "jobs": len(group),
                 "devices": int(group["device_id"].nunique()),
             }
         )
     return sorted(rows, key=lambda row: -row["jobs"])[:CLIENT_ERRORS]
+
+
+def in_a_line(reason: str) -> str:
+    r"""Return why a job failed as one line, with where in the app that was, if it says so.
+
+    Example:
+        >>> in_a_line("TypeError: \n\n\tfit returned 2 elements.\nExpected: (client.py:3)")
+        'TypeError: fit returned 2 elements. (client.py:3)'
+    """
+    where = _WHERE.search(reason)
+    return first_line(reason) if where is None else first_line(reason[: where.start()]) + where[0]
 
 
 def bfloat16_hint(errors: Iterable[str]) -> str:

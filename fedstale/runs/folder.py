@@ -7,13 +7,14 @@ file.
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, count
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,11 +25,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedstale.config import Change, SimulationConfig, Until
-from fedstale.errors import ConfigError, ProtocolError
+from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.files import hold, is_held
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io import replacing
+
+logger = logging.getLogger(__name__)
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
@@ -148,6 +151,11 @@ class RunFolder:
         """Where the run's checkpoints are."""
         return self.path / CHECKPOINTS
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is written how the run ended."""
+        return (self.path / SUMMARY).is_file()
+
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
         """Make an empty folder for a run.
@@ -212,7 +220,10 @@ class RunFolder:
             appends: whether the run goes on, and so does its log.
         """
         path, mode = self.path / LOG, "a" if appends else "w"
-        handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
+        try:
+            handler = _LogFile(path, mode=mode, encoding="utf-8")
+        except OSError as problem:
+            raise _unwritable(path, problem) from None
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
         loggers = logging.getLogger("flwr"), logging.getLogger("fedstale")
         for logger in loggers:
@@ -222,11 +233,25 @@ class RunFolder:
         finally:
             for logger in loggers:
                 logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # which was told when it came
+                handler.close()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[BinaryIO]:
+        """Give a file of the folder to write, as `replacing` does.
+
+        Raises:
+            FedstaleError: the disk is full, or the folder is gone.
+        """
+        try:
+            with replacing(self.path / name) as file:
+                yield file
+        except OSError as problem:
+            raise _unwritable(self.path / name, problem) from None
 
     def write_config(self, config: SimulationConfig) -> None:
         """Write the resolved settings."""
-        with replacing(self.path / CONFIG) as file:
+        with self._writing(CONFIG) as file:
             tomli_w.dump(config.table(), file)
 
     def write_events(self, events: pa.Table | Iterator[pa.Table]) -> None:
@@ -234,7 +259,7 @@ class RunFolder:
         tables = iter([events]) if isinstance(events, pa.Table) else events
         first = next(tables)
         with (
-            replacing(self.path / EVENTS) as file,
+            self._writing(EVENTS) as file,
             pq.ParquetWriter(file, first.schema) as writer,
         ):
             for table in chain([first], tables):
@@ -247,13 +272,13 @@ class RunFolder:
 
     def write_online(self, windows: pa.Table) -> None:
         """Write when devices were online: one row a window."""
-        with replacing(self.path / ONLINE) as file:
+        with self._writing(ONLINE) as file:
             pq.write_table(windows, file)
 
     def write_metrics(self, rows: Sequence[tuple[float, int, str, str, float]]) -> None:
         """Write one row a measured value: time in s, version, source, name, value."""
         named = [dict(zip(METRICS_SCHEMA.names, row, strict=True)) for row in rows]
-        with replacing(self.path / METRICS) as file:
+        with self._writing(METRICS) as file:
             pq.write_table(pa.Table.from_pylist(named, schema=METRICS_SCHEMA), file)
 
     def write_wall(self, wall_s: Sequence[float]) -> None:
@@ -261,19 +286,37 @@ class RunFolder:
         if not wall_s:
             (self.path / WALL).unlink(missing_ok=True)
             return
-        with replacing(self.path / WALL) as file:
+        with self._writing(WALL) as file:
             pq.write_table(pa.table([pa.array(wall_s)], schema=WALL_SCHEMA), file)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""
-        with replacing(self.path / MODEL) as file:
+        with self._writing(MODEL) as file:
             file.write(model_bytes(arrays))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the plain figures of the run; those that are not finite become null."""
         text = json.dumps(_strict(summary), indent=2, allow_nan=False)
-        with replacing(self.path / SUMMARY) as file:
+        with self._writing(SUMMARY) as file:
             file.write(text.encode() + b"\n")
+
+
+class _LogFile(logging.FileHandler):
+    """A log that ends where it cannot be written any more; the run goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say once why lines are missing."""
+        del record
+        # No line that comes now is for this file.
+        self.setLevel(logging.CRITICAL + 1)
+        problem = sys.exc_info()[1]
+        logger.warning("%s ends here: %s", self.baseFilename, problem)
+
+
+def _unwritable(path: Path, problem: OSError) -> FedstaleError:
+    return FedstaleError(
+        f"{path} cannot be written: {problem.strerror or problem}; make room on the disk"
+    )
 
 
 def model_bytes(arrays: ArrayRecord) -> bytes:

@@ -42,7 +42,7 @@ _PASTED = {
     "examples": "50                   # of one client, until its first reply tells",
     "evaluate-work-per-example": "0.03  # work units to evaluate one example",
 }
-_PASTED_WORK = "2.0  # work units of one message"
+_PASTED_WORK = "2.0  # work units of one message; 0 if it only reads what a device has"
 
 
 class Size(NamedTuple):
@@ -79,14 +79,20 @@ class CostModel(Stateful):
 
     saved = ("_examples", "_sum", "_count", "_last", "_first", "_steps", "_model_values")
 
-    def __init__(self, costs: Costs, work: WorkHook | None = None) -> None:
+    def __init__(
+        self, costs: Costs, work: WorkHook | None = None, kinds: Iterable[str] = ()
+    ) -> None:
         """Begin with what is declared.
 
         Args:
             costs: with the number of epochs resolved.
             work: says the work of messages, before what `costs` says.
+            kinds: of messages that clients answer, as far as they are known.
         """
         self.costs, self._work = costs, work
+        # What a function says of other kinds, only their messages would tell.
+        self._undeclared = [] if work is not None else undeclared_queries(kinds, costs)
+        self._told: set[str] = set()
         self._examples: dict[tuple[str, int], float] = {}
         self._sum: dict[str, float] = {}
         self._count: dict[str, int] = {}
@@ -182,21 +188,21 @@ class CostModel(Stateful):
             whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
-        is_own = is_own_query(kind)
-        is_training = is_own and is_sent_arrays
-        missing = [f"work.{kind}"] if is_training else missing_costs([kind], self.costs)
+        undeclared = self._undeclared_with(kind)
+        is_training = is_sent_arrays and is_own_query(kind)
+        missing = undeclared if is_training else missing_costs([kind], self.costs)
         if missing:
             raise _undeclared(missing)
-        if main in _BY_EXAMPLES:
-            return None, self._work_each(main)
-        if is_own:
-            logger.warning(
-                "%s costs devices no work: if it does more than read what they have, declare it "
-                "(--set 'costs.work.%s=2.0', or work under [tool.fedstale])",
-                *(kind, kind),
-            )
+        if not self._told.issuperset(undeclared):
+            self._told.update(undeclared)
+            logger.warning("%s", _no_work_text(undeclared))
         # Apps with client_fn also request parameters and properties, which a device has.
-        return 0.0, 0.0
+        return None if main in _BY_EXAMPLES else 0.0, self._work_each(main)
+
+    def _undeclared_with(self, kind: str) -> list[str]:
+        """Return the keys of all queries of the app's own whose work is not declared."""
+        own = undeclared_queries([kind], self.costs)
+        return list(dict.fromkeys([*self._undeclared, *own]))
 
     def training(self, whole: float, reply: RecordDict) -> float:
         """Return the work of a training of which a share was asked for, in work units.
@@ -307,7 +313,9 @@ class CostModel(Stateful):
         return self.costs.examples
 
     def _work_each(self, main: str) -> float:
-        """Return the work of one example, over all epochs."""
+        """Return the work of one example, over all epochs; 0 of what goes by none."""
+        if main not in _BY_EXAMPLES:
+            return 0.0
         if main == "evaluate":
             assert self.costs.evaluate_work_per_example is not None
             return float(self.costs.evaluate_work_per_example)
@@ -375,6 +383,7 @@ def missing_costs(kinds: Iterable[str], costs: Costs) -> list[str]:
         kinds: types of messages, with their action if they have one.
         costs: what is declared; epochs may name a key of the run config.
     """
+    kinds = list(kinds)
     open_kinds = {kind.split(".")[0] for kind in kinds if declared_work(kind, costs) is None}
     needed: dict[str, object] = {}
     if "train" in open_kinds:
@@ -382,7 +391,15 @@ def missing_costs(kinds: Iterable[str], costs: Costs) -> list[str]:
         needed["epochs"], needed["examples"] = costs.epochs, costs.examples
     if "evaluate" in open_kinds:
         needed["evaluate-work-per-example"] = costs.evaluate_work_per_example
-    return [key for key, value in needed.items() if value is None]
+    missing = [key for key, value in needed.items() if value is None]
+    # Queries may cost nothing; who has to paste a table anyway says it of them as well.
+    return [*missing, *undeclared_queries(kinds, costs)] if missing else []
+
+
+def undeclared_queries(kinds: Iterable[str], costs: Costs) -> list[str]:
+    """Return the keys that would say what queries of an app's own cost, as far as none does."""
+    own = [] if costs.query_work is not None else filter(is_own_query, kinds)
+    return [f"work.{kind}" for kind in own if declared_work(kind, costs) is None]
 
 
 def handled_kinds(client: ClientApp) -> list[str]:
@@ -406,6 +423,17 @@ def missing_text(keys: Iterable[str]) -> str:
         f"{names} in Python); fedstale simulate APP --measure-costs measures them, or paste this "
         "and put in what you expect:\n\n"
         f"[tool.fedstale]\n{lines}"
+    )
+
+
+def _no_work_text(keys: list[str]) -> str:
+    """Return a sentence on queries that cost nothing because nothing is said of them."""
+    kinds = ", ".join(key.removeprefix("work.") for key in keys)
+    options = " ".join(f"costs.{key}=2.0" for key in keys)
+    return (
+        f"{kinds}: undeclared, so it costs devices no work, and ends the run if it is sent arrays; "
+        f"if it does more than read what they have, declare it (--set '{options}', or work under "
+        "[tool.fedstale])"
     )
 
 

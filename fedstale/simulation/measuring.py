@@ -30,11 +30,14 @@ from threadpoolctl import threadpool_limits
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
+from fedstale.runs import in_a_line
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
     is_work,
     kind_of,
+    missing_costs,
+    undeclared_queries,
 )
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.base import imported_torch
@@ -54,6 +57,8 @@ _BUDGET_S = 25.0
 """For all runs, though each client that is measured runs twice."""
 _REPETITIONS = 20
 """Messages to clients that had such a one before, after which no new client is expected."""
+_PATIENCE_S = 10.0
+"""Wall time without a client to measure, after which no message of a new kind is expected."""
 _SIZES_APART = 1.5
 """Sizes that differ as much tell a fixed time from the time of an example."""
 _MATTERS = 0.05
@@ -200,6 +205,8 @@ class Measured:
     """Median phones that a core of this machine is worth."""
     unmeasured: Sequence[str]
     """Keys of work that no client was asked to do, which are as declared."""
+    missing: Sequence[str]
+    """Those of them that are not declared either, without which messages have no cost."""
 
     def warnings(self) -> list[str]:
         """Return in a sentence each what makes the costs uncertain."""
@@ -220,7 +227,8 @@ class Measured:
 class MeasuringExecutor(Executor):
     """Runs some clients for each kind of message that asks for work, and measures them.
 
-    All other clients give the reply of the last that was measured, without running.
+    All other clients give the reply of the last that was measured, without running. A node that
+    runs after all has first to do what it was asked before, if that leaves something in its state.
     """
 
     description = "a few clients, measured"
@@ -228,11 +236,16 @@ class MeasuringExecutor(Executor):
     def __init__(self, client: ClientApp) -> None:
         """Measure nothing yet."""
         self._inner = InlineExecutor(client)
-        self._missing = set(filter(is_work, handled_kinds(client)))
+        self.kinds = list(filter(is_work, handled_kinds(client)))
+        """What may be asked of a client that is work."""
         self._asked: set[tuple[str, int]] = set()
         self._repetitions = 0
-        self._spent_s = 0.0
+        self._spent_s, self._latest = 0.0, time.perf_counter()
         self._replies: dict[str, Message] = {}
+        self._remembered: set[str] = set()
+        """Kinds of messages that change what a node remembers."""
+        self._owed: dict[int, list[ClientCall]] = {}
+        """What nodes were asked that would have changed it, and have not run."""
         self.clients: dict[str, list[_Client]] = {}
         """Those that were measured, by kind of message."""
 
@@ -246,19 +259,45 @@ class MeasuringExecutor(Executor):
         return [self._run(call) for call in calls]
 
     def _run(self, call: ClientCall) -> ClientReply:
-        kind = kind_of(call.message)
+        kind, node_id = kind_of(call.message), call.message.metadata.dst_node_id
         of_secagg = kind.startswith("train") and trains_nothing(call.message.content)
         if of_secagg or not is_work(kind):
+            self._catch_up(call)
             return self._inner.run([call])[0]
-        asked = kind, call.message.metadata.dst_node_id
+        asked = kind, node_id
         self._repetitions += asked in self._asked
-        if all(map(self._is_done, self._missing)) or self._repetitions > _REPETITIONS:
+        if self._is_over():
             raise RunEnded("everything is measured")
         if asked not in self._asked and not self._is_done(kind):
+            self._catch_up(call)
             self._measure(kind, call)
+        elif kind in self._remembered:
+            self._owed.setdefault(node_id, []).append(call)
         self._asked.add(asked)
         content = own_copy(self._replies[kind].content)
         return ClientReply(reply_with(call.message, content), call.context)
+
+    def _is_over(self) -> bool:
+        """Return whether everything is measured, or what is missing is not expected any more."""
+        if all(map(self._is_done, self.kinds)):
+            return True
+        if all(kind in self.clients for kind in self.kinds):
+            return self._repetitions > _REPETITIONS
+        return self._repetitions > 0 and time.perf_counter() - self._latest > _PATIENCE_S
+
+    def _catch_up(self, call: ClientCall) -> None:
+        """Let a node do what it was asked before, so that it remembers that.
+
+        Raises:
+            RunEnded: there is no time left for it.
+        """
+        started = time.perf_counter()
+        for owed in self._owed.pop(call.context.node_id, ()):
+            if self._spent_s + time.perf_counter() - started > _BUDGET_S:
+                raise RunEnded("no time is left")
+            owed.context.state = call.context.state
+            call.context.state = self._timed(owed)[2]
+        self._spent_s += time.perf_counter() - started
 
     def repeat(self) -> None:
         """Run all measured clients in turn, until the fastest run of each is known."""
@@ -277,13 +316,17 @@ class MeasuringExecutor(Executor):
         return clients >= CLIENTS or (clients > 0 and self._spent_s > _BUDGET_S / 2)
 
     def _measure(self, kind: str, call: ClientCall) -> None:
+        """Measure a client, whose node remembers what it did."""
         started = time.perf_counter()
         # The first time, a client loads data and libraries.
         self._timed(call)
         torch = imported_torch()
         if torch is not None:
             torch.set_num_threads(1)
-        seconds, reply = self._timed(call)
+        before = _copied(call)
+        seconds, reply, call.context.state = self._timed(call)
+        if call.context.state != before.context.state:
+            self._remembered.add(kind)
         examples, done = examples_in(reply.content), StepsDone.of(reply.content)
         if kind in _BY_EXAMPLE and examples is None:
             units = _rounded(seconds * phones_of_core().middle)
@@ -292,22 +335,27 @@ class MeasuringExecutor(Executor):
                 f"the work of a whole message in [tool.fedstale.work], here about {units}"
             )
         share = 1.0 if done is None else done.share
-        client = _Client(_copied(call), share, examples, [seconds])
+        client = _Client(before, share, examples, [seconds])
         self.clients.setdefault(kind, []).append(client)
         if examples or kind not in self._replies:
             self._replies[kind] = reply
-        self._spent_s += time.perf_counter() - started
+        self._latest = time.perf_counter()
+        self._spent_s += self._latest - started
 
-    def _timed(self, call: ClientCall) -> tuple[float, Message]:
-        """Return the processor time of a message on one thread in s, and the reply."""
+    def _timed(self, call: ClientCall) -> tuple[float, Message, RecordDict]:
+        """Return the processor time of a message on one thread in s, the reply, and the state.
+
+        Raises:
+            ConfigError: the client fails.
+        """
         call = _copied(call)
         with threadpool_limits(1):
             started = time.process_time()
             (answer,) = self._inner.run([call])
             seconds = time.process_time() - started
         if answer.reply.has_error():
-            raise ConfigError(f"the client failed: {answer.reply.error.reason}")
-        return seconds, answer.reply
+            raise ConfigError(f"the client failed: {in_a_line(answer.reply.error.reason or '')}")
+        return seconds, answer.reply, answer.context.state
 
 
 def measure(config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None = None) -> Measured:
@@ -356,7 +404,8 @@ def measure(config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None 
     stated = {f"work.{kind}" for kind in costs.work}
     stated |= {key for key in _BY_EXAMPLE.values() if costs.table().get(key) is not None}
     unmeasured = sorted(stated - set(timings))
-    return Measured(costs, timings, phones, unmeasured)
+    missing = missing_costs(executor.kinds, costs) or undeclared_queries(executor.kinds, costs)
+    return Measured(costs, timings, phones, unmeasured, missing)
 
 
 def pasted(measured: Measured) -> str:
@@ -390,6 +439,11 @@ def pasted(measured: Measured) -> str:
         said.append(
             f"Not measured, since no client was asked for it: {', '.join(measured.unmeasured)}. "
             "That stands here as it was declared."
+        )
+    if measured.missing:
+        said.append(
+            "Neither measured nor declared, since no client was asked for it: "
+            f"{', '.join(measured.missing)}. Put in what you expect."
         )
     said += [f"Warning: {text}." for text in measured.warnings()]
     comments = "".join(f"# {line}\n" for line in said)

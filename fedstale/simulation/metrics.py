@@ -29,6 +29,7 @@ from fedstale.runs import (
     bfloat16_hint,
     by_kind,
     client_errors,
+    in_a_line,
     ledger,
     rejected_devices,
     rejections,
@@ -360,7 +361,7 @@ class NoneGood(Callback):
             return
         node_id = reply.metadata.src_node_id
         if status == CLIENT_ERROR:
-            self._fail(node_id, f"error {reply.error.code}: {reply.error.reason}")
+            self._fail(node_id, f"error {reply.error.code}: {in_a_line(reply.error.reason or '')}")
         elif not reply.has_error():
             self._nodes[message_id] = node_id
 
@@ -485,7 +486,8 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
         if len(reasons):
             mend = "; a ClientApp answers it that ForecastMod().client_app() has made"
             yield (
-                f"none of {found['sent']:,} messages {kind} was answered; the first: {reasons[0]}"
+                f"none of {found['sent']:,} messages {kind} was answered; the first: "
+                f"{in_a_line(reasons[0].as_py())}"
                 f"{mend if kind == QUERY else ''}"
             )
 

@@ -19,11 +19,19 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.config import Change, Costs, SimulationConfig, Until
-from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, TraceError
+from fedstale.errors import (
+    ConfigError,
+    FedstaleError,
+    ResumeError,
+    RunEnded,
+    TraceError,
+    first_line,
+)
 from fedstale.flower import dropped, features, legacy
+from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run, thinned
-from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint
-from fedstale.simulation.costs import check_costs
+from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint, in_a_line
+from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -65,6 +73,8 @@ _SERVER_SEED, _DEVICES_SEED = 2, 3
 _ONLINE, _WINDOWS = 2_000, 200_000
 """Devices, and windows of them, of which a run tells at most when they were online."""
 _PROBED = 50
+_FEW_CHANGE = 0.01
+"""Share of devices that come or go, below which a run shows nothing of them."""
 _NAMED = 3
 """Devices that a sentence names at most."""
 _NO_CHANGE = (
@@ -183,6 +193,7 @@ def _until_change(
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
                 nodes=nodes,
+                kinds=handled_kinds(client),
             )
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)
@@ -245,7 +256,7 @@ def _until_change(
                 "hint": hint,
                 "wall_s": round(wall_s, 3),
             }
-            return _written(folder, grid, traces, metrics, (status, reason), facts)
+            return _written(folder, grid, traces, metrics, costs, (status, reason), facts)
 
 
 def _written(  # noqa: PLR0917 - what a run has come to
@@ -253,27 +264,38 @@ def _written(  # noqa: PLR0917 - what a run has come to
     grid: TraceGrid,
     traces: TraceSet,
     metrics: RunMetrics,
+    costs: Costs,
     how: tuple[str, str],
     facts: Mapping[str, Any],
 ) -> Run:
     """Write what a run has come to, and tell those who watch how it ended: status and reason."""
     status, reason = how
+    if status in ("finished", "stopped") and (why := _too_short(traces, grid.now(), costs)):
+        grid.runtime.hints.append(why)
     if status == "finished":
         reason = end_of_app(grid.runtime)
     grid.runtime.ended(status, reason)
-    folder.write_events(grid.event_tables())
-    folder.write_online(online(traces, folder, grid.now()))
-    if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
-        logger.warning("%s", hint)
-        facts = {**facts, "hint": hint}
-    if status == "finished":
-        problem = _verdict(folder.read_events(["status", "reason"]))
-        status, reason = ("failed", problem) if problem else (status, reason)
-    ended = {"status": status, "reason": reason}
-    run = write_run(folder, grid.runtime, metrics, {**ended, **facts})
-    if status not in ("interrupted", "stopped"):
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    return run
+    try:
+        folder.write_events(grid.event_tables())
+        folder.write_online(online(traces, folder, grid.now()))
+        if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
+            logger.warning("%s", hint)
+            facts = {**facts, "hint": hint}
+        if status == "finished":
+            problem = _verdict(folder.read_events(["status", "reason"]))
+            status, reason = ("failed", problem) if problem else (status, reason)
+        ended = {"status": status, "reason": reason}
+        return write_run(folder, grid.runtime, metrics, {**ended, **facts})
+    except FedstaleError as problem:
+        if folder.is_over:
+            raise
+        raise FedstaleError(
+            f"{problem}, and fedstale simulate --resume {folder.path} goes on from the last "
+            "checkpoint, or begins anew"
+        ) from None
+    finally:
+        if folder.is_over and status not in ("interrupted", "stopped"):
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)
 
 
 class SimulationCheckpointer(Checkpointer):
@@ -413,8 +435,8 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
         serve()
     except (RunEnded, FedstaleError) as end:
         return ending(end)
-    except KeyboardInterrupt:
-        return "interrupted", "Ctrl-C"
+    except KeyboardInterrupt as stop:
+        return "interrupted", str(stop) or CTRL_C
     except SystemExit as end:
         if end.code not in (None, 0):
             return "failed", f"the ServerApp called sys.exit({end.code!r})"
@@ -433,7 +455,7 @@ def _verdict(events: pa.Table) -> str:
     for status, what in ((CLIENT_ERROR, "client failed"), (REJECTED, "reply was rejected")):
         if status in seen:
             first = pc.index(statuses, status).as_py()
-            return f"every {what}; the first: {reasons[first].as_py()}"
+            return f"every {what}; the first: {in_a_line(reasons[first].as_py())}"
     return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
 
 
@@ -515,6 +537,26 @@ def _without_rate(traces: TraceSet, app: FlowerApp, costs: Costs) -> str:
     return f"devices that can end no job: {'; '.join(parts)}" if parts else ""
 
 
+def _too_short(traces: TraceSet, end_s: float, costs: Costs) -> str:
+    """Return in a sentence that devices have hardly changed while a run lasted, if they ever do."""
+    n, availability = traces.n_devices, traces.availability
+    if availability is None or not end_s:
+        return ""
+    begins, ends = availability.window_at_or_after(np.arange(n), 0.0)
+    changed = int(np.count_nonzero(((begins > 0.0) & (begins < end_s)) | (ends < end_s)))
+    if changed >= max(_FEW_CHANGE * n, 1) or not np.isfinite(ends).any():
+        return ""
+    most, some = ("nearly ", f"{changed:,}") if changed else ("", "none")
+    model = "" if costs.model_bytes is not None else "costs.model-bytes=14_000_000 "
+    key = f"work.{next(iter(costs.work))}" if costs.work else "work-per-example"
+    return (
+        f"the run is shorter than {most}any change of its devices: {some} of {n:,} came or went in "
+        f"{end_s:,.3g} s of virtual time; to stand for a real job, state its "
+        f"{'size and ' if model else ''}work (--set '{model}costs.{key}=1.0', or in "
+        "[tool.fedstale]), or let it run for longer"
+    )
+
+
 def seed_server(seed: int) -> None:
     """Seed the global streams that stock strategies and apps draw from on the server."""
     state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
@@ -533,7 +575,7 @@ def _sentence(problem: Exception, directory: Path) -> str:
     if gone := dropped.advice_on(problem):
         return f"the ServerApp imports what is not there: {gone}"
     hint = bfloat16_hint([str(problem)])
-    text = f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
+    text = f"{first_line(f'the ServerApp raised {type(problem).__name__}: {problem}')} ({where})"
     return f"{text}; {hint}" if hint else text
 
 

@@ -10,7 +10,7 @@ its reply is pulled. Work that a trace loses before is never computed.
 import gc
 import heapq
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ from fedstale.flower import (
 from fedstale.simulation.app_waits import is_called_by_app
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.costs import CostModel, WorkHook
+from fedstale.simulation.costs import CostModel, WorkHook, handled_kinds
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
@@ -83,6 +83,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         run_id: int = 1,
         work: WorkHook | None = None,
         nodes: NodeConfigs | None = None,
+        kinds: Sequence[str] = (),
     ) -> None:
         """Enrol every device of the traces.
 
@@ -99,13 +100,15 @@ class TraceGrid(Stateful, RuntimeGrid):
                 message to that.
             nodes: what each device has in its node config; None for a partition-id of its own,
                 their number, and its device-id.
+            kinds: of messages that clients answer; of a ClientApp it is known.
 
         Raises:
             TraceError: the traces lack a channel.
             ConfigError: costs name a run-config key that does not exist.
         """
         config: UserConfig = dict(run_config or {})
-        book = CostModel(costs.resolved(config), work)
+        kinds = handled_kinds(client) if isinstance(client, ClientApp) else kinds
+        book = CostModel(costs.resolved(config), work, kinds)
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
         self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)

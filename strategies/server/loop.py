@@ -16,7 +16,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import Result
 
-from fedstale.errors import FedstaleError, ProtocolError
+from fedstale.errors import FedstaleError, ProtocolError, first_line
+from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Slots, Timing
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes, array_bytes
@@ -51,7 +52,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # An app whose clients always fail would otherwise train for ever.
-_FAILURES_IN_A_ROW = 1000
+_FAILURES_IN_A_ROW, _CRASHES_OF_EACH = 1000, 5
+_AWAY = {ErrorCode.MESSAGE_UNAVAILABLE, 4, ErrorCode.NODE_UNAVAILABLE}
+"""Codes of errors in the place of a node that may come back; 4 of a reply that is lost."""
 
 ShouldStop = Callable[[int, Result], bool]
 
@@ -136,6 +139,8 @@ class EventLoop(Stateful):
             strategy, weighting, optimizer, self.versions, self.reputation, self.stages
         )
         self.failures = self.n_versions = 0
+        self._crashes: dict[int, int] | None = {}
+        """Errors in a row of the client of each node that was asked; None once one succeeds."""
         self.done = False
         self._open_buffer()
 
@@ -157,6 +162,8 @@ class EventLoop(Stateful):
                 self._evaluate()
             else:
                 continue_from(self, resume, jobs_survive=jobs_survive)
+                if self.versions.version:
+                    self._crashes = None
             self._look_up()
             while not self.done:
                 version = self.versions.version
@@ -235,6 +242,8 @@ class EventLoop(Stateful):
         for job in jobs:
             if job.message_id:
                 self.progress.sent_bytes += job.n_bytes
+                if job.purpose == "train" and self._crashes is not None:
+                    self._crashes.setdefault(job.node_id, 0)
             elif job.purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
             elif job.purpose == "train":
@@ -299,7 +308,7 @@ class EventLoop(Stateful):
         self.timing.changed_at = self.clock.now()
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
-            self._fail(job, "failed", reason[:MOST_REASON])
+            self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
             return
         try:
             self.reputation.validation.check_size(reply, self.versions.n_bytes)
@@ -323,7 +332,7 @@ class EventLoop(Stateful):
         most = self.strategy.validation.max_staleness
         is_too_stale = most is not None and update.staleness > most
         reason = f"too stale: more than max_staleness = {most} versions behind"
-        self.failures = 0
+        self.failures, self._crashes = 0, None
         duration = self.timing.changed_at - job.sent_at
         self.timing.durations_s.append(duration)
         loss, square_loss = self.reputation.losses(update)
@@ -379,7 +388,7 @@ class EventLoop(Stateful):
         for stage in self.stages:
             stage.ended(job, end)
 
-    def _fail(self, job: Job, how: Ending, reason: str) -> None:
+    def _fail(self, job: Job, how: Ending, reason: str, *, crashed: bool = False) -> None:
         self.end(job, End(how, reason))
         self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
@@ -389,8 +398,24 @@ class EventLoop(Stateful):
         self.failures += 1
         if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.slots.most_out):
             raise FedstaleError(
-                f"{self.failures} jobs failed one after the other, the last one with: {reason}"
+                f"{self.failures} jobs failed one after the other, the last one with: "
+                f"{first_line(reason)}"
             )
+        if self._crashes is not None:
+            self._crashes[job.node_id] = self._crashes.get(job.node_id, 0) + 1 if crashed else 0
+            if crashed and self._all_crash(self._crashes):
+                raise FedstaleError(
+                    f"every client fails: each of the {len(self._crashes)} nodes that were asked "
+                    f"has failed {_CRASHES_OF_EACH} times in a row or more, the last one with: "
+                    f"{first_line(reason)}; mend the ClientApp"
+                )
+
+    def _all_crash(self, crashes: Mapping[int, int]) -> bool:
+        """Return whether the clients of all nodes fail, of as many as there are jobs at a time."""
+        if min(crashes.values()) < _CRASHES_OF_EACH:
+            return False
+        jobs = self.schedule.concurrency or self.slots.most_out
+        return len(crashes) >= min(jobs, len(self.grid.online_nodes().everyone.ids))
 
     def _expire(self) -> None:
         now = self.clock.now()

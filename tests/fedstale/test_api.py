@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 import warnings
 
 import numpy as np
@@ -280,3 +281,55 @@ def test_a_plan_in_python_runs_and_writes_its_files(tmp_path, capfd):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         fedstale.simulat  # noqa: B018 - looked up on purpose
+
+
+# Signals.
+
+
+def stopped_at(version, number):
+    def evaluates(at, arrays):
+        if at == version:
+            signal.raise_signal(number)
+        return evaluate(at, arrays)
+
+    return evaluates
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_process_once_the_run_is_written_and_it_goes_on_later(
+    client, tmp_path, number, code
+):
+    settings = given(until="6 rounds", seed=1)
+
+    def simulated(version, **more):
+        evaluates = stopped_at(version, number)
+        strategy = FedBuff(3, 2, seed=1)
+        return fedstale.simulate(client, strategy=strategy, evaluate=evaluates, **settings, **more)
+
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught:
+        simulated(3, out=tmp_path / "run")
+    assert caught.value.code == code
+    assert signal.getsignal(number) is before
+    run = fedstale.read_run(tmp_path / "run")
+    assert (run.status, run.reason) == ("interrupted", signal.Signals(number).name)
+    if number == signal.SIGHUP:
+        return
+    again = simulated(-1, out=tmp_path / "run", resume=True)
+    assert again.jobs.equals(simulated(-1).jobs)
+
+
+@pytest.mark.parametrize("handler", [lambda number, frame: None, signal.SIG_IGN])
+def test_a_handler_of_the_users_own_stays(client, handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        run = fedstale.simulate(
+            client,
+            strategy=FedBuff(3, 2, seed=1),
+            evaluate=stopped_at(1, signal.SIGTERM),
+            **given(until="3 rounds"),
+        )
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert run.status == "stopped"

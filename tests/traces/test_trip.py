@@ -320,6 +320,106 @@ def test_a_reply_at_the_deadline_counts_and_a_start_at_the_deadline_does_not():
     assert out.reported.tolist() == [3.0, 3.0, inf]
 
 
+def phased(windows, phases, *, length=1e6, repeat=False, **options):
+    """Return what devices do in windows of theirs with jobs of three phases, in s."""
+    n = len(windows)
+    traces = TraceSet(
+        device_ids=numbered("d", n),
+        availability=Availability.of(windows, length, repeat=repeat),
+        compute=Series.constant(np.ones(n)),
+        downlink=Series.constant(np.full(n, 8.0)),
+        uplink=Series.constant(np.full(n, 8.0)),
+    )
+    down, work, up = np.asarray(phases, np.float64)
+    mode = options.pop("on_interrupt", "abort")
+    ttl = options.pop("ttl_s", np.inf)
+    job = Job(download_bytes=down, work=work, upload_bytes=up, ttl_s=ttl, on_interrupt=mode)
+    return traces.trips(np.arange(n), options.pop("sent_at", 0.0), job)
+
+
+@pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+def test_what_fits_exactly_in_decimals_fits(on_interrupt):
+    n = np.arange(1, 200)
+    windows, phases = [[(0.0, 3 * k / 10)] for k in n.tolist()], np.tile(n / 10, (3, 1))
+    done = phased(windows, phases, on_interrupt=on_interrupt)
+    assert (done.status == Status.REPORTED).all()
+    np.testing.assert_array_less(done.reported, np.nextafter(3 * n / 10, inf))
+    assert (done.ended == done.reported).all()
+    # So does a time to live, and the end of a record.
+    online = [[(0.0, 900.0)]] * n.size
+    assert (phased(online, phases, ttl_s=3 * n / 10).status == Status.REPORTED).all()
+    assert (phased(online, phases, ttl_s=3 * n / 10 * (1 - 1e-9)).status == Status.LATE).all()
+
+
+@pytest.mark.parametrize("scale", [10, 100, 1000])
+@pytest.mark.parametrize("repeat", [False, True])
+def test_random_decimals_are_done_where_fractions_are(scale, repeat):
+    rng = np.random.default_rng(scale)
+    n, length = 400, 5_000
+    parts, begins = rng.integers(1, 500, (3, n)), rng.integers(0, 3_000, n)
+    cycles = rng.integers(0, 6, n) if repeat else np.zeros(n, np.int64)
+    # One tick less than it takes, as much, or one more.
+    spare = rng.integers(-1, 2, n)
+    ends = begins + parts.sum(axis=0) + spare
+    windows = [
+        [(float(Fraction(a, scale)), float(Fraction(b, scale)))]
+        for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    sent_at = [float(Fraction(k, scale)) for k in (begins + cycles * length).tolist()]
+    done = phased(windows, parts / scale, length=length / scale, repeat=repeat, sent_at=sent_at)
+    expected = np.where(spare < 0, Status.INTERRUPTED, Status.REPORTED)
+    assert done.status.tolist() == expected.tolist()
+    longer = np.array(parts, np.float64) / scale
+    longer[0] += longer.sum(axis=0) * 1e-9
+    lost = phased(windows, longer, length=length / scale, repeat=repeat, sent_at=sent_at)
+    assert (lost.status[spare <= 0] == Status.INTERRUPTED).all()
+
+
+def test_a_rate_that_changes_at_decimals_fits_exactly_too():
+    rng = np.random.default_rng(3)
+    n = 300
+    halves = rng.choice([1, 2, 4], (n, 300))
+    first, last = rng.integers(0, 100, n), rng.integers(101, 300, n)
+    work = [
+        float(Fraction(int(h[a:b].sum()), 20)) for h, a, b in zip(halves, first, last, strict=True)
+    ]
+    traces = TraceSet(
+        device_ids=numbered("d", n),
+        availability=Availability.of(
+            [[(a / 10, b / 10)] for a, b in zip(first, last, strict=True)], 30.0
+        ),
+        compute=Series.regular(halves / 2, step_s=0.1),
+        downlink=Series.constant(np.full(n, 8.0)),
+        uplink=Series.constant(np.full(n, 8.0)),
+    )
+    job = Job(download_bytes=0.0, work=work, upload_bytes=0.0)
+    done = traces.trips(np.arange(n), 0.0, job)
+    assert (done.status == Status.REPORTED).all()
+    more = Job(download_bytes=0.0, work=np.multiply(work, 1 + 1e-9), upload_bytes=0.0)
+    assert (traces.trips(np.arange(n), 0.0, more).status == Status.INTERRUPTED).all()
+
+
+def test_who_is_asked_at_the_very_end_of_a_window_in_decimals_waits_for_the_next():
+    n = np.arange(1, 200)
+    # 3 * 0.1 is not 0.3, and a window of the difference would lose the job.
+    windows = [[(0.0, 3 * (k * 0.1)), (100.0, 900.0)] for k in n.tolist()]
+    done = phased(windows, np.full((3, n.size), 0.1), sent_at=3 * n / 10)
+    assert (done.started == 100.0).all()
+    assert (done.status == Status.REPORTED).all()
+
+
+def test_work_that_ends_with_its_record_in_decimals_is_done():
+    n = 199
+    rows = [(np.arange(3) * k / 10, np.ones(3)) for k in range(1, n + 1)]
+    lengths = [3 * k / 10 for k in range(1, n + 1)]
+    rates = Series.irregular(rows, lengths, repeat=False)
+    took = rates.time_to_accumulate(
+        np.arange(n), np.sum([np.arange(1, n + 1) / 10] * 3, axis=0), 0.0
+    )
+    assert np.isfinite(took).all()
+    assert (took <= np.array(lengths)).all()
+
+
 def test_a_paused_job_whose_windows_never_meet_its_rate_is_given_up():
     day = 86_400.0
     traces = plain(((0.0, day / 2),), length=day)

@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedstale.errors import TraceError
+from fedstale.errors import TraceError, first_line
 from fedstale.traces import (
     BLOCK,
     CHANNELS,
@@ -339,9 +339,8 @@ def read(path: Path) -> TraceSet:
     except TraceError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        reason = str(problem).strip().splitlines()[0]
         raise TraceError(
-            f"{path}: not a readable Parquet file, cut short or damaged ({reason}): "
+            f"{path}: not a readable Parquet file, cut short or damaged ({first_line(problem)}): "
             "write it again with fedstale traces convert"
         ) from None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedstale.errors import TraceError
+from fedstale.errors import TraceError, first_line
 from fedstale.traces import DAY_S, OWN_LOG, Availability, TraceSet, longest_log
 from fedstale.traces.sources.archives import read_file
 
@@ -87,9 +87,8 @@ def _table(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(io.BytesIO(read_file(path)), sep=";", dtype="str", usecols=COLUMNS)
     except ValueError as problem:
-        reason = str(problem).strip().splitlines()[0]
         raise TraceError(
             f"{path}: expected columns {', '.join(COLUMNS)} with semicolons between them "
-            f"({reason}); {OWN_LOG}"
+            f"({first_line(problem)}); {OWN_LOG}"
         ) from None
     return table

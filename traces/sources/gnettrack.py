@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from fedstale.errors import TraceError
+from fedstale.errors import TraceError, first_line
 from fedstale.traces import OWN_LOG, Array, Index, Series, TraceSet
 from fedstale.traces.sources.archives import members, read_file
 
@@ -102,7 +102,7 @@ def _rates(
         )
     except (ValueError, pd.errors.ParserError) as e:
         raise TraceError(
-            f"{where}: not a G-NetTrack CSV ({str(e).strip().splitlines()[0]}): expected columns "
+            f"{where}: not a G-NetTrack CSV ({first_line(e)}): expected columns "
             f"{', '.join(_COLUMNS)}; {OWN_LOG}"
         ) from None
     clock = pd.to_datetime(table["Timestamp"], format=_CLOCK, errors="coerce")

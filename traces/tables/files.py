@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from fedstale.errors import TraceError
+from fedstale.errors import TraceError, first_line
 from fedstale.traces import outline
 from fedstale.traces.sources import read_file
 
@@ -53,8 +53,9 @@ def open_table(path: Path, separator: str | None = None) -> Table:
         try:
             frame = pd.read_parquet(io.BytesIO(data))
         except (pa.ArrowException, ValueError, OSError) as problem:
-            reason = str(problem).strip().splitlines()[0]
-            raise TraceError(f"{path}: not a readable Parquet file ({reason})") from None
+            raise TraceError(
+                f"{path}: not a readable Parquet file ({first_line(problem)})"
+            ) from None
         frame.columns = frame.columns.map(str)
         return Table(frame=frame.reset_index(drop=True), told={"file": "Parquet"}, n_cut=0)
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
@@ -91,8 +92,9 @@ def open_table(path: Path, separator: str | None = None) -> Table:
             skipinitialspace=True,
         )
     except (ValueError, pd.errors.ParserError) as problem:
-        reason = str(problem).strip().splitlines()[0]
-        raise TraceError(f"{path}: not a table ({reason}): expected equally many cells") from None
+        raise TraceError(
+            f"{path}: not a table ({first_line(problem)}): expected equally many cells"
+        ) from None
     if not isinstance(frame.index, pd.RangeIndex):
         raise TraceError(f"{path}: line 2 has more cells than the header: expected equally many")
     frame.columns = (

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.client import noting
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, first_line
 from fedstale.flower import (
     filled,
     quick_arrays,
@@ -274,8 +274,8 @@ def _is_out_of_memory(problem: Exception) -> bool:
 
 
 def _not_one_program(problem: Exception) -> ConfigError:
-    first = str(problem).strip().split("\n")[0]
+    text = f"{type(problem).__name__}: {problem}"
     return ConfigError(
-        f"the app's clients cannot be trained as one program: {type(problem).__name__}: {first}; "
+        f"the app's clients cannot be trained as one program: {first_line(text)}; "
         "correct [tool.fedstale.batched], or use executor = 'inline' or 'processes'"
     )

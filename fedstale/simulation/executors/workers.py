@@ -211,9 +211,15 @@ class ProcessExecutor(WorkerExecutor[str]):
             # Parts that were submitted before the pool broke stay in the list.
             sent.extend(self._pool.submit(_run_in_worker, part) for part in parts)
         workers = list((self._pool._processes or {}).values())
-        for i, future in enumerate(sent):
-            with suppress(BrokenProcessPool):
-                replies[i] = future.result()
+        try:
+            for i, future in enumerate(sent):
+                with suppress(BrokenProcessPool):
+                    replies[i] = future.result()
+        except KeyboardInterrupt:
+            # What they train is lost in any case, and nobody waits for it.
+            for worker in workers:
+                worker.terminate()
+            raise
         if None in replies:
             took_s = time.perf_counter() - started
             self._pool.shutdown(cancel_futures=True)

@@ -163,6 +163,7 @@ def test_an_asynchronous_loop_has_as_many_rounds_as_models():
 def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path):
     app = ClientApp()
 
+    @app.query("score")
     @app.query("local_update")
     def update(message, context):
         w = message.content["arrays"]["w"].numpy()
@@ -175,7 +176,7 @@ def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path)
 
     run = simulated(main, app=app)
     assert run.status == "failed"
-    assert "work.query.local_update missing" in run.reason
+    assert "work.query.local_update, work.query.score missing" in run.reason
     run = simulated(main, app=app, work={"query.local_update": 3.0})
     assert run.status == "finished"
     assert run.jobs["work"].tolist() == [3.0] * 9
@@ -185,6 +186,7 @@ def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path)
 def test_a_query_that_only_reads_costs_nothing_and_a_log_line(caplog):
     app = ClientApp()
 
+    @app.query("weight")
     @app.query("size")
     def size(message, context):
         return Message(RecordDict({"m": MetricRecord({"n": 3})}), reply_to=message)
@@ -197,8 +199,9 @@ def test_a_query_that_only_reads_costs_nothing_and_a_log_line(caplog):
     with caplog.at_level(logging.WARNING):
         run = simulated(main, app=app)
     assert (run.status, run.jobs["work"].sum()) == ("finished", 0.0)
-    (line,) = [r.getMessage() for r in caplog.records if "query.size" in r.getMessage()]
-    assert "costs devices no work" in line
+    (line,) = [r.getMessage() for r in caplog.records if "query." in r.getMessage()]
+    assert "query.size, query.weight: undeclared, so it costs devices no work" in line
+    assert "'costs.work.query.size=2.0 costs.work.query.weight=2.0'" in line
 
 
 # Strategies whose loop is not Flower's.
@@ -551,3 +554,50 @@ def test_a_strategy_of_fedstale_in_a_workflow_is_one_sentence():
     run = simulated(main)
     assert run.status == "failed"
     assert "FedBuff in a workflow of flwr.server" in run.reason
+
+
+# Errors in many lines.
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n\n\tfit did not return a tuple.\nIt returned:\n", "fit did not return a tuple."),
+        ("\n=====\n  no data\n=====\n", "no data"),
+        ("   \r\n\nno data", "no data"),
+        ("in loading Net:\n\tsize mismatch for w\n", "in loading Net: size mismatch for w"),
+        ("", ""),
+    ],
+)
+def test_an_error_is_told_by_its_first_line_that_has_words(text, said, tmp_path):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        raise ValueError(text)
+
+    def main(grid, context):
+        asked(grid, 0.0)
+
+    run = simulated(main, app=app, out=tmp_path / "run")
+    (error,) = run.summary["client_errors"]
+    assert error["error"] == f"ValueError: {said}".strip()
+    whole = f"{error['error']} ({error['where']})"
+    assert error["where"].startswith("test_other_apps.py:")
+    (advice,) = run.advice
+    assert advice.proposal == f"mend {whole}"
+    assert (
+        run.reason == f"none of the 3 replies from 3 devices was good; the first: error 2: {whole}"
+    )
+    assert whole in run.report().read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["\n\nno data\nat all", "\n----\nno data"])
+def test_an_error_of_the_server_is_told_by_its_first_line_that_has_words(text):
+    def main(grid, context):
+        raise ValueError(text)
+
+    run = simulated(main)
+    assert re.fullmatch(
+        r"the ServerApp raised ValueError: no data \(test_other_apps.py:\d+\)", run.reason
+    )

@@ -6,6 +6,7 @@ from made_run import write_run
 
 from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, learning
+from fedstale.reports.page import lead
 from fedstale.reports.run import Run
 
 
@@ -45,6 +46,52 @@ def test_the_ledger_on_the_page_closes(record):
         for figure in costs.figures(run)
     }
     assert drawn == pytest.approx(totals, rel=1e-6)
+
+
+def with_kinds(run, *, training, evaluation, query=None, download=0.0):
+    """Give a run's jobs in turn a kind with a compute time; work is in proportion to it."""
+    compute_s = {"train": training, "evaluate": evaluation, "query.sums": query}
+    kinds = [kind for kind, seconds in compute_s.items() if seconds is not None]
+    jobs = run.jobs.iloc[: len(run.jobs) // len(kinds) * len(kinds)].copy()
+    jobs["kind"] = kinds * (len(jobs) // len(kinds))
+    jobs["compute_s"] = jobs["kind"].map(compute_s)
+    jobs["work"] = 2.0 * jobs["compute_s"]
+    jobs["download_s"], jobs["upload_s"] = download, 0.0
+    jobs["busy_s"] = jobs["compute_s"] + download
+    jobs["downloaded_bytes"] = jobs["uploaded_bytes"] = 50.0
+    jobs["moved_bytes"] = 100.0
+    run.jobs = jobs
+    return run
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"),
+    [
+        (
+            {"training": 19.0, "evaluation": 81.0},
+            "evaluation took 81% of the work, 81% of the device-hours and 50% of the traffic",
+        ),
+        (
+            {"training": 60.0, "evaluation": 2.0, "query": 38.0},
+            "evaluation took 33% of the traffic; queries took 38% of the work, 38% of the "
+            "device-hours and 33% of the traffic",
+        ),
+        (
+            {"training": 94.0, "evaluation": None, "download": 6.0},
+            "downloads took 6% of the device-hours and 50% of the traffic",
+        ),
+        ({"training": 96.0, "evaluation": None, "download": 4.0}, ""),
+    ],
+)
+def test_what_takes_a_twentieth_besides_training_is_named(record, spent, said):
+    run = with_kinds(record(), **spent)
+    assert costs.besides_training(run) == (said and f"besides training, {said}")
+    assert (f"Besides training, {said}." in lead(run)) == bool(said)
+    by_id = {figure.id: figure for figure in costs.figures(run)}
+    assert ("work" in by_id) == (spent["evaluation"] is not None)
+    if spent["evaluation"] == 81.0:
+        assert "in all: evaluation 81%, training 19%. " in by_id["work"].about
+        assert "in all: evaluation 81%, training 19%. " in by_id["device-hours"].about
 
 
 def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):

@@ -19,7 +19,7 @@ from fedstale.cli.main import app as command
 from fedstale.config import Costs, SimulationConfig
 from fedstale.deployment.check import check_app
 from fedstale.errors import ConfigError
-from fedstale.simulation.costs import missing_costs
+from fedstale.simulation.costs import missing_costs, undeclared_queries
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies import FedBuff
@@ -75,6 +75,31 @@ def test_fedstale_check_names_the_same_keys(tmp_path):
     result = CliRunner().invoke(command, ["check", str(app)])
     assert result.exit_code == 0
     assert "note: for fedstale simulate: " in result.output
+
+
+def test_queries_of_the_app_are_named_with_what_is_missing(tmp_path):
+    """Who has to paste a table anyway says all of it, before a query is sent arrays."""
+    client = CLIENT.replace(
+        "@app.train()", '@app.query("prepare")\n@app.query("tidy")\n@app.train()'
+    )
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
+    with pytest.raises(ConfigError, match=r"query\.tidy, work\.query\.prepare missing") as caught:
+        run(app, tmp_path / "run")
+    table = tomllib.loads(str(caught.value).split("\n\n")[1])["tool"]["fedstale"]
+    assert table["work"] == {"query": {"tidy": 2.0, "prepare": 2.0}}
+    again = with_table(tmp_path / "again", str(caught.value).split("\n\n")[1], client=client)
+    assert run(again, tmp_path / "run").status == "finished"
+    (found,) = [f.text for f in check_app(FlowerApp.find(app)) if "[tool.fedstale]" in f.text]
+    assert "work.query.prepare, work.query.tidy missing" in found
+
+
+@pytest.mark.parametrize("costs", [Costs(query_work=1.0), Costs(work={"query": 1.0})])
+def test_one_key_may_say_the_work_of_all_queries(costs):
+    assert undeclared_queries(["query.a", "train", "query.b", "query"], costs) == []
+    assert undeclared_queries(["query.a", "train", "query.b", "query"], Costs()) == [
+        "work.query.a",
+        "work.query.b",
+    ]
 
 
 def test_an_app_that_never_evaluates_needs_no_costs_of_it(tmp_path):

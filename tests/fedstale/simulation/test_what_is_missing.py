@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from made_agent import save
-from tiny import COSTS, counting_app, message_to
+from tiny import COSTS, counting_app, fleet, message_to
 
 import fedstale
 from fedstale.agents import AgentSelector
@@ -162,3 +162,54 @@ def test_a_server_with_a_tensor_of_bfloat16_is_told_what_to_send(tmp_path):
     )
     assert found.status == "failed"
     assert "send tensor.float()" in found.reason
+
+
+# A run in which no device changes.
+
+
+def hint_of(traces, until="3 rounds", **costs):
+    found = fedstale.simulate(
+        counting_app(),
+        traces=traces,
+        strategy=FedBuff(2, 1, seed=1),
+        initial_arrays=ArrayRecord([np.zeros(3)]),
+        until=until,
+        **{"work_per_example": 1.0, "epochs": 1, "examples": 10, **costs},
+        evaluate_work_per_example=0.5,
+    )
+    return found.summary["hint"]
+
+
+@pytest.mark.usefixtures("no_pages")
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        ([[(0.0, 900.0)]] * 4, "any change of its devices: none of 4 came or went in"),
+        # One is away for as long.
+        ([[(0.0, 900.0)]] * 4 + [[(500.0, 900.0)]], "any change of its devices: none of 5"),
+        ([[(0.0, 900.0)]] * 150 + [[(0.0, 1.0)]], "nearly any change of its devices: 1 of 151"),
+    ],
+)
+def test_a_run_in_which_no_device_changes_says_so_and_what_to_state(windows, said):
+    hint = hint_of(fleet(windows))
+    assert f"the run is shorter than {said}" in hint
+    assert "--set 'costs.model-bytes=14_000_000 costs.work-per-example=1.0'" in hint
+    assert "model-bytes" not in hint_of(fleet(windows), model_bytes=10**6)
+
+
+@pytest.mark.usefixtures("no_pages")
+@pytest.mark.parametrize(
+    ("traces", "until"),
+    [
+        (fleet([[(0.0, 900.0)]] * 4), "950s"),
+        (fleet([[(0.0, 900.0)]] * 4 + [[(0.0, 1.0)]]), "3 rounds"),
+        (TraceSet.ideal(4), "3 rounds"),
+        # Devices that never change show nothing in a longer run either.
+        (TraceSet.constant(4, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6), "30s"),
+    ],
+    ids=["long", "changed", "ideal", "constant"],
+)
+def test_nothing_is_said_of_a_run_that_is_long_enough_or_of_devices_that_never_change(
+    traces, until
+):
+    assert not hint_of(traces, until)

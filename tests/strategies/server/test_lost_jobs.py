@@ -194,6 +194,53 @@ def test_a_run_ends_at_the_last_failure_in_a_row_that_is_allowed_and_a_good_repl
     assert len(grid.sent) == 3 * 4 + 4
 
 
+@pytest.mark.parametrize(
+    ("strategy", "n"),
+    [
+        (FedAvg(), 3),
+        (FedBuff(10, 5, seed=1), 3),
+        (FedBuff(3, 3, seed=1), 3),
+        # Of more nodes than jobs at a time, all that were asked.
+        (FedBuff(2, 2, seed=1), 6),
+        (StaleStrategy(schedule=k_sync(3, 3), seed=1), 4),
+    ],
+    ids=["rounds", "asynchronous", "few", "drawn", "k-sync"],
+)
+def test_a_run_in_which_every_client_fails_ends_after_five_failures_of_each(strategy, n):
+    grid = VirtualGrid({10 + i: failing(1.0 + i) for i in range(n)})
+    with pytest.raises(FedstaleError, match=r"^every client fails: .* out of battery; mend"):
+        start(strategy, grid, 10_000)
+    ends = sorted((at + 1.0 + node - 10, node) for at, node in receivers(grid))
+    failed = [sum(node == each for end, node in ends if end <= grid.time) for each in grid.nodes]
+    asked = [n for n in failed if n]
+    assert min(asked) == 5
+    assert len(asked) >= min(n, strategy.schedule.concurrency or n)
+    assert sum(failed) < 100
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda message, grid: (0.0, None),
+        lambda message, grid: (1.0, Error(5, "the node is away")),
+        lambda message, grid: (1.0, Error(3, "the message has expired")),
+    ],
+    ids=["silent", "away", "expired"],
+)
+def test_a_node_that_may_come_back_keeps_a_run_from_ending_early(other, monkeypatch):
+    monkeypatch.setattr("fedstale.strategies.server.loop._FAILURES_IN_A_ROW", 60)
+    grid = VirtualGrid({10: failing(), 11: failing(), 12: other})
+    with pytest.raises(FedstaleError, match=r"^60 jobs failed one after the other"):
+        start(FedBuff(3, 3, seed=1), grid, 10_000, timeout=5.0)
+
+
+def test_one_good_reply_keeps_a_run_from_ending_early(monkeypatch):
+    monkeypatch.setattr("fedstale.strategies.server.loop._FAILURES_IN_A_ROW", 60)
+    grid = VirtualGrid({10: scripted([False] * 4 + [True]), 11: failing()})
+    with pytest.raises(FedstaleError, match=r"^60 jobs failed one after the other"):
+        start(FedBuff(2, 2, seed=1), grid, 10_000)
+
+
 # Replacements.
 
 

@@ -1,16 +1,20 @@
 """Simulations that are killed at random moments, and go on from any version in any process."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from interruptions import files, power_cut
 from shared_fleets import synthetic
+from small_app import CLIENT, write_small_app
 
 from fedstale.simulation.run import simulate
 
@@ -60,6 +64,48 @@ def test_another_process_may_go_on_while_the_first_still_lives(tmp_path, buffere
 
 def fedstale(*words):
     return [sys.executable, "-m", "fedstale", "simulate", *words]
+
+
+SCRIPT = """
+import sys
+import fedstale
+
+if __name__ == "__main__":
+    fedstale.simulate(sys.argv[1], traces="ideal:4", executor="processes", workers=2, out="run")
+    print("the script goes on")
+"""
+
+
+@pytest.mark.parametrize("is_script", [False, True], ids=["command", "script"])
+@pytest.mark.parametrize("reaches_group", [False, True], ids=["process", "group"])
+def test_sigterm_leaves_a_run_that_goes_on_and_no_process(tmp_path, is_script, reaches_group):
+    """As docker stop and systemd send it, to a run whose clients take longer than they wait."""
+    notes = tmp_path / "pids"
+    begin = f"""    with open({str(notes)!r}, "a") as file:
+        print(__import__("os").getpid(), file=file)
+    __import__("time").sleep(100)
+"""
+    client = CLIENT.replace("    (w,) = message", f"{begin}    (w,) = message", 1)
+    app = write_small_app(tmp_path / "app", client=client)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = ["--traces", "ideal:4", "--executor", "processes", "--workers", "2", "--out", "run"]
+    command = [sys.executable, "script.py", str(app)] if is_script else fedstale(str(app), *words)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes)
+    try:
+        while process.poll() is None and not (notes.exists() and notes.read_text().endswith("\n")):
+            time.sleep(0.05)
+        (os.killpg if reaches_group else os.kill)(process.pid, signal.SIGTERM)
+        said, _ = process.communicate(timeout=20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 143, said
+    assert "goes on" not in said or not is_script
+    assert not [pid for pid in notes.read_text().split() if Path(f"/proc/{pid}").exists()]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("interrupted", "SIGTERM")
+    assert "client-error" not in summary["jobs"]
 
 
 @pytest.mark.slow

@@ -283,6 +283,167 @@ def test_a_core_that_takes_twice_as_long_is_worth_half_the_phones(monkeypatch):
     assert fast.low < fast.middle < fast.high
 
 
+# Clients that remember.
+
+REMEMBERING = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.client import NumPyClient
+
+ARRAYS = ArrayRecord([np.zeros(3, np.float32)])
+
+
+def answer(message):
+    content = {"arrays": ARRAYS, "metrics": MetricRecord({"num-examples": 10, "loss": 1.0})}
+    return Message(RecordDict(content), reply_to=message)
+"""
+
+LOOP = """
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    def ask(kind, nodes):
+        arrays = ArrayRecord([np.zeros(3, np.float32)])
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
+        list(grid.send_and_receive([Message(content, node, kind) for node in nodes]))
+
+    nodes = list(grid.get_node_ids())
+"""
+
+QUERIED = """
+app = ClientApp()
+
+
+@app.query("prepare")
+def prepare(message, context):
+    context.state["setup"] = ConfigRecord({"step": 0.5})
+    return answer(message)
+
+
+@app.train()
+@app.query("finish")
+def train(message, context):
+    assert context.state["setup"]["step"] == 0.5
+    return answer(message)
+"""
+
+EVALUATED = """
+app = ClientApp()
+
+
+@app.evaluate()
+def evaluate(message, context):
+    times = context.state["seen"]["times"] if "seen" in context.state else 0
+    context.state["seen"] = ConfigRecord({"times": times + 1})
+    return answer(message)
+
+
+@app.train()
+def train(message, context):
+    assert context.state["seen"]["times"] == 2
+    return answer(message)
+"""
+
+COUNTED = """
+def counting(message, context, call_next):
+    if "seen" not in context.state:
+        context.state["seen"] = ConfigRecord({"kinds": []})
+    context.state["seen"]["kinds"] += [message.metadata.message_type]
+    return call_next(message, context)
+
+
+app = ClientApp(mods=[counting])
+
+
+@app.train()
+@app.evaluate()
+def both(message, context):
+    kinds = context.state["seen"]["kinds"]
+    assert kinds == (["train"] * 2 + ["evaluate"] * 2)[:len(kinds)]
+    return answer(message)
+"""
+
+OLDER = """
+class Client(NumPyClient):
+    def __init__(self, context):
+        self.state = context.state
+
+    def get_parameters(self, config):
+        return [np.zeros(3)]
+
+    def fit(self, parameters, config):
+        self.state["own"] = ArrayRecord(parameters)
+        return parameters, 10, {}
+
+    def evaluate(self, parameters, config):
+        return float(self.state["own"].to_numpy_ndarrays()[0][0]), 10, {}
+
+
+app = ClientApp(client_fn=lambda context: Client(context).to_client())
+"""
+
+OLDER_LOOP = """
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+from flwr.serverapp import ServerApp
+
+
+def parts(context):
+    strategy = FedAvg(fraction_fit=1.0, fraction_evaluate=1.0, min_available_clients=2)
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
+
+
+app = ServerApp(server_fn=parts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "asked", "keys"),
+    [
+        # The last query comes after more messages than are waited for where nothing is missing.
+        (QUERIED, ["query.prepare", *["train"] * 9, "query.finish"], {"work.query.finish"}),
+        (EVALUATED, ["evaluate", "evaluate", "train"], {TRAIN, EVALUATE}),
+        (COUNTED, ["train", "train", "evaluate", "evaluate"], {TRAIN, EVALUATE}),
+        (OLDER, None, {TRAIN, EVALUATE}),
+    ],
+    ids=["query", "evaluation", "mod", "client_fn"],
+)
+def test_clients_read_what_they_were_asked_to_remember_whoever_is_measured(
+    tmp_path, client, asked, keys
+):
+    lines = "".join(
+        f"    ask({kind!r}, {'nodes[::-1]' if i % 2 else 'nodes'})\n"
+        for i, kind in enumerate(asked or ())
+    )
+    app = write_small_app(
+        tmp_path / "app",
+        client=REMEMBERING + client,
+        server=OLDER_LOOP if asked is None else LOOP + lines,
+        pyproject=UNDECLARED,
+    )
+    # More nodes than are measured, so that some answer first without running.
+    found = measured(app, nodes=CLIENTS + 4)
+    assert set(found.timings) >= keys
+    assert not found.missing
+
+
+def test_what_is_neither_measured_nor_declared_is_named(tmp_path):
+    client = REMEMBERING + QUERIED
+    server = LOOP + "    ask('query.prepare', nodes)\n    ask('train', nodes)\n"
+    app = write_small_app(tmp_path / "app", client=client, server=server, pyproject=UNDECLARED)
+    result = run_command(app)
+    assert result.exit_code == 0, result.output
+    assert "Neither measured nor declared" in result.stdout
+    assert "work.query.finish. Put in" in result.stdout
+
+
 # Clients that cannot be measured.
 
 
