@@ -24,8 +24,7 @@ from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
