@@ -1,12 +1,13 @@
 """Federated learning on Flower for devices that go offline, slow down and report late.
 
-Nothing else is imported here: importing fedstale.traces runs this file, and a device that only
+Nothing heavy is imported here: importing fedstale.traces runs this file, and a device that only
 records and forecasts has neither flwr nor stable-baselines3.
 """
 
 from typing import TYPE_CHECKING
 
 from fedstale.lazy import names_of
+from fedstale.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedstale import agents, client, errors, simulation, strategies, traces
@@ -48,4 +49,3 @@ __all__ = [
     "tune",
     "verify",
 ]
-__version__ = "0.1.0"

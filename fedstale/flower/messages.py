@@ -199,7 +199,7 @@ def message_of(
 ) -> Message:
     """Return a message with some metadata, and with content or an error."""
     # Documented by no overload.
-    return Message(metadata=metadata, content=content, error=error)  # type: ignore[call-overload, no-any-return]
+    return Message(metadata=metadata, content=content, error=error)  # type: ignore[call-overload]
 
 
 def with_content(message: Message, content: RecordDict) -> Message:
