@@ -139,8 +139,8 @@ $(VENV)/docs.stamp: $(VENV)/dev.stamp
 docs: $(VENV)/docs.stamp ## build the pages into build/site, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-build: setup ## build a wheel
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+build: setup ## build a source archive, and the wheel of it
+	$(BIN)/python -m build --outdir dist
 
 check: lint typecheck test ## what a commit must pass
 

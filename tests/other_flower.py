@@ -25,7 +25,13 @@ DEPLOYED = "tests/system/deployment/test_local_deployment.py"
 GROUPS = {
     "names and contracts": ("tests/fedstale/flower", "tests/project/test_flower_inside.py"),
     "golden runs": ("tests/project/test_golden.py",),
-    "strategies": ("tests/strategies",),
+    "strategies": (
+        *(
+            "tests/strategies/test_strategy.py",
+            "tests/strategies/server",
+            "tests/strategies/stages",
+        ),
+    ),
     "simulation": ("tests/fedstale/simulation",),
     "apps": ("tests/fedstale/flower_apps",),
     "parts of a deployment": ("tests/fedstale/deployment",),
