@@ -409,8 +409,19 @@ def has(name: str) -> bool:
     return not fault
 
 
+@cache
+def _warn_if_newer() -> None:
+    """Say once, in the log, that this Flower is newer than any that the tests have run with."""
+    if release() > NEWEST:
+        logger.warning(
+            "Flower %s is newer than %s, the newest that this fedstale was tested with: "
+            "fedstale doctor lists what is on and off with it",
+            *(flwr.__version__, _text(NEWEST)),
+        )
+
+
 def require(name: str) -> None:
-    """End what cannot go on without a feature.
+    """End what cannot go on without a feature; the log says once where Flower is newer than tests.
 
     Args:
         name: of one of `FEATURES`.
@@ -418,19 +429,9 @@ def require(name: str) -> None:
     Raises:
         ConfigError: a name that it stands on is gone.
     """
+    _warn_if_newer()
     feature = _feature(name)
     if fault := feature.fault():
         raise ConfigError(
             f"{name}: Flower {flwr.__version__} {fault}: {feature.without}; {feature.expected()}"
-        )
-
-
-@cache
-def warn_if_newer() -> None:
-    """Say once, in the log, that this Flower is newer than any that the tests have run with."""
-    if release() > NEWEST:
-        logger.warning(
-            "Flower %s is newer than %s, the newest that this fedstale was tested with: "
-            "fedstale doctor lists what is on and off with it",
-            *(flwr.__version__, _text(NEWEST)),
         )

@@ -52,17 +52,17 @@ def test_an_older_flower_simulates_and_starts_no_deployment(version, monkeypatch
 
 @pytest.mark.parametrize(
     ("version", "n"),
-    [("1.34.0", 0), ("1.41.0", 0), ("1.43.0.dev20261026", 0), ("1.44.0", 1), ("1.143.1", 1)],
+    [("1.41.0", 0), ("1.43.0.dev20261026", 0), ("1.44.0", 1), ("1.143.1", 1)],
 )
 def test_a_flower_newer_than_the_tests_is_named_once(version, n, monkeypatch, caplog):
     monkeypatch.setattr(flwr, "__version__", version)
-    features.warn_if_newer.cache_clear()
+    features._warn_if_newer.cache_clear()
     with caplog.at_level(logging.WARNING, "fedstale"):
-        features.warn_if_newer()
-        features.warn_if_newer()
+        features.require("simulation")
+        features.require("gate of a SuperLink")
     assert len(caplog.messages) == n
     assert all(version in line for line in caplog.messages)
-    features.warn_if_newer.cache_clear()
+    features._warn_if_newer.cache_clear()
 
 
 def test_attributes_of_objects_are_found_by_what_methods_of_their_class_store_or_look_up():
