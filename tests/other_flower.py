@@ -22,17 +22,22 @@ PAGE = ROOT / "docs" / "flower-apps.md"
 HEADING = "| Flower | "
 
 DEPLOYED = "tests/system/deployment/test_local_deployment.py"
+STRATEGIES, SIMULATION = "tests/strategies", "tests/fedstale/simulation"
 GROUPS = {
     "names and contracts": ("tests/fedstale/flower", "tests/project/test_flower_inside.py"),
     "golden runs": ("tests/project/test_golden.py",),
     "strategies": (
-        *(
-            "tests/strategies/test_strategy.py",
-            "tests/strategies/server",
-            "tests/strategies/stages",
-        ),
+        *(f"{STRATEGIES}/test_strategy.py", f"{STRATEGIES}/test_pulling.py"),
+        *(f"{STRATEGIES}/server/test_{name}.py" for name in ("packing", "wrapped_strategies")),
+        f"{STRATEGIES}/stages/test_older_clients.py",
     ),
-    "simulation": ("tests/fedstale/simulation",),
+    "simulation": tuple(
+        f"{SIMULATION}/test_{name}.py"
+        for name in (
+            *("against_flower", "executors", "message_costs", "resume", "run"),
+            *("server_fn", "server_threads", "trace_grid"),
+        )
+    ),
     "apps": ("tests/fedstale/flower_apps",),
     "parts of a deployment": ("tests/fedstale/deployment",),
     "a node killed, one joining late": (DEPLOYED, "-k", "survives_a_node_killed"),
