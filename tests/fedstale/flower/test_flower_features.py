@@ -59,7 +59,7 @@ def test_a_flower_newer_than_the_tests_is_named_once(version, n, monkeypatch, ca
     features._warn_if_newer.cache_clear()
     with caplog.at_level(logging.WARNING, "fedstale"):
         features.require("simulation")
-        features.require("gate of a SuperLink")
+        features.require("simulations on disk")
     assert len(caplog.messages) == n
     assert all(version in line for line in caplog.messages)
     features._warn_if_newer.cache_clear()
