@@ -19,8 +19,8 @@ from fedstale.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-OLDEST, NEWEST = (1, 34), (1, 43)
-"""Oldest and newest release whose Flower the tests have run with."""
+OLDEST, NEWEST = (1, 34), (1, 42)
+"""Oldest and newest release that the tests have run with; a nightly of 1.43 is not 1.43.0."""
 REAL_DEVICES = (1, 41)
 """The oldest one whose SuperLink and SuperNodes do what a deployment stands on."""
 

@@ -40,7 +40,7 @@ def test_an_older_flower_simulates_and_starts_no_deployment(version, monkeypatch
         LocalDeployment(tmp_path / "deployment", nodes=1)
     assert str(told.value) == (
         f"gate of a SuperLink: Flower {version} is older than 1.41: registered devices could give "
-        "orders to one another, so no SuperLink is started; expected flwr 1.41 to 1.43, with which "
+        "orders to one another, so no SuperLink is started; expected flwr 1.41 to 1.42, with which "
         "it was tested"
     )
     assert not (tmp_path / "deployment").exists()
@@ -52,7 +52,7 @@ def test_an_older_flower_simulates_and_starts_no_deployment(version, monkeypatch
 
 @pytest.mark.parametrize(
     ("version", "n"),
-    [("1.41.0", 0), ("1.43.0.dev20261026", 0), ("1.44.0", 1), ("1.143.1", 1)],
+    [("1.41.0", 0), ("1.42.3", 0), ("1.43.0.dev20261026", 1), ("1.44.0", 1), ("1.143.1", 1)],
 )
 def test_a_flower_newer_than_the_tests_is_named_once(version, n, monkeypatch, caplog):
     monkeypatch.setattr(flwr, "__version__", version)
