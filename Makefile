@@ -61,22 +61,20 @@ test-changed: setup ## run of these two what a change since BASE touches
 
 # Another Flower in an environment of its own. Its nightly is a distribution of another name, so it
 # takes the place of a release. What Flower itself asks for in other versions is left to pip.
-FLOWER ?= nightly
-OTHER := .venv-$(FLOWER)
-OTHER_PIP := $(OTHER)/bin/python -m pip
+FLOWER ?= 1.34.0 1.36.0 1.38.0 1.40.0 1.41.0 1.42.0 nightly
 
-$(OTHER)/stamp: constraints.txt pyproject.toml
-	$(PYTHON) -m venv $(OTHER)
-	grep -vE '^(flwr|certifi|uv)==' constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER_PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(OTHER_PIP) install --quiet -c $(OTHER)/constraints.txt \
-		$(if $(filter nightly,$(FLOWER)),,"flwr==$(FLOWER)") -e ".[dev]"
-	$(if $(filter nightly,$(FLOWER)),$(OTHER_PIP) uninstall --quiet --yes flwr)
-	$(if $(filter nightly,$(FLOWER)),$(OTHER_PIP) install --quiet --no-deps --pre flwr-nightly)
+.venv-%/stamp: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	grep -vE '^(flwr|certifi|cryptography|uv)==' constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	.venv-$*/bin/python -m pip install --quiet -c .venv-$*/constraints.txt \
+		$(if $(filter nightly,$*),,"flwr==$*") -e ".[dev]"
+	$(if $(filter nightly,$*),.venv-$*/bin/python -m pip uninstall --quiet --yes flwr)
+	$(if $(filter nightly,$*),.venv-$*/bin/python -m pip install --quiet --no-deps --pre flwr-nightly)
 	@touch $@
 
-test-flower: $(OTHER)/stamp ## run what stands on Flower with another one: FLOWER=1.41.0 or nightly
-	$(OTHER)/bin/python -P tests/other_flower.py
+test-flower: $(FLOWER:%=.venv-%/stamp) ## run what stands on Flower with others; FLOWER=1.41.0 for one
+	@for each in $(FLOWER); do .venv-$$each/bin/python -P tests/other_flower.py || failed=1; done; exit $${failed:-0}
 
 # For the accessibility check of pages, which is skipped where npm is not there.
 node_modules/axe-core:
@@ -141,8 +139,8 @@ $(VENV)/docs.stamp: $(VENV)/dev.stamp
 docs: $(VENV)/docs.stamp ## build the pages into build/site, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-build: setup ## build a wheel
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+build: setup ## build a source archive, and the wheel of it
+	$(BIN)/python -m build --outdir dist
 
 check: lint typecheck test ## what a commit must pass
 

@@ -1,6 +1,6 @@
 """Federated learning on Flower for devices that go offline, slow down and report late.
 
-Nothing else is imported here: importing fedstale.traces runs this file, and a device that only
+Nothing heavy is imported here: importing fedstale.traces runs this file, and a device that only
 records and forecasts has neither flwr nor stable-baselines3.
 """
 
@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fedstale.lazy import names_of
+from fedstale.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedstale import agents, client, errors, simulation, strategies, traces
@@ -60,4 +61,3 @@ __all__ = [
     "tune",
     "verify",
 ]
-__version__ = "0.1.0"

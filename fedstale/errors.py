@@ -14,25 +14,58 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_EXTRAS = {
-    **dict.fromkeys(("jinja2", "pandas", "pyarrow", "scipy"), "server"),
-    "torch": "torch",
-    **dict.fromkeys(("gymnasium", "stable_baselines3"), "agents"),
+EXTRAS = {
+    "client": ("psutil",),
+    "server": ("jinja2", "pandas", "prometheus_client", "pyarrow", "scipy", "threadpoolctl"),
+    "torch": ("torch",),
+    "agents": ("gymnasium", "stable_baselines3"),
+    "ray": ("grpc", "optuna", "ray"),
+    "privacy": ("dp_accounting",),
 }
+"""Packages that an extra of fedstale brings, by the names that are imported."""
+
+
+def needs(package: str) -> str:
+    """Return that a package is not installed, and the command that installs it.
+
+    An extra comes from where this fedstale came from: a clone or a wheel.
+
+    Args:
+        package: name that is imported, of an extra or of a package by itself.
+
+    Example:
+        >>> needs("plotly")
+        'needs plotly, which is not installed: pip install plotly'
+    """
+    extra = next((extra for extra, names in EXTRAS.items() if package in names), None)
+    command = f"pip install {package}" if extra is None else installing(extra)
+    return f"needs {package}, which is not installed: {command}"
+
+
+def installing(extra: str) -> str:
+    """Return the command that adds an extra to this fedstale."""
+    # Slow to import, and of no use where nothing is missing.
+    import json  # noqa: PLC0415
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+    from shlex import quote  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    try:
+        origin = json.loads(distribution("fedstale").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    place = unquote(urlsplit(origin.get("url", "")).path)
+    if not place or not Path(place).exists():
+        return f"pip install '.[{extra}]' in a clone of fedstale"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{quote(f'{place}[{extra}]')}"
 
 
 def not_installed(problem: ModuleNotFoundError) -> str | None:
-    """Return which extra of fedstale brings a package that is missing; None if none does.
-
-    Example:
-        >>> not_installed(ModuleNotFoundError(name="torch.nn"))
-        "needs torch, which is not installed: pip install 'fedstale[torch]'"
-    """
+    """Return what brings a package that is missing and that an extra of fedstale has, or None."""
     package = (problem.name or "").partition(".")[0]
-    if package not in _EXTRAS:
-        return None
-    extra = _EXTRAS[package]
-    return f"needs {package}, which is not installed: pip install 'fedstale[{extra}]'"
+    return needs(package) if any(package in names for names in EXTRAS.values()) else None
 
 
 def first_line(text: object) -> str:

@@ -158,9 +158,9 @@ def described() -> dict[str, str]:
     for program in _PROGRAMS:
         facts[f"program {program}"] = "found" if shutil.which(program, path=path) else "not found"
     for feature in features.FEATURES:
-        gone = feature.missing()
-        off = f"off, since Flower has no {', no '.join(gone)}: {feature.without}"
-        facts[f"with this Flower: {feature.name}"] = off if gone else "on"
+        fault = feature.fault()
+        off = f"off, since Flower {fault}: {feature.without}"
+        facts[f"with this Flower: {feature.name}"] = off if fault else "on"
     return facts
 
 

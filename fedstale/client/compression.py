@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import ErrorCode
+from fedstale.flower import ClientAppCallable, ErrorCode
 from fedstale.strategies.messages import (
     COMPACT_RECORD,
     Requested,

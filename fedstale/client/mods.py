@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Literal
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedstale import __version__
 from fedstale.client import compression, local_work
 from fedstale.errors import ConfigError, ProtocolError, TraceError
-from fedstale.flower import ErrorCode
+from fedstale.flower import ClientAppCallable, ErrorCode, Mod
 from fedstale.strategies.server import (
     advertised,
     can_unpack,

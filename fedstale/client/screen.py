@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.flower import ErrorCode
+from fedstale.flower import ClientAppCallable, ErrorCode
 from fedstale.strategies.robust import Rule, aggregate
 from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, is_delta, read, records_in
 from fedstale.strategies.stages import PEER, RELAY, SEALED, model_of, record_of

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import fedstale
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.machine import release
 
 _PLACE = re.compile(r"auto|([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
@@ -57,9 +57,7 @@ def check_address(address: str) -> None:
             "ray start --head prints it"
         )
     if find_spec("ray") is None:
-        raise ConfigError(
-            f"address = {address!r}: Ray is not installed; pip install 'fedstale[simulation]'"
-        )
+        raise ConfigError(f"address = {address!r} {needs('ray')}")
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from cryptography import x509
 from flwr.app import Context, Message, RecordDict
-from flwr.app.message import make_message
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -30,7 +29,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
-from fedstale.flower import command_line, dropped, n_objects
+from fedstale.flower import command_line, dropped, message_of, n_objects
 from fedstale.runs import bfloat16_hint
 from fedstale.simulation import (
     ClientCall,
@@ -307,7 +306,7 @@ def _names_in(path: Path) -> set[str]:
 
 def _objects(message: Message) -> Finding:
     """Return how many objects Flower makes of a message."""
-    packed = make_message(message.metadata, pack(message.content))
+    packed = message_of(message.metadata, pack(message.content))
     n, n_packed = n_objects(message), n_objects(packed)
     n_arrays = sum(map(len, message.content.array_records.values()))
     return Finding(

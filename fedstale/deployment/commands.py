@@ -383,7 +383,7 @@ def found(command: list[str], environment: Mapping[str, str]) -> list[str]:
             + (
                 "apt-get install nginx, or brew install nginx"
                 if command[0] == "nginx"
-                else f"expected Flower's programs beside {sys.executable}; pip install fedstale in "
+                else f"expected Flower's programs beside {sys.executable}; pip install flwr in "
                 "this environment"
             )
         )

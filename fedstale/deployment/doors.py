@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
@@ -40,15 +41,6 @@ FLEET_PATHS = tuple(
     )
 )
 """What a device calls. To register and unregister is the operator's."""
-CONTROL_PATHS, RUNTIME_PATHS, CLOSED_PATHS = (
-    tuple(
-        path
-        for _, path in flower.calls()
-        if path.startswith(f"/v1/{part}/") and path not in FLEET_PATHS
-    )
-    for part in ("control", "runtime", "fleet")
-)
-
 SOCKET = Path("/run/flower-superlink/superlink.sock")
 """Of the SuperLink, as the units have it."""
 SETTINGS = "init.toml"
@@ -197,7 +189,7 @@ http {{
     # The log of a run is a stream that lasts as long as the run.
     proxy_buffering off;
     proxy_read_timeout 1d;
-{_only(CONTROL_PATHS)}
+{_only(other_paths("control"))}
   }}
 
   # SuperExecs and ServerApps
@@ -206,10 +198,24 @@ http {{
     access_log access.log calls;
     # One request holds the messages of a whole round.
     client_max_body_size 64m;
-{_only(RUNTIME_PATHS)}
+{_only(other_paths("runtime"))}
   }}
 }}
 """
+
+
+@cache
+def other_paths(part: str) -> tuple[str, ...]:
+    """Return the paths of a part of a SuperLink that are not for devices.
+
+    Args:
+        part: "control", "runtime" or "fleet".
+
+    Raises:
+        ConfigError: this Flower does not say.
+    """
+    paths = (path for _, path in flower.calls() if path.startswith(f"/v1/{part}/"))
+    return tuple(path for path in paths if path not in FLEET_PATHS)
 
 
 def _only(paths: Sequence[str]) -> str:
@@ -221,7 +227,7 @@ def _only(paths: Sequence[str]) -> str:
     ]
     for path in paths:
         body = _BODIES.get(path)
-        role = role_of(path) if path in CONTROL_PATHS else None
+        role = role_of(path) if path in other_paths("control") else None
         held = f"if ($may_{role} = 0) {{ return 403; }} " if role else ""
         limit = f"client_max_body_size {body}; " if body else ""
         lines.append(f"location = {path} {{ {held}{limit}proxy_pass http://superlink; }}")
@@ -333,9 +339,9 @@ def probe(at: Address, ca: Path) -> list[Finding]:
                 *expiries(ca),
                 door.certificate(),
                 door.old_tls(),
-                door.closed("Control", CONTROL_PATHS),
-                door.closed("Runtime", RUNTIME_PATHS),
-                door.closed("registering", CLOSED_PATHS),
+                door.closed("Control", other_paths("control")),
+                door.closed("Runtime", other_paths("runtime")),
+                door.closed("registering", other_paths("fleet")),
                 door.closed("all else", _ELSE),
                 door.tricks(),
                 door.oversize(),

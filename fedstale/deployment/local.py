@@ -24,6 +24,7 @@ from fedstale.deployment.doors import Doors, nginx, probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import PRIVATE_FOLDER, make_private
+from fedstale.flower import features
 from fedstale.runs import has_earlier
 
 LINK = "up"
@@ -71,8 +72,9 @@ class LocalDeployment:
             has_proxy: whether nginx is in front of the SuperLink; None: where it is installed.
 
         Raises:
-            ConfigError: the folder holds something else, or there is no node.
+            ConfigError: the folder holds something else, there is no node, or Flower is too old.
         """
+        features.require("gate of a SuperLink")
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
         if has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite):

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     SSHPublicKeyTypes,
 )
-from flwr.app.user_config import UserConfig
+from flwr.app import UserConfig
 
 from fedstale.errors import ConfigError
 from fedstale.flower import features

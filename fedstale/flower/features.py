@@ -19,8 +19,10 @@ from fedstale.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-TESTED = (1, 41), (1, 43)
-"""Oldest and newest release whose Flower the tests have run with."""
+OLDEST, NEWEST = (1, 34), (1, 42)
+"""Oldest and newest release that the tests have run with; a nightly of 1.43 is not 1.43.0."""
+REAL_DEVICES = (1, 41)
+"""The oldest one whose SuperLink and SuperNodes do what a deployment stands on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +34,26 @@ class Feature:
     """What is done where a name is gone; ends the sentence "NAME is off: ..."."""
     names: Mapping[str, str]
     """What each name stands for, by where it is: `module:attribute` or `module:Class.attribute`."""
+    since: tuple[int, int] = OLDEST
+    """The oldest release with which it works: the names of earlier ones do not suffice."""
 
     def missing(self) -> list[str]:
         """Return the names that the Flower of this environment does not have."""
         return [name for name in self.names if not resolves(name)]
+
+    def fault(self) -> str:
+        """Return why it is off with the Flower of this environment; "" where it is on.
+
+        Ends the sentence "it is off, since Flower ...".
+        """
+        if release() < self.since:
+            return f"is older than {_text(self.since)}"
+        missing = self.missing()
+        return f"has no {', no '.join(missing)}" if missing else ""
+
+    def expected(self) -> str:
+        """Return with which releases of Flower it was tested."""
+        return f"expected flwr {_text(self.since)} to {_text(NEWEST)}, with which it was tested"
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -43,10 +61,7 @@ FEATURES: tuple[Feature, ...] = (
         name="simulation",
         without="nothing can be simulated",
         names={
-            "flwr.supercore.task_identity:TaskIdentity": "whose messages this process makes",
-            "flwr.supercore.task_identity:TaskIdentity._run_id": "the run, or None",
-            "flwr.supercore.task_identity:TaskIdentity._node_id": "the node, or None",
-            "flwr.supercore.task_identity:TaskIdentity._task_id": "the task, or None",
+            "flwr.app:Message.__init__": "where it asks who makes messages in this process",
             "flwr.supercore.run:Run": "what a grid says of its run",
             "flwr.app:Message._metadata": "the metadata of a message, in its __dict__",
             "flwr.app:Message._content": "its records, in its __dict__",
@@ -122,6 +137,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="single replies",
+        since=REAL_DEVICES,
         without="Flower's grid pulls them, and waits for the slowest upload",
         names={
             "flwr.superlink.grid:HttpGrid": "what a ServerApp sends and pulls with",
@@ -135,6 +151,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="warm ClientApps",
+        since=REAL_DEVICES,
         without="fedstale node is flower-supernode: a new interpreter for each message",
         names={
             "flwr.supercore.superexec.run_superexec:run_superexec": "what flower-superexec runs",
@@ -160,6 +177,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="long polls of tasks",
+        since=REAL_DEVICES,
         without="a node looks for messages and replies every 0.1 to 0.5 s",
         names={
             "flwr.supernode.main:create_app": "a SuperNode's Runtime API; replaced in a SuperNode",
@@ -173,6 +191,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="messages of an ended run",
+        since=REAL_DEVICES,
         without="a message whose run ends as it comes is worked on, and later replies wait for it",
         names={
             "flwr.supernode.start_client_internal:start_client_internal": "a SuperNode's loop",
@@ -186,6 +205,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="ServerApps of another user",
+        since=REAL_DEVICES,
         without="fedstale deploy superexec runs without --user alone",
         names={
             "flwr.supercore.cli.flower_superexec:run_superexec": (
@@ -214,6 +234,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="Control",
+        since=REAL_DEVICES,
         without="operators use flwr itself to register nodes and to start runs",
         names={
             "flwr.supercore.control:ControlHttpClient": "what flwr calls a SuperLink with",
@@ -226,6 +247,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="certificates of the flwr command",
+        since=REAL_DEVICES,
         without="flwr shows no certificate, and the operators' door turns it away",
         names={
             "flwr.cli.utils:ControlHttpClient": "what flwr calls a SuperLink with; replaced there",
@@ -234,6 +256,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="a stranger's key",
+        since=REAL_DEVICES,
         without="whether a SuperLink lets in a key that nobody registered is not tried",
         names={
             "flwr.supernode.fleet_http_client:FleetHttpClient": "what a SuperNode calls with",
@@ -244,6 +267,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="gate of a SuperLink",
+        since=REAL_DEVICES,
         without="registered devices could give orders to one another, so no SuperLink is started",
         names={
             "flwr.superlink.cli.flower_superlink:_parse_superlink_lifespan_config": (
@@ -271,6 +295,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="turns at the database",
+        since=REAL_DEVICES,
         without="an upload ends its run where many write to the database at once",
         names={
             "flwr.supercore.sql_mixin:SqlMixin.session": (
@@ -285,6 +310,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="table of calls",
+        since=REAL_DEVICES,
         without="no proxy can be set up, and each call takes some hundred microseconds more",
         names={
             "flwr.supercore.protobuf.translation:PROTOBUF_REQUEST_TYPES": (
@@ -294,6 +320,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name="long polls of nodes",
+        since=REAL_DEVICES,
         without="nodes ask every 3 s",
         names={
             "flwr.proto.fleet_pb2:PullMessagesRequest.NODE_FIELD_NUMBER": "who asks for work",
@@ -351,6 +378,15 @@ def _own_names(kind: type) -> set[object]:
     }
 
 
+def release() -> tuple[int, ...]:
+    """Return major and minor number of the Flower of this environment."""
+    return tuple(int(part) for part in flwr.__version__.split(".")[:2] if part.isdecimal())
+
+
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
 def _feature(name: str) -> Feature:
     (found,) = (each for each in FEATURES if each.name == name)
     return found
@@ -364,17 +400,28 @@ def has(name: str) -> bool:
         name: of one of `FEATURES`.
     """
     feature = _feature(name)
-    missing = feature.missing()
-    if missing:
+    fault = feature.fault()
+    if fault:
         logger.warning(
-            "%s: off with Flower %s, which has no %s: %s",
-            *(name, flwr.__version__, missing[0], feature.without),
+            "%s: off with Flower %s, which %s: %s",
+            *(name, flwr.__version__, fault, feature.without),
         )
-    return not missing
+    return not fault
+
+
+@cache
+def _warn_if_newer() -> None:
+    """Say once, in the log, that this Flower is newer than any that the tests have run with."""
+    if release() > NEWEST:
+        logger.warning(
+            "Flower %s is newer than %s, the newest that this fedstale was tested with: "
+            "fedstale doctor lists what is on and off with it",
+            *(flwr.__version__, _text(NEWEST)),
+        )
 
 
 def require(name: str) -> None:
-    """End what cannot go on without a feature.
+    """End what cannot go on without a feature; the log says once where Flower is newer than tests.
 
     Args:
         name: of one of `FEATURES`.
@@ -382,20 +429,9 @@ def require(name: str) -> None:
     Raises:
         ConfigError: a name that it stands on is gone.
     """
-    if missing := _feature(name).missing():
+    _warn_if_newer()
+    feature = _feature(name)
+    if fault := feature.fault():
         raise ConfigError(
-            f"{name}: Flower {flwr.__version__} has no {missing[0]}: {_feature(name).without}; "
-            "expected a release that fedstale was tested with"
-        )
-
-
-@cache
-def warn_if_newer() -> None:
-    """Say once, in the log, that this Flower is newer than any that the tests have run with."""
-    release = tuple(int(part) for part in flwr.__version__.split(".")[:2] if part.isdecimal())
-    if release > TESTED[1]:
-        logger.warning(
-            "Flower %s is newer than %d.%d, the newest that this fedstale was tested with: "
-            "fedstale doctor lists what is on and off with it",
-            *(flwr.__version__, *TESTED[1]),
+            f"{name}: Flower {flwr.__version__} {fault}: {feature.without}; {feature.expected()}"
         )

@@ -58,7 +58,7 @@ def home_of(server: ServerApp) -> str:
 def stand_ins(
     *, run: _Function, update: _Function, ask: _Function
 ) -> Sequence[tuple[_Function, _Function]]:
-    """Return the functions of Flower 1.41 to 1.43 that are taken over, each with its stand-in.
+    """Return the functions of Flower 1.34 to 1.43 that are taken over, each with its stand-in.
 
     Args:
         run: for `run_fl`, which lets a server run all its rounds; called with `run_fl` itself, the

@@ -2,7 +2,8 @@
 
 `Message(...)` reads a process-wide identity that has no public setter, and a message's id can only
 be given by writing its metadata. What stands on the wire is here as numbers and words. All of it
-was read in Flower 1.41 to 1.43, whose messages are the same.
+was read in Flower 1.34 to 1.43. Up to 1.37 there is no such identity: a message has no run and no
+sender before its grid sends it.
 
 A Flower `Array` is bytes in NumPy's file format. For a small array nearly all the time goes into
 its header of 128 bytes: Python's parser reads it, and NumPy formats it anew. All messages of a run
@@ -12,17 +13,29 @@ and anything unusual goes to NumPy itself. For the digits app this is a quarter 
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from io import BytesIO
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+import flwr
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.error import Error
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 
-from fedstale.flower.features import has
+from fedstale.errors import ConfigError
+from fedstale.flower.features import FEATURES, has
 
 if TYPE_CHECKING:
     from flwr.supercore import run
@@ -53,6 +66,11 @@ Record = ArrayRecord | MetricRecord | ConfigRecord
 Records = TypeVar("Records", bound=RecordDict | Record)
 T = TypeVar("T")
 
+ClientAppCallable: TypeAlias = Callable[[Message, Context], Message]
+"""What answers a message to a client: the app, or a mod with all that is in it."""
+Mod: TypeAlias = Callable[[Message, Context, ClientAppCallable], Message]
+"""What stands around that."""
+
 
 class ErrorCode:
     """What an error reply is about, as a number on the wire."""
@@ -64,17 +82,43 @@ class ErrorCode:
     CLIENT_APP_CRASHED = 8
 
 
+class _Identity:
+    """In the place of Flower's `TaskIdentity`, where a message asks for none."""
+
+    _run_id = _node_id = _task_id = None
+
+
+def _identity() -> Any:  # noqa: ANN401 - Flower's
+    """Return what says who makes messages in this process."""
+    return vars(Message)["__init__"].__globals__.get("TaskIdentity", _Identity)
+
+
 @contextmanager
 def identity(run_id: int) -> Iterator[None]:
-    """Let this process create messages of a run, as a ServerApp process would."""
-    from flwr.supercore.task_identity import TaskIdentity
+    """Let this process create messages of a run, as a ServerApp process would.
 
-    before = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 1
+    Raises:
+        ConfigError: the messages of this Flower ask for something else.
+    """
+    ours = _identity()
+    before = ours._run_id, ours._node_id, ours._task_id
+    ours._run_id, ours._node_id, ours._task_id = run_id, SUPERLINK_NODE_ID, 1
     try:
+        _try_message()
         yield
     finally:
-        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+        ours._run_id, ours._node_id, ours._task_id = before
+
+
+@cache
+def _try_message() -> None:
+    try:
+        Message(RecordDict(), SUPERLINK_NODE_ID, MessageType.TRAIN)
+    except Exception as problem:
+        raise ConfigError(
+            f"simulation: Flower {flwr.__version__} makes no message ({problem}): nothing can be "
+            f"simulated; {FEATURES[0].expected()}"
+        ) from problem
 
 
 def empty_run(run_id: int) -> Run:
@@ -102,16 +146,18 @@ def asked_ids(
 
 
 def stamp(message: Message, message_id: str, created_at: float, ttl: float | None = None) -> None:
-    """Give a message its id and its times.
+    """Give a message its id and its times, and a run and a sender if it has none.
 
     Args:
-        message: to be sent.
+        message: to be sent, where there is an `identity`.
         message_id: its id.
         created_at: Unix time in s.
         ttl: for how long it is kept, in s; None leaves that to the message.
     """
     about = message.__dict__["_metadata"].__dict__
     about["_message_id"], about["_created_at"] = message_id, created_at
+    if not about["_src_node_id"]:
+        about["_run_id"], about["_src_node_id"] = _identity()._run_id, SUPERLINK_NODE_ID
     if ttl is not None:
         about["_ttl"] = ttl
 
@@ -146,6 +192,14 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
     reply = Message(Error(code, reason), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
     return reply
+
+
+def message_of(
+    metadata: Metadata, content: RecordDict | None = None, error: Error | None = None
+) -> Message:
+    """Return a message with some metadata, and with content or an error."""
+    # Documented by no overload.
+    return Message(metadata=metadata, content=content, error=error)  # type: ignore[call-overload]
 
 
 def with_content(message: Message, content: RecordDict) -> Message:

@@ -17,15 +17,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flwr.app import DEFAULT_TTL, Error, Message, Metadata
-from flwr.app.message import make_message
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 
 from fedstale.flower.features import has
-from fedstale.flower.messages import SUPERLINK_NODE_ID, ErrorCode
+from fedstale.flower.messages import SUPERLINK_NODE_ID, ErrorCode, message_of
 
 if TYPE_CHECKING:
+    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
     from flwr.superlink.grid import HttpGrid
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class Reply:
 
     job: str
     """Id of the message that it answers."""
-    claim: PullAppMessagesResponse
+    claim: "PullAppMessagesResponse"
     """The SuperLink's answer, cut down to this reply."""
     look_at: float = 0.0
     """Instant in s of the next look."""
@@ -74,6 +73,8 @@ class Reply:
 
         Ask once for each: up to Flower 1.42 the answer to a second question is an error.
         """
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
         answer = grid._runtime_client.PullMessages(_question(jobs))
         return [
             Reply(
@@ -90,6 +91,8 @@ class Reply:
         upload broke off, that cannot be read, or is no answer of this node to this job, becomes an
         error reply.
         """
+        from flwr.proto.message_pb2 import PullObjectRequest
+
         client = _Answered(grid._runtime_client, self.claim)
         root = self.claim.message_object_trees[0].object_id
         about = self.claim.messages_list[0].metadata
@@ -132,19 +135,21 @@ class Reply:
 class _Answered:
     """A client of the Runtime API that has its answer on messages, and never waits for objects."""
 
-    def __init__(self, client: Any, claim: PullAppMessagesResponse) -> None:  # noqa: ANN401
+    def __init__(self, client: Any, claim: "PullAppMessagesResponse") -> None:  # noqa: ANN401
         self._client, self._claim = client, claim
         self.gone = False
         """Whether the upload was broken off; objects that others still upload do not matter."""
         self.has_all = False
         """Whether all objects of the reply have been pulled."""
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+    def PullMessages(self, request: "PullAppMessagesRequest") -> "PullAppMessagesResponse":  # noqa: N802
         """Return what the SuperLink has answered already."""
         return self._claim
 
-    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+    def PullObject(self, request: "PullObjectRequest") -> "PullObjectResponse":  # noqa: N802
         """Return an object, or raise if it will come later."""
+        from flwr.proto.message_pb2 import PullObjectResponse
+
         if self.gone:
             return PullObjectResponse(object_found=False)
         answer: PullObjectResponse = self._client.PullObject(request)
@@ -161,6 +166,8 @@ class _Answered:
 
 def _names_replies() -> bool:
     """Return whether PullMessages takes `reply_to_message_ids`, as from Flower 1.43 on."""
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
     return "reply_to_message_ids" in PullAppMessagesRequest.DESCRIPTOR.fields_by_name
 
 
@@ -169,8 +176,10 @@ def _stays_silent() -> bool:
     return _names_replies()
 
 
-def _question(jobs: Iterable[str]) -> PullAppMessagesRequest:
+def _question(jobs: Iterable[str]) -> "PullAppMessagesRequest":
     """Return the question for the replies to some messages."""
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
     if not _names_replies():
         return PullAppMessagesRequest(message_ids=jobs)
     request = PullAppMessagesRequest()
@@ -271,4 +280,4 @@ def _error_reply(about: Any, message_id: str, source: int, error: Error) -> Mess
         reply_to_message_id=message_id,
         created_at=about.created_at,
     )
-    return make_message(metadata, error=error)
+    return message_of(metadata, error=error)

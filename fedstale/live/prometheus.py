@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedstale import __version__
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.live.server import LocalHandler, listening
 from fedstale.live.watching import Watcher
 from fedstale.simulation import content_bytes, report_stock_strategies
@@ -86,9 +86,7 @@ class Exporter(Watcher):
             )
             from prometheus_client import Counter as Count  # noqa: PLC0415
         except ImportError:
-            raise ConfigError(
-                "metrics-port needs the package prometheus-client: pip install 'fedstale[server]'"
-            ) from None
+            raise ConfigError(f"metrics-port {needs('prometheus_client')}") from None
         registry: CollectorRegistry = CollectorRegistry()
         self.registry, self._turn_limit_s = registry, turn_limit_s
         ProcessCollector(registry=registry)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, Message
 
 from fedstale.config import Until
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.flower import command_line
 from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.types import ClientUpdate
@@ -261,10 +262,8 @@ class TensorBoard(Watcher):
 
             self._writer = SummaryWriter(str(folder))
         except ImportError:
-            raise ConfigError(
-                f"tensorboard = {str(folder)!r} needs the package tensorboard: "
-                "pip install 'fedstale[tensorboard]'"
-            ) from None
+            package = "torch" if find_spec("torch") is None else "tensorboard"
+            raise ConfigError(f"tensorboard = {str(folder)!r} {needs(package)}") from None
         except OSError as problem:
             raise ConfigError(
                 f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"

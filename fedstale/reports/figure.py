@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as PlotlyFigure
@@ -103,10 +103,7 @@ class Figure:
             # Slow to import, and few need it.
             from plotly.graph_objects import Figure as PlotlyFigure  # noqa: PLC0415
         except ImportError:
-            raise ConfigError(
-                "figures in a notebook need plotly, which is not installed: "
-                "pip install 'fedstale[notebook]'"
-            ) from None
+            raise ConfigError(f"a figure in a notebook {needs('plotly')}") from None
         layout = {**self.plot()["layout"], "title": {"text": self.title}}
         # Plotly reads tags and entities in whatever text it shows; JSON has texts in quotes.
         told = json.dumps({"data": list(self.traces), "layout": layout})

@@ -21,8 +21,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Message, RecordDict, UserConfig
 
 from fedstale.flower import ErrorCode, answers, error_reply, own_message
 from fedstale.runs import UNKNOWN

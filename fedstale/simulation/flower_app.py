@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from flwr.app import Context, Message
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
-from flwr.app.user_config import UserConfig, UserConfigValue
+from flwr.app import UserConfig, UserConfigValue
 
 from fedstale.config import NODE_VALUES, NodeTables, SimulationConfig, flat, read_toml
 from fedstale.errors import ConfigError, nearest

@@ -117,7 +117,6 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    features.warn_if_newer()
     features.require("simulation")
     if resume or config.changes:
         features.require("simulations on disk")

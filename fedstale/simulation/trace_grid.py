@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Context, Message
-from flwr.app.user_config import UserConfig
+from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 

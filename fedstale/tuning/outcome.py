@@ -25,7 +25,7 @@ from fedstale.api import RUNS, compare, result_folder
 from fedstale.cluster import check_address, joined
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
 from fedstale.config import SimulationConfig, read_toml
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
 from fedstale.live import progress_line
 from fedstale.reports import (
@@ -361,9 +361,7 @@ def _require_installed() -> None:
     """Check that Ray Tune and Optuna are there, without importing them."""
     for name in ("ray", "optuna"):
         if find_spec(name) is None:
-            raise ConfigError(
-                f"a search needs {name}, which is not installed: pip install 'fedstale[tune]'"
-            )
+            raise ConfigError(f"a search {needs(name)}")
 
 
 _WORDS = {

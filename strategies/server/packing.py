@@ -19,12 +19,10 @@ from itertools import accumulate, islice, pairwise
 from typing import TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.error import Error
-from flwr.app.message import make_message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import ErrorCode
+from fedstale.flower import ErrorCode, message_of
 from fedstale.strategies.messages import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"
@@ -152,10 +150,10 @@ class PackedNodes:
         arrays = message.content.array_records
         key = tuple(hash(name) for name in arrays) + tuple(map(id, arrays.values()))
         if key in made:
-            return make_message(message.metadata, _with(message.content, *made[key]))
+            return message_of(message.metadata, _with(message.content, *made[key]))
         content = pack(message.content)
         made[key] = content.array_records.get(PACKED_RECORD), content.config_records[PACKING_RECORD]
-        return make_message(message.metadata, content)
+        return message_of(message.metadata, content)
 
     def unpacked(self, reply: Message) -> Message:
         """Return a reply as the device made it, and note whether the device can unpack.
@@ -170,11 +168,11 @@ class PackedNodes:
             return reply
         self._nodes.add(node)
         try:
-            return make_message(reply.metadata, unpack(reply.content))
+            return message_of(reply.metadata, unpack(reply.content))
         except ProtocolError as problem:
             reason = f"the reply of node {node} cannot be unpacked: {problem}"
             logger.warning("%s", reason)
-            return make_message(
+            return message_of(
                 reply.metadata, error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason)
             )
 

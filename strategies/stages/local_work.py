@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
-from flwr.app import ConfigRecord, RecordDict
-from flwr.app.typing import ConfigRecordValues
+from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.stages.base import Remade, Stage, StageRun

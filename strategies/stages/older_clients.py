@@ -9,8 +9,7 @@ order, without names. Both forms carry the same arrays, examples and metrics.
 import logging
 from collections.abc import Mapping
 
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
-from flwr.app.typing import MetricRecordValues
+from flwr.app import ArrayRecord, MetricRecord, MetricRecordValues, RecordDict
 
 from fedstale.strategies.stages.base import Remade, Stage, StageRun
 from fedstale.strategies.types import End, Job, RejectionError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.strategies.schedule import AdaSync
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.types import (
@@ -116,9 +116,7 @@ class Privacy(Stage):
             accepted = "a finite norm, where there is noise"
             require(clip_norm < inf, "Privacy.clip_norm", clip_norm, accepted)
             if find_spec("dp_accounting") is None:
-                raise ConfigError(
-                    "strategy.Privacy needs an accountant: pip install 'fedstale[privacy]'"
-                )
+                raise ConfigError(f"strategy.Privacy {needs('dp_accounting')}")
         self._times: dict[int, dict[int, int]] = {}
         """Of each node, by its number of updates in a step, how many such steps there were."""
         self._worst: int | None = None

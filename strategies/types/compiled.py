@@ -1,9 +1,9 @@
 """Loops that numba compiles: one pass over memory where NumPy needs six or seven.
 
 NumPy makes a pass for each operation, so that weighing or quantising a large model is bound by the
-caches and not by memory. numba is optional (`pip install 'fedstale[fast]'`), and is imported only
-for large arrays. Results are those of NumPy to the last bit: no operation is contracted or
-reordered, and sums are kept in the order of `arrays.chunk_sum`.
+caches and not by memory. numba is optional (`pip install numba`), and is imported only for large
+arrays. Results are those of NumPy to the last bit: no operation is contracted or reordered, and
+sums are kept in the order of `arrays.chunk_sum`.
 """
 
 from collections.abc import Callable, Mapping

@@ -17,11 +17,42 @@ def read(name):
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_the_citation_is_of_this_version():
+EXTRAS = {"client", "server", "torch", "agents", "ray", "privacy", "docs", "dev"}
+TEXTS = [
+    path
+    for place in ("*.md", "[a-z]*/**/*.md", "[a-z]*/**/*.py", "[a-z]*/**/*.ipynb", "docs/deploy/*")
+    for path in ROOT.glob(place)
+    if path.is_file() and path.name != "CHANGELOG.md" and "runs" not in path.parts
+]
+
+
+def test_version_changelog_citation_and_pages_agree():
     citation = read("CITATION.cff")
     assert citation["version"] == __version__
     assert citation["license"] == PROJECT["license"]
     assert {"message", "title", "authors", "cff-version"} <= set(citation)
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", changes, re.MULTILINE)
+    newest = next(heading for heading in headings if heading != "Unreleased")
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", newest)
+    for name in (
+        "README.md",
+        "docs/deploy.md",
+        "docs/deploy/Dockerfile",
+        "docs/deploy/compose.yaml",
+    ):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        said = set(re.findall(r"fedstale[-:](\d+\.\d+\.\d+)", text))
+        assert said == {__version__}, name
+
+
+def test_each_extra_that_is_named_exists_and_no_index_is_said_to_have_fedstale():
+    assert set(PROJECT["optional-dependencies"]) == EXTRAS
+    for path in TEXTS:
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"(?:fedstale|\.whl|'\.)\[([a-z,]+)\]", text)
+        assert set(",".join(named).split(",")) - {""} <= EXTRAS, path
+        assert not re.search(r"pip install (--\S+ )*['\"]?fedstale(\[|\s|=|$)", text), path
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
@@ -54,10 +85,9 @@ def test_what_the_pages_name_is_there(name):
                 "make lint typecheck",
                 "make test OPTIONS='-p randomly'",
                 "make test-all",
-                "make test-flower FLOWER=1.41.0",
-                "make test-flower FLOWER=nightly",
             ],
         ),
+        ("weekly", ["make test-flower FLOWER=${{ matrix.flower }}"]),
     ],
 )
 def test_a_workflow_runs_what_a_change_must_pass_and_all_tests_at_night(name, commands):
@@ -67,6 +97,12 @@ def test_a_workflow_runs_what_a_change_must_pass_and_all_tests_at_night(name, co
         s["with"]["python-version"] for s in job["steps"] if "python-version" in s.get("with", {})
     ]
     assert python == PROJECT["requires-python"].removeprefix(">=")
+
+
+def test_a_week_tries_each_flower_that_make_does():
+    (flowers,) = re.findall(r"^FLOWER \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (job,) = read(".github/workflows/weekly.yml")["jobs"].values()
+    assert job["strategy"]["matrix"]["flower"] == flowers.split()
 
 
 def test_the_readme_says_how_each_python_of_the_classifiers_was_tested():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 
 CALIBRATION_UNIT = "1e9 floating-point operations of a float32 matrix product"
 
@@ -106,10 +106,7 @@ class PsutilMonitor:
         try:
             self._psutil: Any = importlib.import_module("psutil")
         except ImportError:
-            raise ConfigError(
-                "psutil is not installed: reading this machine needs it; "
-                "pip install 'fedstale[client]'"
-            ) from None
+            raise ConfigError(f"reading this machine {needs('psutil')}") from None
         self._wall = wall
         self._steady = steady
         self.times = times

@@ -23,8 +23,7 @@ from sysconfig import get_path
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message
-from flwr.app.error import Error
+from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand

@@ -24,11 +24,10 @@ from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.flower import (
     ErrorCode,
     identity,
@@ -328,9 +327,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         try:
             import ray  # noqa: PLC0415 - an extra
         except ImportError:
-            raise ConfigError(
-                "executor = 'ray': Ray is not installed; pip install 'fedstale[simulation]'"
-            ) from None
+            raise ConfigError(f"executor = 'ray' {needs('ray')}") from None
         self._ray: Any = ray
         self._ends = ExitStack()
         self._load: Callable[[], ClientApp] = app.load_client

@@ -34,7 +34,7 @@ def test_another_address_is_refused_in_one_sentence(address):
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray is not installed; pip install"):
+    with pytest.raises(ConfigError, match=r"needs ray, .*\[ray\]"):
         check_address("auto")
 
 

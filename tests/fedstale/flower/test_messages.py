@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 from array_kinds import KINDS
+from flwr import app as flower_app
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fedstale import flower
-from fedstale.flower import identity, quick_arrays, read_array, written_array
+from fedstale.errors import ConfigError
+from fedstale.flower import identity, messages, quick_arrays, read_array, written_array
 
 CONTENT = RecordDict(
     {
@@ -24,7 +26,7 @@ CONTENT = RecordDict(
 def message():
     with identity(7):
         made = Message(CONTENT, 1000, "train.first")
-    flower.stamp(made, "message-5", 12.0, 60.0)
+        flower.stamp(made, "message-5", 12.0, 60.0)
     return made
 
 
@@ -115,9 +117,37 @@ def test_ids_to_pull_may_go_by_the_name_of_any_flower():
         flower.asked_ids(["a"], ["a"])
 
 
-def test_an_identity_is_put_back_even_where_there_was_none():
+def sent():
+    made = Message(RecordDict(), 1000, "query")
+    flower.stamp(made, "message-6", 12.0)
+    return made.metadata.run_id, made.metadata.src_node_id
+
+
+def made_as_before(self, content, dst_node_id, message_type):
+    """Make a message as Flower did when only its grid knew the run."""
+    about = flower_app.Metadata(
+        *(0, "", 0, dst_node_id, "", "", 0.0, 60.0, message_type),
+    )
+    self.__dict__.update(_metadata=about, _content=content, _error=None)
+
+
+@pytest.mark.parametrize("made", [Message.__init__, made_as_before], ids=["now", "before"])
+def test_an_identity_is_put_back_even_where_there_was_none(made, monkeypatch):
+    monkeypatch.setattr(Message, "__init__", made)
     with identity(3):
         with identity(4):
-            assert Message(RecordDict(), 1, "query").metadata.run_id == 4
-        assert Message(RecordDict(), 1, "query").metadata.run_id == 3
+            assert sent() == (4, 1)
+        assert sent() == (3, 1)
     assert flower.empty_run(5).run_id == 5
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("no task is set"), TypeError("no node")])
+def test_a_flower_whose_messages_ask_for_more_is_told_in_a_sentence(problem, monkeypatch):
+    def init(*_):
+        raise problem
+
+    monkeypatch.setattr(Message, "__init__", init)
+    messages._try_message.cache_clear()
+    with pytest.raises(ConfigError, match=f"simulation: Flower .* makes no message .{problem}.: "):
+        identity(3).__enter__()
+    messages._try_message.cache_clear()

@@ -206,7 +206,7 @@ def test_off_it_adds_no_callback_and_a_simulation_is_left_as_it_is():
 
 def test_the_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"):
+    with pytest.raises(ConfigError, match=r"needs prometheus_client, .*\[server\]"):
         Exporter()
 
 

@@ -181,6 +181,6 @@ def test_without_plotly_only_figures_for_notebooks_are_missing(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     run = Run(write_run(tmp_path / "run"))
     run.report()
-    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[notebook\]'"):
+    with pytest.raises(ConfigError, match=r"needs plotly, .* pip install plotly$"):
         run.plot("accuracy")
     assert Board("digits").snapshot()["cards"]

@@ -413,5 +413,5 @@ def test_executors_have_names(tmp_path):
 def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     app = FlowerApp.find(write_small_app(tmp_path))
-    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[simulation\]'"):
+    with pytest.raises(ConfigError, match=r"needs ray, .*\[ray\]"):
         executor_for(app, ClientApp(), "ray")

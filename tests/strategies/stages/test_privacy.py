@@ -469,7 +469,7 @@ def test_settings_out_of_range_are_refused(changes):
 
 def test_without_the_accountant_noise_is_refused_before_the_run(monkeypatch):
     monkeypatch.setattr("fedstale.strategies.stages.privacy.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"fedstale\[privacy\]"):
+    with pytest.raises(ConfigError, match=r"needs dp_accounting, .*\[privacy\]"):
         private()
     private(noise=0.0)
 

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg
 
 @pytest.mark.filterwarnings("ignore")
 def test_digits_learns_under_flowers_own_simulation_engine(load, monkeypatch):
-    pytest.importorskip("ray", reason="needs fedstale[simulation]")
+    pytest.importorskip("ray", reason="needs fedstale[ray]")
     from flwr.app import Context, RecordDict
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation

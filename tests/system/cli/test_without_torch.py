@@ -11,6 +11,8 @@ from packaging.requirements import Requirement
 from places import ROOT
 from small_app import PYPROJECT, write_small_app
 
+from fedstale.errors import installing
+
 PACKAGES = ("torch", "sklearn")
 # Python runs it at its start, also in the processes that commands start.
 ABSENT = f"""
@@ -125,7 +127,7 @@ def test_a_command_that_needs_one_says_in_a_sentence_how_to_get_it(run, command,
     assert "Traceback" not in ran.stderr
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("fedstale: ")
-    assert last.endswith(f"needs {needs}, which is not installed: pip install 'fedstale[torch]'")
+    assert last.endswith(f"needs {needs}, which is not installed: {installing('torch')}")
 
 
 def named(extra):

@@ -18,11 +18,10 @@ from small_deployment import wait_for
 from fedstale.deployment import commands
 from fedstale.deployment.commands import ROLES, Address, write_certificates
 from fedstale.deployment.doors import (
-    CONTROL_PATHS,
     FLEET_PATHS,
-    RUNTIME_PATHS,
     Doors,
     nginx,
+    other_paths,
     spellings,
 )
 from fedstale.deployment.local import free_port, has_nginx
@@ -103,7 +102,7 @@ def site(folder, **limits):
 
 def answers(made):
     try:
-        return made.ask(made.doors.runtime, RUNTIME_PATHS[0]) == 200
+        return made.ask(made.doors.runtime, other_paths("runtime")[0]) == 200
     except OSError:
         return False
 
@@ -118,22 +117,30 @@ def test_each_path_passes_at_its_own_door_as_it_is_written(open_site):
     doors, behind = open_site.doors, open_site.behind
     for at, paths in (
         (doors.devices, FLEET_PATHS),
-        (doors.operators, CONTROL_PATHS),
-        (doors.runtime, RUNTIME_PATHS),
+        (doors.operators, other_paths("control")),
+        (doors.runtime, other_paths("runtime")),
     ):
         behind.came.clear()
-        for path in (*FLEET_PATHS, *CONTROL_PATHS, *RUNTIME_PATHS, "/health", "/v1/fleet"):
+        for path in (
+            *FLEET_PATHS,
+            *other_paths("control"),
+            *other_paths("runtime"),
+            "/health",
+            "/v1/fleet",
+        ):
             passed = open_site.ask(at, path, certificate="all")
             assert passed == (200 if path in paths else 404), path
         assert [path for path, *_ in behind.came] == list(paths)
 
 
-@pytest.mark.parametrize("path", [FLEET_PATHS[0], CONTROL_PATHS[0], RUNTIME_PATHS[0]])
+@pytest.mark.parametrize(
+    "path", [FLEET_PATHS[0], other_paths("control")[0], other_paths("runtime")[0]]
+)
 def test_no_other_spelling_passes_anywhere(open_site, path):
     doors, behind = open_site.doors, open_site.behind
     behind.came.clear()
-    parts = {doors.devices: FLEET_PATHS, doors.operators: CONTROL_PATHS}
-    for at, paths in {**parts, doors.runtime: RUNTIME_PATHS}.items():
+    parts = {doors.devices: FLEET_PATHS, doors.operators: other_paths("control")}
+    for at, paths in {**parts, doors.runtime: other_paths("runtime")}.items():
         for spelt in spellings(path):
             # A whole URL is the path itself, at the path's own door.
             is_own = spelt.startswith("https://") and path in paths
@@ -181,7 +188,7 @@ def test_more_requests_than_the_rate_are_put_off(tmp_path):
         assert set(found[9:]) <= {200, 503}
         assert found.count(503) >= 3
         # The other doors have no such limit.
-        assert {made.ask(made.doors.runtime, RUNTIME_PATHS[0]) for _ in range(14)} == {200}
+        assert {made.ask(made.doors.runtime, other_paths("runtime")[0]) for _ in range(14)} == {200}
 
 
 def test_more_connections_than_the_limit_are_put_off_and_a_server_that_is_gone_too(tmp_path):

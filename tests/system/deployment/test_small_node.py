@@ -1,4 +1,4 @@
-"""A node whose environment has no more than `pip install 'fedstale[client]'` brings."""
+"""A node whose environment has no more than the extra `client` brings."""
 
 import os
 import re

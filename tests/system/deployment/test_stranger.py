@@ -40,10 +40,8 @@ from fedstale.deployment.commands import Address, write_certificates, write_node
 from fedstale.deployment.control import Control
 from fedstale.deployment.diagnosis import is_healthy
 from fedstale.deployment.doors import (
-    CLOSED_PATHS,
-    CONTROL_PATHS,
     FLEET_PATHS,
-    RUNTIME_PATHS,
+    other_paths,
     probe,
     spellings,
 )
@@ -89,7 +87,7 @@ def stranger(caller):
         "/v1/control/register-node": RegisterNodeRequest(public_key=Device().public),
         "/v1/runtime/acquire-task": AcquireTaskRequest(supported_task_types=["flwr-serverapp"]),
     }
-    for path in (*CONTROL_PATHS, *RUNTIME_PATHS, *CLOSED_PATHS):
+    for path in (*other_paths("control"), *other_paths("runtime"), *other_paths("fleet")):
         yield path, caller(path, bodies.get(path, b"")), {404}
     for path in ("/", "/health", "/docs", "/openapi.json", "/v1/responses", "/nginx_status"):
         yield path, caller(path, method="GET"), {404}

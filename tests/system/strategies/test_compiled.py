@@ -14,9 +14,7 @@ from fedstale.strategies.types import CHUNK, LANES, arrays, compiled
 from fedstale.strategies.weighting import ClientUpdate, DirectionalGap, Gap
 from fedstale.strategies.weighting.gap import divide_by_gap
 
-needs_numba = pytest.mark.skipif(
-    find_spec("numba") is None, reason="needs numba: pip install 'fedstale[fast]'"
-)
+needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="needs numba")
 
 
 def gap_inputs(rng, n, dtype):
