@@ -4,6 +4,15 @@ Outside of this package stand only `flwr.app`, `flwr.serverapp` and `flwr.client
 with the door; each of the other files is one part of Flower, and is imported where that part runs.
 """
 
+from fedstale.flower.arrays import (
+    MOST_HEADER_BYTES,
+    STYPE,
+    header_of,
+    n_value_bytes,
+    quick_arrays,
+    read_array,
+    written_array,
+)
 from fedstale.flower.messages import (
     SECAGG_RECORD,
     SUPERLINK_NODE_ID,
@@ -21,11 +30,8 @@ from fedstale.flower.messages import (
     identity,
     message_of_bytes,
     n_objects,
-    n_value_bytes,
     own_copy,
     own_message,
-    quick_arrays,
-    read_array,
     records_of_bytes,
     reply_with,
     sent_to,
@@ -33,11 +39,12 @@ from fedstale.flower.messages import (
     stamp_reply,
     trains_nothing,
     with_content,
-    written_array,
 )
 
 __all__ = [
+    "MOST_HEADER_BYTES",
     "SECAGG_RECORD",
+    "STYPE",
     "SUPERLINK_NODE_ID",
     "ErrorCode",
     "Run",
@@ -50,6 +57,7 @@ __all__ = [
     "error_reply",
     "filled",
     "grows_with_model",
+    "header_of",
     "identity",
     "message_of_bytes",
     "n_objects",

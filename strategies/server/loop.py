@@ -105,6 +105,7 @@ class EventLoop(Stateful):
             # A rule withstands large updates, and needs their number: without them it makes no
             # step.
             validation = replace(validation, norm_bound=None)
+        grid.runtime.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
         self.reputation = Reputation(
             validation,
             keys,

@@ -285,6 +285,8 @@ class Runtime:
         """Whether the loop that goes on tells its rounds itself."""
         self.is_exact = False
         """Whether a part that is not as it was asked for ends the run, as in a simulation."""
+        self.most_bytes = inf
+        """Bytes of a reply that the loop that goes on may take in."""
         self.hints: list[str] = []
         """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()
@@ -350,6 +352,7 @@ class Runtime:
         finally:
             self.n_loops -= 1
             self.before, self.tells = outer if self.n_loops else (self.trained, False)
+            self.most_bytes = self.most_bytes if self.n_loops else inf
 
     def new_round(self, number: int) -> None:
         """Note that a loop tells its rounds; one that has told this number begins another count."""

@@ -9,14 +9,10 @@ medians, are in `reputation`.
 Replies come from clients that are not trusted: sizes are compared before anything is parsed or
 allocated, of the whole reply (`Validation.check_size`) and of each array. An array may be quantised
 if its job asked for it (`fedstale.strategies.messages`): here it becomes numbers again, before
-anything else looks at it. All others are in NumPy's file format, whose header is a Python
-literal. NumPy's own reader evaluates it, which takes 40 us
-for a plain header and up to 80 ms for one of 1 KiB that is made to be slow, and may warn or raise
-almost anything. So a regular expression reads the one form that `numpy.save` writes for plain
-numbers, in 1 us, and nothing about a header is kept.
+anything else looks at it. All others are in NumPy's file format, of which `header_of` reads the one
+form that `numpy.save` writes for plain numbers.
 """
 
-import re
 from collections.abc import ItemsView, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +24,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
+from fedstale.flower import MOST_HEADER_BYTES, STYPE, header_of
 from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
 from fedstale.strategies.server.metrics import numbers
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -48,22 +45,9 @@ from fedstale.strategies.types import (
     require_count,
 )
 
-STYPE = "numpy.ndarray"
 _HALF = np.dtype(np.float16)
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
-MOST_HEADER_BYTES = 1024
-"""`numpy.save` needs 128 for any array of up to a dozen axes."""
-
 _CAST = '; Validation(dtypes="cast") converts it'
-
-_MAGIC = b"\x93NUMPY\x01\x00"
-_AT = len(_MAGIC) + 2
-_HEADER = re.compile(
-    rb"\{'descr': '([<>|][fiubc][0-9]{1,2})', 'fortran_order': (True|False), "
-    rb"'shape': \((|[0-9]{1,18},|[0-9]{1,18}(?:, [0-9]{1,18}){1,31})\), \} *\n"
-)
-# Each byte can be matched in one way only: with optional separators a run of digits could be split
-# in so many ways that a mismatch would take for ever.
 
 
 def read(
@@ -92,28 +76,17 @@ def read(
             "format", f"arrays[{name!r}] is stored as {stored.stype[:40]!r}: {STYPE!r}?"
         )
     # A float64 in place of each element is the most that any accepted dtype takes.
-    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES + _AT
+    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES
     if len(data) > most:
         raise RejectionError(
             "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
         )
-    body = _AT + int.from_bytes(data[_AT - 2 : _AT], "little")
-    if not data.startswith(_MAGIC) or not _AT < body <= min(len(data), _AT + MOST_HEADER_BYTES):
-        raise RejectionError("format", f"arrays[{name!r}] cannot be read: no file of numpy.save")
-    header = _HEADER.fullmatch(data[_AT:body])
-    if header is None:
-        raise RejectionError(
-            "format", f"arrays[{name!r}] cannot be read: its dtype or header is not plain numbers'"
-        )
-    shape = tuple(map(int, header[3].replace(b",", b" ").split()))
+    try:
+        dtype, shape, is_fortran, begin, n_bytes = header_of(data)
+    except ProtocolError as problem:
+        raise RejectionError("format", f"arrays[{name!r}] cannot be read: {problem}") from problem
     if shape != like.shape:
         raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
-    try:
-        dtype = np.dtype(header[1].decode())
-    except TypeError as problem:
-        raise RejectionError(
-            "dtype", f"arrays[{name!r}] has dtype {header[1]!r}: no such"
-        ) from problem
     native = dtype.newbyteorder("=")
     if native not in dtypes if dtypes is not None else native.kind not in "fiub":
         expected = dtypes[0] if dtypes else f"real numbers such as {like.dtype}"
@@ -122,14 +95,12 @@ def read(
             "dtype",
             f"arrays[{name!r}] has dtype {native}: expected {expected}{_CAST if can_cast else ''}",
         )
-    if len(data) - body != like.size * dtype.itemsize:
+    if len(data) - begin != n_bytes:
         raise RejectionError(
             "bytes",
-            f"arrays[{name!r}] has {len(data) - body:,} bytes of numbers: expected "
-            f"{like.size * dtype.itemsize:,}",
+            f"arrays[{name!r}] has {len(data) - begin:,} bytes of numbers: expected {n_bytes:,}",
         )
-    flat = np.frombuffer(data, dtype, offset=body)
-    is_fortran = header[2] == b"True"
+    flat = np.frombuffer(data, dtype, offset=begin)
     array = flat.reshape(shape[::-1]).transpose() if is_fortran else flat.reshape(shape)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(array, to, order="C")
@@ -297,6 +268,10 @@ class Validation:
             *("validation.rest_s", self.rest_s, "seconds > 0, at most validation.most_rest_s"),
         )
 
+    def most_bytes_of(self, model_bytes: int) -> int:
+        """Return the bytes of a reply at most, for a model of some bytes."""
+        return self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
+
     def check_size(self, reply: Message, model_bytes: int) -> None:
         """Reject a reply that is too large, by the sizes that it declares: nothing in it is parsed.
 
@@ -307,7 +282,7 @@ class Validation:
         Raises:
             RejectionError: a ProtocolError that names the limit and what exceeds it.
         """
-        most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
+        most_bytes = self.most_bytes_of(model_bytes)
         # Each limit is held before anything of what it limits is looked at.
         content = reply.content
         if len(content) > self.most_records:

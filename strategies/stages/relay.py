@@ -348,7 +348,7 @@ def bytes_in(record: ArrayRecord) -> Array:
     if list(record) != [SEALED]:
         raise RejectionError("names", f"holds arrays {list(record)[:5]}: expected {SEALED!r} alone")
     shape = tuple(record[SEALED].shape)
-    if len(shape) != 1 or not is_count(shape[0]):
+    if len(shape) != 1 or not is_count(shape[0]) or shape[0] > len(record[SEALED].data):
         raise RejectionError("shape", f"{SEALED!r} has shape {shape!r:.40}: expected bytes")
     like = np.broadcast_to(np.zeros((), np.uint8), shape)
     return read(record[SEALED], SEALED, like, (like.dtype,), like.dtype)

@@ -178,7 +178,7 @@ def test_more_or_fewer_bytes_than_announced_are_rejected(data):
 
 
 def test_a_dtype_that_does_not_exist_is_rejected():
-    assert kind_of(with_w(stored(PLAIN.replace(b"<f4", b"<f3")))) == "dtype"
+    assert kind_of(with_w(stored(PLAIN.replace(b"<f4", b"<f3")))) == "format"
 
 
 def test_an_announced_size_is_never_allocated():
