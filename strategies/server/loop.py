@@ -137,7 +137,7 @@ class EventLoop(Stateful):
             strategy, weighting, optimizer, self.versions, self.reputation, self.stages
         )
         self.failures = self.n_versions = 0
-        self.done = False
+        self.done = self._has_told_others = False
         self._open_buffer()
 
     def run(
@@ -316,9 +316,24 @@ class EventLoop(Stateful):
                 self.end(job, End("accepted"))
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
+                if not self._has_told_others:
+                    self._tell_others(reply)
         except ProtocolError as problem:
             self.reputation.reject(job.node_id, problem, self.timing.changed_at)
             self._fail(job, "rejected", str(problem))
+
+    def _tell_others(self, reply: Message) -> None:
+        """Say once that of an app's replies something is not read."""
+        records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
+        own = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
+        if len(records) > 1 and own:
+            self._has_told_others = True
+            key = self.reputation.keys.arrays
+            others = [name[:40] for name in records if name != key][:5]
+            self.grid.runtime.hint(
+                f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
+                f"{others} is not read: a Stage of your own may do so"
+            )
 
     def _accept(self, job: Job, update: ClientUpdate) -> None:
         most = self.strategy.validation.max_staleness

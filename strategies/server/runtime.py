@@ -325,6 +325,12 @@ class Runtime:
         if fault not in self.hints:
             self.hints.append(fault)
 
+    def hint(self, hint: str) -> None:
+        """Say once, in the log and in the summary, what may not be as it was meant."""
+        if hint not in self.hints:
+            self.hints.append(hint)
+            logger.warning("%s", hint)
+
     @property
     def rounds(self) -> int:
         """Rounds so far: those that trained, or those of queries in an app that trains nothing."""

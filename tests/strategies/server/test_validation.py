@@ -336,7 +336,7 @@ def test_a_forecast_keeps_what_is_a_sensible_number():
     ],
 )
 def test_a_setting_out_of_range_is_named(options):
-    with pytest.raises(ConfigError, match=r"strategy\.validation\."):
+    with pytest.raises(ConfigError, match=r"strategy\.Validation\."):
         Validation(**options)
 
 
