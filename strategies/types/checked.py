@@ -229,18 +229,6 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[: half + 1]}...{text[-half:]}"
 
 
-def require_count(
-    field: str, value: object, accepted: str = "an integer >= 1", *, least: int = 1
-) -> None:
-    """Raise ConfigError unless a setting is an integer (and no bool) of at least some size."""
-    require(is_count(value, least), field, value, accepted)
-
-
-def require_choice(field: str, value: object, *choices: str) -> None:
-    """Raise ConfigError unless a setting is one of some words."""
-    require(value in choices, field, value, "|".join(choices))
-
-
 def require_known(
     name: str, known: Iterable[str], owner: str, parts: Mapping[str, Iterable[str]]
 ) -> None:
