@@ -148,7 +148,7 @@ class _Argument:
 
     @cached_property
     def _adapter(self) -> "TypeAdapter[Any]":
-        # It takes 40 ms and 6 MB, and devices, which make no strategy, do without.
+        # It takes 40 ms and 6 MB, and devices that only train and forecast do without.
         from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415
 
         config = ConfigDict(strict=True, arbitrary_types_allowed=True)
