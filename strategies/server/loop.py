@@ -137,7 +137,7 @@ class EventLoop(Stateful):
             strategy, weighting, optimizer, self.versions, self.reputation, self.stages
         )
         self.failures = self.n_versions = 0
-        self.done = self._has_told_others = False
+        self.done = self._is_first_seen = False
         self._open_buffer()
 
     def run(
@@ -316,18 +316,18 @@ class EventLoop(Stateful):
                 self.end(job, End("accepted"))
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
-                if not self._has_told_others:
-                    self._tell_others(reply)
+                if not self._is_first_seen:
+                    self._is_first_seen = True
+                    self._tell_unread(reply)
         except ProtocolError as problem:
             self.reputation.reject(job.node_id, problem, self.timing.changed_at)
             self._fail(job, "rejected", str(problem))
 
-    def _tell_others(self, reply: Message) -> None:
-        """Say once that of an app's replies something is not read."""
+    def _tell_unread(self, reply: Message) -> None:
+        """Say of the first reply that was accepted which arrays nothing reads, if there are any."""
         records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
         own = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
         if len(records) > 1 and own:
-            self._has_told_others = True
             key = self.reputation.keys.arrays
             others = [name[:40] for name in records if name != key][:5]
             self.grid.runtime.hint(

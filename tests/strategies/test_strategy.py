@@ -667,7 +667,7 @@ def test_a_second_record_of_arrays_that_nothing_reads_is_told_once(caplog):
         body["control variates"] = record(c=np.ones(2))
         return after, body
 
-    (hint,) = hints(FedAvg(), {1: controls, 2: controls, 3: adder(1.0)}, 3)
+    (hint,) = hints(FedAvg(), {1: controls, 2: controls}, 3)
     assert "'arrays' is the model" in hint
     assert "['control variates'] is not read" in hint
     assert caplog.text.count("is not read") == 1
