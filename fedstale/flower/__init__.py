@@ -5,9 +5,12 @@ with the door; each of the other files is one part of Flower, and is imported wh
 """
 
 from fedstale.flower.arrays import (
+    HEADER_START,
     MOST_HEADER_BYTES,
+    NO_HEADER,
     STYPE,
-    header_of,
+    header_end,
+    header_in,
     n_value_bytes,
     quick_arrays,
     read_array,
@@ -42,7 +45,9 @@ from fedstale.flower.messages import (
 )
 
 __all__ = [
+    "HEADER_START",
     "MOST_HEADER_BYTES",
+    "NO_HEADER",
     "SECAGG_RECORD",
     "STYPE",
     "SUPERLINK_NODE_ID",
@@ -57,7 +62,8 @@ __all__ = [
     "error_reply",
     "filled",
     "grows_with_model",
-    "header_of",
+    "header_end",
+    "header_in",
     "identity",
     "message_of_bytes",
     "n_objects",

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array
 
-from fedstale.errors import ProtocolError
 from fedstale.flower.features import has
 
 STYPE = "numpy.ndarray"
@@ -34,13 +33,17 @@ MOST_HEADER_BYTES = 1024
 """`numpy.save` needs 128 for any array of up to a dozen axes."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
-_AT = len(_MAGIC) + 2
+HEADER_START = len(_MAGIC) + 2
+"""Bytes of a stored array that say how long its header is."""
 _HEADER = re.compile(
     rb"\{'descr': '([<>|][a-z][0-9]{1,2})', 'fortran_order': (True|False), "
     rb"'shape': \((|[0-9]{1,18},|[0-9]{1,18}(?:, [0-9]{1,18}){1,31})\)(?:, )?\} *\n"
 )
 # Each byte can be matched in one way only: with optional separators a run of digits could be split
 # in so many ways that a mismatch would take for ever.
+
+NO_HEADER = "no file of numpy.save, or its dtype or header is not plain numbers'"
+"""Why an array cannot be read that has no `Header`."""
 
 _PLAIN = "biufc"
 _DTYPES = {
@@ -66,42 +69,34 @@ class Header(NamedTuple):
     """Of the values."""
 
 
-def header_of(data: bytes) -> Header:
-    """Return the header of a stored array; nothing behind it is looked at.
+@lru_cache(maxsize=4096)
+def header_end(start: bytes) -> int:
+    """Return where the header of a stored array ends; 0 for one that is not read.
 
-    Raises:
-        ProtocolError: it is none that `numpy.save` writes for plain numbers.
+    Args:
+        start: the first `HEADER_START` bytes of the array.
+    """
+    if not start.startswith(_MAGIC) or len(start) < HEADER_START:
+        return 0
+    end = HEADER_START + int.from_bytes(start[len(_MAGIC) :], "little")
+    return end if end <= MOST_HEADER_BYTES else 0
+
+
+@lru_cache(maxsize=4096)
+def header_in(header: bytes) -> Header | None:
+    """Return what a header says; None for one that `numpy.save` does not write for plain numbers.
 
     Example:
-        >>> header_of(written_array(np.zeros((2, 3), np.float32)).data).shape
+        >>> data = written_array(np.zeros((2, 3), np.float32)).data
+        >>> header_in(data[: header_end(data[:HEADER_START])]).shape
         (2, 3)
     """
-    begin = _begin(data[:_AT])
-    if not _AT < begin <= min(len(data), MOST_HEADER_BYTES):
-        raise ProtocolError("no file of numpy.save")
-    header = _read(data[:begin])
-    if header is None:
-        raise ProtocolError("its dtype or header is not plain numbers'")
-    return header
-
-
-@lru_cache(maxsize=4096)
-def _begin(start: bytes) -> int:
-    """Return the bytes of the header that begins so; 0 for what is not in NumPy's format."""
-    if not start.startswith(_MAGIC) or len(start) < _AT:
-        return 0
-    return _AT + int.from_bytes(start[len(_MAGIC) :], "little")
-
-
-@lru_cache(maxsize=4096)
-def _read(header: bytes) -> Header | None:
-    found = _HEADER.fullmatch(header, _AT)
+    found = _HEADER.fullmatch(header, HEADER_START)
     dtype = _DTYPES.get(found[1]) if found else None
     if found is None or dtype is None:
         return None
     shape = tuple(map(int, found[3].replace(b",", b" ").split()))
-    n_bytes = prod(shape) * dtype.itemsize
-    return Header(dtype, shape, found[2] == b"True", len(header), n_bytes)
+    return Header(dtype, shape, found[2] == b"True", len(header), prod(shape) * dtype.itemsize)
 
 
 def quick_arrays() -> AbstractContextManager[None]:
@@ -159,10 +154,7 @@ def read_array(array: Array) -> npt.NDArray[Any]:
         array([[1, 2]])
     """
     data = array.data
-    try:
-        header = header_of(data) if array.stype == STYPE else None
-    except ProtocolError:
-        header = None
+    header = header_in(data[: header_end(data[:HEADER_START])]) if array.stype == STYPE else None
     if header is None or len(data) - header.begin < header.n_bytes:
         return _their_numpy(array)
     dtype, shape, is_fortran, begin, n_bytes = header
@@ -180,7 +172,7 @@ def n_value_bytes(array: Array) -> int:
         24
     """
     n = len(array.data)
-    return n if array.stype != STYPE else max(n - _begin(array.data[:_AT]), 0)
+    return n if array.stype != STYPE else max(n - header_end(array.data[:HEADER_START]), 0)
 
 
 @lru_cache(maxsize=4096)

@@ -105,7 +105,8 @@ class EventLoop(Stateful):
             # A rule withstands large updates, and needs their number: without them it makes no
             # step.
             validation = replace(validation, norm_bound=None)
-        grid.runtime.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
+        self.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
+        grid.runtime.most_bytes = self.most_bytes
         self.reputation = Reputation(
             validation,
             keys,
@@ -303,7 +304,7 @@ class EventLoop(Stateful):
             self._fail(job, "failed", reason[:MOST_REASON])
             return
         try:
-            self.reputation.validation.check_size(reply, self.versions.n_bytes)
+            self.reputation.validation.check_size(reply, self.most_bytes)
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if forecast := forecast_in(reply.content):

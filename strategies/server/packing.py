@@ -24,7 +24,7 @@ from flwr.app.error import Error
 from flwr.app.message import make_message
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import STYPE, ErrorCode, header_of
+from fedstale.flower import HEADER_START, NO_HEADER, STYPE, ErrorCode, header_end, header_in
 from fedstale.strategies.messages import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"
@@ -302,10 +302,9 @@ def _array(name: str, data: bytes, form: str = "") -> Array:
             return of_text(form, data)
         except ProtocolError as problem:
             raise ProtocolError(f"packed array {name[:80]!r}: {problem}") from None
-    try:
-        header = header_of(data)
-    except ProtocolError as problem:
-        raise ProtocolError(f"packed array {name[:80]!r} cannot be read: {problem}") from None
+    header = header_in(data[: header_end(data[:HEADER_START])])
+    if header is None:
+        raise ProtocolError(f"packed array {name[:80]!r} cannot be read: {NO_HEADER}")
     if len(data) != header.begin + header.n_bytes:
         raise ProtocolError(
             f"packed array {name[:80]!r} does not add up: {len(data)} bytes for "

@@ -9,7 +9,7 @@ medians, are in `reputation`.
 Replies come from clients that are not trusted: sizes are compared before anything is parsed or
 allocated, of the whole reply (`Validation.check_size`) and of each array. An array may be quantised
 if its job asked for it (`fedstale.strategies.messages`): here it becomes numbers again, before
-anything else looks at it. All others are in NumPy's file format, of which `header_of` reads the one
+anything else looks at it. All others are in NumPy's file format, of which `header_in` reads the one
 form that `numpy.save` writes for plain numbers.
 """
 
@@ -24,7 +24,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import MOST_HEADER_BYTES, STYPE, header_of
+from fedstale.flower import HEADER_START, MOST_HEADER_BYTES, NO_HEADER, STYPE, header_end, header_in
 from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
 from fedstale.strategies.server.metrics import numbers
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -85,10 +85,10 @@ def read(
         raise RejectionError(
             "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
         )
-    try:
-        dtype, shape, is_fortran, begin, n_bytes = header_of(data)
-    except ProtocolError as problem:
-        raise RejectionError("format", f"arrays[{name!r}] cannot be read: {problem}") from problem
+    header = header_in(data[: header_end(data[:HEADER_START])])
+    if header is None:
+        raise RejectionError("format", f"arrays[{name!r}] cannot be read: {NO_HEADER}")
+    dtype, shape, is_fortran, begin, n_bytes = header
     if shape != like.shape:
         raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
     native = dtype.newbyteorder("=")
@@ -253,17 +253,16 @@ class Validation:
         """Return the bytes of a reply at most, for a model of some bytes."""
         return self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
 
-    def check_size(self, reply: Message, model_bytes: int) -> None:
+    def check_size(self, reply: Message, most_bytes: int) -> None:
         """Reject a reply that is too large, by the sizes that it declares: nothing in it is parsed.
 
         Args:
             reply: with content; to any kind of message.
-            model_bytes: size of the model, for `most_bytes`.
+            most_bytes: of it; see `most_bytes_of`.
 
         Raises:
             RejectionError: a ProtocolError that names the limit and what exceeds it.
         """
-        most_bytes = self.most_bytes_of(model_bytes)
         # Each limit is held before anything of what it limits is looked at.
         content = reply.content
         if len(content) > self.most_records:

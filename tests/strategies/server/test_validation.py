@@ -24,6 +24,11 @@ def validated(body, validation=None):
     return (validation or Validation()).open(reply(body), job(), Versions(BASE))
 
 
+def check_size(message, model_bytes, **settings):
+    validation = Validation(**settings)
+    validation.check_size(message, validation.most_bytes_of(model_bytes))
+
+
 def kind_of(body, validation=None):
     with pytest.raises(RejectionError) as caught:
         validated(body, validation)
@@ -225,7 +230,7 @@ def test_a_number_of_examples_that_is_none_is_rejected(examples):
 def size_of(body, **settings):
     """The sentence of the limit that a reply exceeds."""
     with pytest.raises(RejectionError) as caught:
-        Validation(**settings).check_size(reply(body), BASE.n_bytes)
+        check_size(reply(body), BASE.n_bytes, **settings)
     assert caught.value.kind == "size"
     return str(caught.value)
 
@@ -271,16 +276,16 @@ def test_a_reply_that_is_too_large_is_rejected_unread_and_the_limit_named(body, 
 
 def test_limits_on_sizes_are_settings_and_the_one_on_bytes_follows_the_model():
     for body in (good(), with_config({"list": [0.5] * 10_000})):
-        Validation().check_size(reply(body), BASE.n_bytes)
+        check_size(reply(body), BASE.n_bytes)
     assert "at most 9," in size_of(with_config({"list": [0.5] * 10}), most_elements=9)
     assert "at most 2," in size_of(with_config({"a": 1}), most_records=2)
     assert "at most 3," in size_of(with_config({"a": 1, "b": 2}), most_metrics=3)
     assert "at most 500," in size_of(good(), most_bytes=500)
     larger = record(**{f"w{k}": np.zeros(10**6, np.float32) for k in range(3)})
     message = reply(RecordDict({"arrays": larger}))
-    Validation().check_size(message, 3_000_000)
+    check_size(message, 3_000_000)
     with pytest.raises(RejectionError, match="bytes: at most 9,000,000"):
-        Validation().check_size(message, 2_000_000)
+        check_size(message, 2_000_000)
     for name in ("most_bytes", "most_records", "most_metrics", "most_elements"):
         with pytest.raises(ConfigError, match=name):
             Validation(**{name: 0})
