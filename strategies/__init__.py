@@ -46,6 +46,7 @@ from fedstale.strategies.stages import (
     Relay,
     Stage,
 )
+from fedstale.strategies.types import Checks
 
 __all__ = [
     "CA2FL",
@@ -92,3 +93,5 @@ __all__ = [
     "with_arguments",
     "with_whole_paths",
 ]
+
+Checks.are_on = True

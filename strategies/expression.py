@@ -20,7 +20,7 @@ from typing import get_args
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.errors import ConfigError, not_installed
+from fedstale.errors import ConfigError, FedstaleError, not_installed
 from fedstale.strategies import (
     methods,
     robust,
@@ -32,7 +32,7 @@ from fedstale.strategies import (
     weighting,
 )
 from fedstale.strategies.server import StaleStrategy
-from fedstale.strategies.types import require_known
+from fedstale.strategies.types import require_known, shown
 
 GROUP = "fedstale.strategies"
 """Entry points that add names, each of a class or a function that makes a part."""
@@ -48,6 +48,9 @@ _SETTINGS = (
     *(schedule.Schedule, schedule.AdaSync, schedule.LearntDeadline),
     *(selection.OortSettings, selection.Exponents),
 )
+_MOST_TEXT, _MOST_DEEP, _MOST_NUMBER = 10_000, 100, 2**64
+"""Characters of a text, nodes in nodes of what it says, and whole numbers in it: beyond, to read or
+to show it would take long, or more of the stack than there is."""
 _EXAMPLE = "expected a strategy such as 'FedBuff(20, 5)'"
 
 
@@ -77,7 +80,7 @@ def parse(text: str, **settings: object) -> Strategy:
     try:
         return _strategy(text, {k: v for k, v in settings.items() if v is not None})
     except _UnreadableError as problem:
-        raise ConfigError(f"strategy = {text!r}: {problem}") from None
+        raise ConfigError(f"strategy = {shown(text)}: {problem}") from problem.__cause__
     finally:
         log.removeFilter(_is_news)
 
@@ -112,7 +115,7 @@ def with_arguments(text: str, arguments: Mapping[str, object]) -> str:
             require_known(argument, how.parameters, name, {})
             given[argument] = _parsed(value if isinstance(value, str) else repr(value))
     except _UnreadableError as problem:
-        raise ConfigError(f"strategy = {text!r}: {problem}") from None
+        raise ConfigError(f"strategy = {shown(text)}: {problem}") from None
     keywords = [ast.keyword(argument, value) for argument, value in given.items()]
     return ast.unparse(ast.Call(call.func, [], keywords))
 
@@ -224,10 +227,22 @@ def _call(text: str) -> ast.Call:
 
 
 def _parsed(text: str) -> ast.expr:
+    if len(text) > _MOST_TEXT:
+        raise _UnreadableError(f"{len(text):,} characters: expected at most {_MOST_TEXT:,}")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _UnreadableError(_EXAMPLE) from None
+    level: list[ast.AST] = [tree]
+    for _ in range(_MOST_DEEP):
+        for node in level:
+            number = node.value if isinstance(node, ast.Constant) else 0
+            if isinstance(number, int) and number >= _MOST_NUMBER:
+                raise _UnreadableError(f"a whole number is too large: {_EXAMPLE}")
+        level = [inside for node in level for inside in ast.iter_child_nodes(node)]
+    if level:
+        raise _UnreadableError(f"more than {_MOST_DEEP} levels of brackets or signs: {_EXAMPLE}")
+    return tree
 
 
 def _value(node: ast.expr) -> object:
@@ -250,8 +265,8 @@ def _value(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        text = ast.unparse(node)
-        raise _UnreadableError(f"{text!r}: expected a literal or a part such as Gap()") from None
+        text = shown(ast.unparse(node))
+        raise _UnreadableError(f"{text}: expected a literal or a part such as Gap()") from None
 
 
 def _called(node: ast.Call, settings: Mapping[str, object]) -> object:
@@ -263,7 +278,13 @@ def _called(node: ast.Call, settings: Mapping[str, object]) -> object:
     for argument in named:
         require_known(argument, how.parameters, name, {})
     _bound(how.bind, name, arguments, {**named, **settings})
-    return make(*arguments, **named, **settings)
+    try:
+        return make(*arguments, **named, **settings)
+    except FedstaleError:
+        raise
+    except Exception as problem:
+        # Parts of Flower's and of other packages check, or do not, as they like.
+        raise _UnreadableError(f"{name}: {shown(problem)}") from problem
 
 
 def _keywords(call: ast.Call, name: str) -> dict[str, ast.expr]:
@@ -291,13 +312,14 @@ def _named(node: ast.expr) -> object:
     """Return what a name stands for."""
     match node:
         case ast.Attribute(ast.Name("flower"), name):
-            return _one(name, {name: getattr(flower, name) for name in flower.__all__})
+            offered = {name: getattr(flower, name) for name in flower.__all__}
+            return _one(name, {k: made for k, made in offered.items() if not isabstract(made)})
         case ast.Attribute(ast.Name(room), name) if room in _ROOMS:
             return _one(name, _offered(_ROOMS[room]))
         case ast.Name(name):
             load = None if name in _own() else _added().get(name)
             return _one(name, _own(), _added()) if load is None else _loaded(name, load)
-    raise _UnreadableError(f"{ast.unparse(node)!r}: expected a name such as FedBuff")
+    raise _UnreadableError(f"{shown(ast.unparse(node))}: expected a name such as FedBuff")
 
 
 def _loaded(name: str, load: Callable[[], object]) -> object:
@@ -314,4 +336,4 @@ def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> ob
         return known[name]
     near = get_close_matches(name, [*known, *more], n=1)
     expected = repr(near[0]) if near else "a method, a part or a stage such as FedBuff"
-    raise _UnreadableError(f"{name!r} is unknown: expected {expected}")
+    raise _UnreadableError(f"{shown(name)} is unknown: expected {expected}")

@@ -16,13 +16,28 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from fedstale.strategies.types import Purpose, Stateful, require, require_choice, require_count
+from fedstale.strategies.types import (
+    AtLeastOne,
+    Count,
+    Decay,
+    NotNegative,
+    PositiveShare,
+    Purpose,
+    Seconds,
+    Stateful,
+    check_fields,
+    checked,
+    require,
+)
 
 Stragglers = Literal["keep", "cancel"]
+Updates = Annotated[Count, "an integer >= 1 (1 steps at every reply)"]
+Deadline = Annotated[Seconds, "seconds > 0 (inf for none)"]
+Overhead = Annotated[AtLeastOne, "a finite number >= 1, such as 1.3"]
 
 RECHECK_S = 30.0
 """A strategy whose selector picks no node, or too few, selects again after this long."""
@@ -47,20 +62,18 @@ class AdaSync:
         [2, 4, 16]
     """
 
-    start: int = 1
+    start: Count = 1
     """k0, the buffer size at the first loss, >= 1."""
-    most: int
+    most: Count
     """Largest buffer size, >= start."""
     form: Literal["batch", "worker"] = "batch"
     """"batch" for schedules that send after each reply, "worker" for K-sync and K-async."""
-    smoothing: float = 0.9
+    smoothing: Decay = 0.9
     """Decay of the running mean of the training loss, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        require_count("buffer_size.start", self.start)
-        require(self.most >= self.start, "buffer_size.most", self.most, "an integer >= start")
-        require_choice("buffer_size.form", self.form, "batch", "worker")
-        require(0 <= self.smoothing < 1, "buffer_size.smoothing", self.smoothing, "one in [0, 1)")
+        check_fields(self)
+        require(self.most >= self.start, "AdaSync.most", self.most, "an integer >= start")
 
     def size(self, *, first_loss: float, loss: float, concurrency: int) -> int:
         """Return the buffer size for a training loss.
@@ -99,18 +112,17 @@ class LearntDeadline:
         20.0
     """
 
-    quantile: float = 0.9
+    quantile: PositiveShare = 0.9
     """Share of recent jobs that would have met it, in (0, 1]."""
-    at_least_s: float = 0.0
+    at_least_s: NotNegative = 0.0
     """Shortest deadline in s."""
-    at_most_s: float = inf
+    at_most_s: Seconds = inf
     """Longest deadline in s; also holds while no duration has been observed."""
 
     def __post_init__(self) -> None:
-        require(0 < self.quantile <= 1, "deadline_s.quantile", self.quantile, "one in (0, 1]")
-        shortest, longest = self.at_least_s, self.at_most_s
-        accepted = "seconds from 0 to at_most_s"
-        require(0 <= shortest <= longest, "deadline_s.at_least_s", shortest, accepted)
+        check_fields(self)
+        shortest, accepted = self.at_least_s, "seconds from 0 to at_most_s"
+        require(shortest <= self.at_most_s, "LearntDeadline.at_least_s", shortest, accepted)
 
     def seconds(self, durations_s: Collection[float]) -> float:
         """Return the deadline in s, given recent durations in s."""
@@ -129,9 +141,9 @@ class Schedule:
         'keep'
     """
 
-    concurrency: int | None = None
+    concurrency: Count | None = None
     """Jobs in flight, >= 1; None sends to every free node, or to `fraction_train` of them."""
-    buffer_size: int | AdaSync | None = None
+    buffer_size: Updates | AdaSync | None = None
     """Updates of a server step, >= 1; None waits for every job that was sent."""
     send: Literal["after_step", "after_reply"] = "after_step"
     """Send again after a server step, or whenever a job has ended. With "after_step" and a buffer
@@ -140,82 +152,77 @@ class Schedule:
     """Jobs in flight at a server step: keep them for a later step as stale updates, or cancel."""
     distinct: bool = False
     """With "after_reply": no device contributes twice to one server step."""
-    deadline_s: float | LearntDeadline = inf
+    deadline_s: Deadline | LearntDeadline = inf
     """Step with the updates there are this long after the last step, in s; if there are none, with
     the next one."""
-    fraction_train: float = 1.0
+    fraction_train: PositiveShare = 1.0
     """Share of the free nodes to send to, in (0, 1], rounded down but at least one node; below 1
     only without `concurrency` and with "after_step". Flower's share is that of all connected nodes,
     which are the free ones when every reply was waited for."""
-    min_available_nodes: int = 1
+    min_available_nodes: Count = 1
     """Free nodes to wait for before sending after a server step, >= 1. Flower counts all connected
     nodes, also those that have not answered yet, and its default is 2."""
-    recheck_s: float = RECHECK_S
+    recheck_s: Seconds = RECHECK_S
     """Time in s after which to look again for nodes, when too few are online."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         jobs, size, share = self.concurrency, self.buffer_size, self.fraction_train
         most = size.most if isinstance(size, AdaSync) else size
         after_step = self.send == "after_step"
-        if jobs is not None:
-            accepted = "an integer >= 1, or None for every node that is online"
-            require_count("concurrency", jobs, accepted)
-        if size is not None and not isinstance(size, AdaSync):
-            accepted = "an integer >= 1 (1 steps at every reply), AdaSync, None"
-            require_count("buffer_size", size, accepted)
-        require_choice("send", self.send, "after_step", "after_reply")
-        require_choice("stragglers", self.stragglers, "keep", "cancel")
-        require_count("min_available_nodes", self.min_available_nodes)
-        require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
-        if not isinstance(self.deadline_s, LearntDeadline):
-            accepted = "seconds > 0 (inf for none), or LearntDeadline"
-            require(self.deadline_s > 0, "deadline_s", self.deadline_s, accepted)
-        require(0 < share <= 1, "fraction_train", share, "a share in (0, 1]")
         if jobs is not None or not after_step:
             accepted = '1, with a concurrency or send = "after_reply"'
-            require(share == 1, "fraction_train", share, accepted)
+            require(share == 1, "Schedule.fraction_train", share, accepted)
         if not after_step:
             accepted = 'an integer >= 1 when send = "after_reply"'
-            require(size is not None, "buffer_size", size, accepted)
+            require(size is not None, "Schedule.buffer_size", size, accepted)
         elif jobs is not None and most is not None:
             accepted = f"at most concurrency = {jobs}, or more could never arrive"
-            require(most <= jobs, "buffer_size", most, accepted)
+            require(most <= jobs, "Schedule.buffer_size", most, accepted)
 
     def n_sent(self, n_free: int) -> int:
         """Return how many of the free nodes may be sent to at once; at least one."""
         return max(int(n_free * self.fraction_train), 1)
 
 
-def k_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+@checked
+def k_sync(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
     """Wait for the first K devices, cancel the others, and send to all again."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size)
 
 
-def k_batch_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+@checked
+def k_batch_sync(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
     """Wait for the first K updates, several from a fast device; cancel the other jobs."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size, send="after_reply")
 
 
-def k_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+@checked
+def k_async(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
     """Wait for the first K devices and send to these again; the others become stale."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size, stragglers="keep")
 
 
-def k_batch_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+@checked
+def k_batch_async(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
     """Send again after every reply and step after every K; the schedule of FedBuff."""
     return Schedule(
         concurrency=concurrency, buffer_size=buffer_size, send="after_reply", stragglers="keep"
     )
 
 
-def over_selection(buffer_size: int, factor: float = 1.3) -> Schedule:
+@checked
+def over_selection(buffer_size: Count, factor: Overhead = 1.3) -> Schedule:
     """Send to more devices than are needed, take the first updates, and cancel the other jobs."""
-    require(factor >= 1, "factor", factor, "a number >= 1, such as 1.3")
     return Schedule(concurrency=ceil(buffer_size * factor), buffer_size=buffer_size)
 
 
+@checked
 def semi_synchronous(
-    concurrency: int | None, deadline_s: float | LearntDeadline, *, stragglers: Stragglers = "keep"
+    concurrency: Count | None,
+    deadline_s: Deadline | LearntDeadline,
+    *,
+    stragglers: Stragglers = "keep",
 ) -> Schedule:
     """Step with what has arrived by a deadline; later replies count in the next step."""
     return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)

@@ -16,22 +16,25 @@ Reference:
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from fedstale.strategies.types import (
     Array,
+    Count,
+    Decay,
     Model,
     Part,
+    Positive,
     over_chunks,
-    require,
-    require_choice,
-    require_count,
     zeros_like,
 )
 
-Rate = float | Callable[[int], float]
+Rate = Annotated[
+    Positive | Callable[[int], float],
+    "a finite number > 0, or a function of the number of the step",
+]
 """A learning rate, or a function from the number of the step, from 1, to it."""
 Beyond = Literal["divide", "cap"]
 
@@ -50,7 +53,6 @@ class ServerOptimizer(Part, ABC):
         Args:
             eta: learning rate, or a function from the number of the step, from 1, to it.
         """
-        require(callable(eta) or eta > 0, "server_optimizer.eta", eta, "a number > 0")
         self.eta = eta
         self.damping = 1.0
         """What eta is multiplied by; see `DelayAdaptive`."""
@@ -110,9 +112,8 @@ class Momentum(ServerOptimizer):
 
     moments = ("v",)
 
-    def __init__(self, eta: Rate = 1.0, *, beta: float = 0.9, nesterov: bool = False) -> None:
+    def __init__(self, eta: Rate = 1.0, *, beta: Decay = 0.9, nesterov: bool = False) -> None:
         """Set the momentum beta in [0, 1)."""
-        require(0 <= beta < 1, "server_optimizer.beta", beta, "a number in [0, 1)")
         super().__init__(eta)
         self.beta, self.nesterov = beta, nesterov
 
@@ -131,12 +132,9 @@ class _Adaptive(ServerOptimizer):
     moments: tuple[str, ...] = ("m", "v")
 
     def __init__(
-        self, eta: Rate = 0.1, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+        self, eta: Rate = 0.1, *, beta_1: Decay = 0.9, beta_2: Decay = 0.99, tau: Positive = 1e-3
     ) -> None:
         """Set the decays of both moments in [0, 1), and tau > 0, which bounds the adaptivity."""
-        require(0 <= beta_1 < 1, "server_optimizer.beta_1", beta_1, "a number in [0, 1)")
-        require(0 <= beta_2 < 1, "server_optimizer.beta_2", beta_2, "a number in [0, 1)")
-        require(tau > 0, "server_optimizer.tau", tau, "a number > 0, such as 0.001")
         super().__init__(eta)
         self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
 
@@ -204,7 +202,7 @@ class Yogi(_Adaptive):
     """v <- v - (1 - beta_2) d^2 sign(v - d^2)."""
 
     def __init__(
-        self, eta: Rate = 0.01, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+        self, eta: Rate = 0.01, *, beta_1: Decay = 0.9, beta_2: Decay = 0.99, tau: Positive = 1e-3
     ) -> None:
         """Set the decays and tau as for Adam."""
         super().__init__(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
@@ -221,7 +219,7 @@ class Yogi(_Adaptive):
 class Adagrad(_Adaptive):
     """v <- v + d^2, without momentum unless beta_1 is given."""
 
-    def __init__(self, eta: Rate = 0.1, *, beta_1: float = 0.0, tau: float = 1e-3) -> None:
+    def __init__(self, eta: Rate = 0.1, *, beta_1: Decay = 0.0, tau: Positive = 1e-3) -> None:
         """Set the decay of the first moment, and tau as for Adam."""
         super().__init__(eta, beta_1=beta_1, beta_2=0.0, tau=tau)
 
@@ -265,7 +263,7 @@ class DelayAdaptive(ServerOptimizer):
     saved = ("optimizer",)
 
     def __init__(
-        self, optimizer: ServerOptimizer, tau_c: int = 1, *, beyond: Beyond = "divide"
+        self, optimizer: ServerOptimizer, tau_c: Count = 1, *, beyond: Beyond = "divide"
     ) -> None:
         """Wrap an optimizer.
 
@@ -274,8 +272,6 @@ class DelayAdaptive(ServerOptimizer):
             tau_c: largest staleness that leaves the rate alone, an integer >= 1.
             beyond: "divide" or "cap"; see the class.
         """
-        require_count("server_optimizer.tau_c", tau_c)
-        require_choice("server_optimizer.beyond", beyond, "divide", "cap")
         self.optimizer, self.tau_c, self.beyond = optimizer, tau_c, beyond
 
     @property

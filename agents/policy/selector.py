@@ -35,7 +35,7 @@ from fedstale.strategies.selection import (
     enough,
     name_of_class,
 )
-from fedstale.strategies.types import Candidates, is_count, require
+from fedstale.strategies.types import Candidates, Count, PositiveShare, Share, require
 from fedstale.traces import Index, Mask
 
 logger = logging.getLogger(__name__)
@@ -107,20 +107,15 @@ class AgentSelector(Selector):
         self,
         path: str | Path | Agent | OwnPolicy | None = None,
         *,
-        n_max: int = N_MAX,
-        exploration: float = 0.0,
-        fairness: float = 0.0,
-        sure: float = SURE,
+        n_max: Count = N_MAX,
+        exploration: Share = 0.0,
+        fairness: Share = 0.0,
+        sure: PositiveShare = SURE,
         fallback: bool = False,
     ) -> None:
         """Read the agent; one that cannot be read is replaced by the heuristic, see the module."""
-        require(0 <= exploration <= 1, "selector.exploration", exploration, "a share in [0, 1]")
-        require(
-            0 <= fairness <= 1 - exploration,
-            *("selector.fairness", fairness, "a share in [0, 1 - exploration]"),
-        )
-        require(0 < sure <= 1, "selector.sure", sure, "a chance in (0, 1]")
-        require(is_count(n_max), "selector.n_max", n_max, "an integer >= 1")
+        accepted = "a share in [0, 1 - exploration]"
+        require(fairness <= 1 - exploration, "AgentSelector.fairness", fairness, accepted)
         self.path, self.exploration, self.fairness = path, exploration, fairness
         self.n_max, self.sure, self.fallback = n_max, sure, fallback
         self._heuristic = ExpectedUtility(BALANCED)
@@ -373,10 +368,9 @@ class Shadow(Selector):
         watching: Selector,
         *,
         path: str | Path | None = None,
-        kept: int = 1000,
+        kept: Count = 1000,
     ) -> None:
         """Set the selectors."""
-        require(is_count(kept), "selector.kept", kept, "an integer >= 1")
         self.deciding, self.watching = deciding, watching
         self.path = path
         self.choices: deque[Choice] = deque(maxlen=kept)

@@ -153,9 +153,9 @@ http {{
   limit_req_status 503;
   limit_conn_status 503;
 
-  # What an operator may do is in the certificate, as organisational units.
-  map $ssl_client_s_dn $may_run {{ default 0; "~(?:^|,)OU=run(?:,|$)" 1; }}
-  map $ssl_client_s_dn $may_register {{ default 0; "~(?:^|,)OU=register(?:,|$)" 1; }}
+  # What an operator may do is in the certificate, as organisational units of their own.
+  map $ssl_client_s_dn $may_run {{ default 0; "{_unit("run")}" 1; }}
+  map $ssl_client_s_dn $may_register {{ default 0; "{_unit("register")}" 1; }}
 
   upstream superlink {{ server "unix:{socket}"; }}
   proxy_http_version 1.1;
@@ -216,6 +216,15 @@ def other_paths(part: str) -> tuple[str, ...]:
     """
     paths = (path for _, path in flower.calls() if path.startswith(f"/v1/{part}/"))
     return tuple(path for path in paths if path not in FLEET_PATHS)
+
+
+def _unit(role: str) -> str:
+    r"""Return nginx's pattern of a certificate's name (RFC 2253) that has a role as a unit.
+
+    A comma with a backslash before it is no end of a part: who may choose a common name could write
+    a unit into it. A backslash is written as \x5c, which nginx hands on as it is.
+    """
+    return rf"~^(?:(?:[^\x5c]|\x5c.)*,)?OU={role}(?:,|$)"
 
 
 def _only(paths: Sequence[str]) -> str:

@@ -4,6 +4,18 @@ Outside of this package stand only `flwr.app`, `flwr.serverapp` and `flwr.client
 with the door; each of the other files is one part of Flower, and is imported where that part runs.
 """
 
+from fedstale.flower.arrays import (
+    HEADER_START,
+    MOST_HEADER_BYTES,
+    NO_HEADER,
+    STYPE,
+    header_end,
+    header_in,
+    n_value_bytes,
+    quick_arrays,
+    read_array,
+    written_array,
+)
 from fedstale.flower.messages import (
     SECAGG_RECORD,
     SUPERLINK_NODE_ID,
@@ -24,11 +36,8 @@ from fedstale.flower.messages import (
     message_of,
     message_of_bytes,
     n_objects,
-    n_value_bytes,
     own_copy,
     own_message,
-    quick_arrays,
-    read_array,
     records_of_bytes,
     reply_with,
     sent_to,
@@ -36,11 +45,14 @@ from fedstale.flower.messages import (
     stamp_reply,
     trains_nothing,
     with_content,
-    written_array,
 )
 
 __all__ = [
+    "HEADER_START",
+    "MOST_HEADER_BYTES",
+    "NO_HEADER",
     "SECAGG_RECORD",
+    "STYPE",
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",
     "ErrorCode",
@@ -55,6 +67,8 @@ __all__ = [
     "error_reply",
     "filled",
     "grows_with_model",
+    "header_end",
+    "header_in",
     "identity",
     "message_of",
     "message_of_bytes",

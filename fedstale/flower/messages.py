@@ -4,25 +4,16 @@
 be given by writing its metadata. What stands on the wire is here as numbers and words. All of it
 was read in Flower 1.34 to 1.43. Up to 1.37 there is no such identity: a message has no run and no
 sender before its grid sends it.
-
-A Flower `Array` is bytes in NumPy's file format. For a small array nearly all the time goes into
-its header of 128 bytes: Python's parser reads it, and NumPy formats it anew. All messages of a run
-have the same few headers, so `quick_arrays` remembers them; bytes and values are those of NumPy,
-and anything unusual goes to NumPy itself. For the digits app this is a quarter of a client.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache
-from io import BytesIO
+from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import flwr
-import numpy as np
-import numpy.typing as npt
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Context,
@@ -35,7 +26,7 @@ from flwr.app import (
 )
 
 from fedstale.errors import ConfigError
-from fedstale.flower.features import FEATURES, has
+from fedstale.flower.features import FEATURES
 
 if TYPE_CHECKING:
     from flwr.supercore import run
@@ -47,20 +38,11 @@ else:
 SUPERLINK_NODE_ID = 1
 """Node id of a ServerApp, and of the SuperLink where that answers in a node's place."""
 
-_MAGIC = b"\x93NUMPY\x01"
-_LENGTH_AT = 8
-_PLAIN = "biufc"
-
-_NUMPY = "numpy.ndarray"
-"""What the `stype` of an array says if its bytes are in NumPy's format."""
 _ENDS = ("_src_node_id", "_dst_node_id"), ("_src_task_id", "_dst_task_id")
 SECAGG_RECORD = "secaggplus_configs"
 """Record of a message that is a stage of SecAgg+."""
 _SECAGG_STAGES = ("setup", "share_keys", "unmask")
 """The stages of SecAgg+ in which a client does not train; "collect_masked_vectors" is left."""
-
-_their_numpy = Array.numpy
-_their_from_ndarray: Any = vars(Array).get("from_numpy_ndarray")
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 Records = TypeVar("Records", bound=RecordDict | Record)
@@ -313,111 +295,3 @@ def _shallow(original: T) -> T:
     own = object.__new__(type(original))
     own.__dict__ = original.__dict__.copy()
     return own
-
-
-def quick_arrays() -> AbstractContextManager[None]:
-    """Let every Flower array inside be read and written the quick way."""
-    # To replace methods makes Python forget what it knows of the class.
-    is_done = Array.numpy is read_array or not has("quick arrays")
-    return nullcontext() if is_done else _replacing_methods()
-
-
-@contextmanager
-def _replacing_methods() -> Iterator[None]:
-    ours = {"numpy": read_array, "from_numpy_ndarray": staticmethod(written_array)}
-    before = {name: vars(Array)[name] for name in ours}
-    for name, function in ours.items():
-        setattr(Array, name, function)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(Array, name, function)
-
-
-def written_array(ndarray: npt.NDArray[Any]) -> Array:
-    """Return an array as Flower stores it; the bytes are those of `numpy.save`.
-
-    Example:
-        >>> written_array(np.array([[1, 2]])).shape
-        (1, 2)
-    """
-    if not has("quick arrays"):
-        return Array(ndarray)
-    # A byte order other than the machine's, records and strings are rare.
-    if type(ndarray) is not np.ndarray or ndarray.dtype.kind not in _PLAIN:
-        return cast(Array, _their_from_ndarray.__get__(None, Array)(ndarray))
-    is_fortran = ndarray.flags.f_contiguous and not ndarray.flags.c_contiguous
-    name, header = _header_for(ndarray.dtype, ndarray.shape, is_fortran=is_fortran)
-    body = ndarray.tobytes("F") if is_fortran else ndarray.tobytes()
-    # Past the checks of its constructor: the bytes are known to fit.
-    array = Array.__new__(Array)
-    array.__dict__.update(
-        _is_dirty=True, dtype=name, shape=ndarray.shape, stype=_NUMPY, data=header + body
-    )
-    return array
-
-
-def read_array(array: Array) -> npt.NDArray[Any]:
-    """Return a stored array in memory of its own, as `numpy.load` does.
-
-    Raises:
-        ValueError: the bytes are no array of plain values.
-        TypeError: the bytes are not in NumPy's format.
-
-    Example:
-        >>> read_array(written_array(np.array([[1, 2]])))
-        array([[1, 2]])
-    """
-    data = array.data
-    if array.stype != _NUMPY or not data.startswith(_MAGIC):
-        return _their_numpy(array)
-    body = _LENGTH_AT + 2 + int.from_bytes(data[_LENGTH_AT : _LENGTH_AT + 2], "little")
-    shape, is_fortran, dtype, n_bytes = _header_of(data[:body])
-    if dtype.kind not in _PLAIN or len(data) - body < n_bytes:
-        return _their_numpy(array)
-    flat = np.frombuffer(data, dtype, count=n_bytes // dtype.itemsize, offset=body).copy()
-    if is_fortran:
-        return flat.reshape(shape[::-1]).transpose()
-    return flat.reshape(shape)
-
-
-def n_value_bytes(array: Array) -> int:
-    """Return how many bytes of a stored array are its values: all but NumPy's header, if any.
-
-    Example:
-        >>> n_value_bytes(written_array(np.zeros((2, 3), np.float32)))
-        24
-    """
-    data = array.data
-    if array.stype != _NUMPY:
-        return len(data)
-    n = len(data) - _n_header_bytes(data[: _LENGTH_AT + 2])
-    return n if n > 0 else 0
-
-
-@lru_cache(maxsize=4096)
-def _n_header_bytes(start: bytes) -> int:
-    """Return the bytes of the header that begins so; 0 for what is not in NumPy's format."""
-    if not start.startswith(_MAGIC) or len(start) < _LENGTH_AT + 2:
-        return 0
-    return len(start) + int.from_bytes(start[_LENGTH_AT:], "little")
-
-
-@lru_cache(maxsize=4096)
-def _header_of(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    file = BytesIO(header)
-    np.lib.format.read_magic(file)
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    return shape, is_fortran, dtype, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-@lru_cache(maxsize=4096)
-def _header_for(
-    dtype: np.dtype[Any], shape: tuple[int, ...], *, is_fortran: bool
-) -> tuple[str, bytes]:
-    example = np.broadcast_to(np.zeros((), dtype), shape)
-    fields = np.lib.format.header_data_from_array_1_0(example)
-    file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, {**fields, "fortran_order": is_fortran})
-    return str(dtype), file.getvalue()

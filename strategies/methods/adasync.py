@@ -4,6 +4,7 @@ from typing import Unpack
 
 from fedstale.strategies.schedule import AdaSync, k_sync
 from fedstale.strategies.server import Options, StaleStrategy
+from fedstale.strategies.types import Count
 
 
 class AdaptiveSync(StaleStrategy):
@@ -18,7 +19,7 @@ class AdaptiveSync(StaleStrategy):
         Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021.
     """
 
-    def __init__(self, concurrency: int, start: int = 1, **options: Unpack[Options]) -> None:
+    def __init__(self, concurrency: Count, start: Count = 1, **options: Unpack[Options]) -> None:
         size = AdaSync(start=start, most=concurrency, form="worker")
         parts = Options(schedule=k_sync(concurrency, size), normalise="buffer_size")
         super().__init__(**(parts | options))

@@ -5,6 +5,7 @@ from typing import Unpack
 from fedstale.strategies.methods.fedbuff import buffered
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD
+from fedstale.strategies.types import Count, Positive
 from fedstale.strategies.weighting import EuclideanStaleness
 
 
@@ -24,10 +25,10 @@ class AsyncFedED(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
+        concurrency: Count,
         *,
-        lam: float = 1.0,
-        epsilon: float = 1.0,
+        lam: Positive = 1.0,
+        epsilon: Positive = 1.0,
         **options: Unpack[Options],
     ) -> None:
         parts = buffered(concurrency, 1, EuclideanStaleness(epsilon), SGD(lam / epsilon))

@@ -3,9 +3,10 @@
 from typing import Unpack
 
 from fedstale.strategies.methods.fedbuff import buffered
-from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.schedule import AdaSync, Updates
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate
+from fedstale.strategies.types import Count
 from fedstale.strategies.weighting import CachedUpdates
 
 
@@ -26,11 +27,11 @@ class CA2FL(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int | AdaSync = 10,
+        concurrency: Count,
+        buffer_size: Updates | AdaSync = 10,
         *,
         eta: Rate = 1.0,
-        n_clients: int | None = None,
+        n_clients: Count | None = None,
         **options: Unpack[Options],
     ) -> None:
         cached = CachedUpdates(1.0, n_clients=n_clients)

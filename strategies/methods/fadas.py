@@ -3,9 +3,10 @@
 from typing import Unpack
 
 from fedstale.strategies.methods.fedbuff import buffered
-from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.schedule import AdaSync, Updates
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import AMSGrad, DelayAdaptive, Rate
+from fedstale.strategies.types import Count
 from fedstale.strategies.weighting import ByAge, constant
 
 
@@ -26,11 +27,11 @@ class FADAS(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int | AdaSync = 10,
+        concurrency: Count,
+        buffer_size: Updates | AdaSync = 10,
         *,
         eta: Rate = 0.1,
-        tau_c: int = 1,
+        tau_c: Count = 1,
         **options: Unpack[Options],
     ) -> None:
         optimizer = DelayAdaptive(AMSGrad(eta), tau_c)

@@ -5,6 +5,7 @@ from typing import Unpack
 from fedstale.strategies.methods.fedbuff import INVERSE_ROOT, buffered
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate
+from fedstale.strategies.types import Count
 from fedstale.strategies.weighting import AgeCurve, ByAge
 
 
@@ -23,7 +24,7 @@ class FedAsync(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
+        concurrency: Count,
         *,
         mix: Rate = 0.6,
         staleness: AgeCurve = INVERSE_ROOT,

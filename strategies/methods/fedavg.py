@@ -2,9 +2,10 @@
 
 from typing import Unpack
 
-from fedstale.strategies.schedule import Schedule, over_selection
+from fedstale.strategies.schedule import Overhead, Schedule, over_selection
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import Adagrad, Adam, Momentum, Rate, Yogi
+from fedstale.strategies.types import Count, Decay, NotNegative, Positive, PositiveShare
 
 
 class RoundOptions(Options, total=False):
@@ -30,10 +31,10 @@ class FedAvg(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         *,
-        fraction_train: float = 1.0,
-        min_available_nodes: int = 1,
+        fraction_train: PositiveShare = 1.0,
+        min_available_nodes: Count = 1,
         **options: Unpack[Options],
     ) -> None:
         schedule = Schedule(
@@ -56,7 +57,9 @@ class FedAvgOverSelected(StaleStrategy):
         Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019.
     """
 
-    def __init__(self, buffer_size: int, factor: float = 1.3, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, buffer_size: Count, factor: Overhead = 1.3, **options: Unpack[Options]
+    ) -> None:
         super().__init__(**(Options(schedule=over_selection(buffer_size, factor)) | options))
 
 
@@ -77,9 +80,9 @@ class FedProx(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         *,
-        proximal_mu: float = 0.01,
+        proximal_mu: NotNegative = 0.01,
         **options: Unpack[RoundOptions],
     ) -> None:
         super().__init__(concurrency, **options)
@@ -106,10 +109,10 @@ class FedAvgM(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         *,
         server_learning_rate: Rate = 1.0,
-        server_momentum: float = 0.9,
+        server_momentum: Decay = 0.9,
         **options: Unpack[RoundOptions],
     ) -> None:
         optimizer = Momentum(server_learning_rate, beta=server_momentum)
@@ -133,12 +136,12 @@ class FedAdam(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         eta: Rate = 0.1,
         *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.99,
-        tau: float = 1e-3,
+        beta_1: Decay = 0.9,
+        beta_2: Decay = 0.99,
+        tau: Positive = 1e-3,
         **options: Unpack[RoundOptions],
     ) -> None:
         optimizer = Adam(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
@@ -154,12 +157,12 @@ class FedYogi(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         eta: Rate = 0.01,
         *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.99,
-        tau: float = 1e-3,
+        beta_1: Decay = 0.9,
+        beta_2: Decay = 0.99,
+        tau: Positive = 1e-3,
         **options: Unpack[RoundOptions],
     ) -> None:
         optimizer = Yogi(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
@@ -175,10 +178,10 @@ class FedAdagrad(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         eta: Rate = 0.1,
         *,
-        tau: float = 1e-3,
+        tau: Positive = 1e-3,
         **options: Unpack[RoundOptions],
     ) -> None:
         optimizer = Adagrad(eta, tau=tau)

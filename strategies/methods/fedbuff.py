@@ -2,17 +2,18 @@
 
 from typing import Unpack
 
-from fedstale.strategies.schedule import AdaSync, k_batch_async
+from fedstale.strategies.schedule import AdaSync, Updates, k_batch_async
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate, ServerOptimizer
+from fedstale.strategies.types import Count
 from fedstale.strategies.weighting import AgeCurve, ByAge, Weighting, polynomial
 
 INVERSE_ROOT = polynomial(0.5)
 
 
 def buffered(
-    concurrency: int,
-    buffer_size: int | AdaSync,
+    concurrency: Count,
+    buffer_size: Updates | AdaSync,
     weighting: Weighting,
     server_optimizer: ServerOptimizer,
 ) -> Options:
@@ -46,8 +47,8 @@ class FedBuff(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int | AdaSync = 10,
+        concurrency: Count,
+        buffer_size: Updates | AdaSync = 10,
         *,
         staleness: AgeCurve = INVERSE_ROOT,
         eta: Rate = 1.0,

@@ -3,6 +3,7 @@
 from typing import Unpack
 
 from fedstale.strategies.methods.fedavg import FedAvg, RoundOptions
+from fedstale.strategies.types import Count, Share
 from fedstale.strategies.weighting import CachedUpdates
 
 
@@ -23,10 +24,10 @@ class FedStale(FedAvg):
 
     def __init__(
         self,
-        concurrency: int | None = None,
+        concurrency: Count | None = None,
         *,
-        beta: float = 0.5,
-        n_clients: int | None = None,
+        beta: Share = 0.5,
+        n_clients: Count | None = None,
         **options: Unpack[RoundOptions],
     ) -> None:
         cached = CachedUpdates(beta, n_clients=n_clients)

@@ -3,9 +3,10 @@
 from typing import Unpack
 
 from fedstale.strategies.methods.fedbuff import buffered
-from fedstale.strategies.schedule import AdaSync
+from fedstale.strategies.schedule import AdaSync, Updates
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, Rate
+from fedstale.strategies.types import Count, Share
 from fedstale.strategies.weighting import DirectionalGap, Gap, Grain
 
 
@@ -25,8 +26,8 @@ class GapAware(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int | AdaSync = 10,
+        concurrency: Count,
+        buffer_size: Updates | AdaSync = 10,
         *,
         of: Grain = "parameter",
         eta: Rate = 1.0,
@@ -48,10 +49,10 @@ class DirectionAware(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int | AdaSync = 10,
+        concurrency: Count,
+        buffer_size: Updates | AdaSync = 10,
         *,
-        share: float = 0.1,
+        share: Share = 0.1,
         eta: Rate = 1.0,
         **options: Unpack[Options],
     ) -> None:

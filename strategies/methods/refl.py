@@ -5,6 +5,7 @@ from typing import Unpack
 from fedstale.strategies.schedule import k_async
 from fedstale.strategies.selection import LeastAvailable
 from fedstale.strategies.server import Options, StaleStrategy
+from fedstale.strategies.types import Count, Share
 from fedstale.strategies.weighting import RelevanceAware
 
 
@@ -24,10 +25,10 @@ class REFL(StaleStrategy):
 
     def __init__(
         self,
-        concurrency: int,
-        buffer_size: int = 10,
+        concurrency: Count,
+        buffer_size: Count = 10,
         *,
-        beta: float = 0.35,
+        beta: Share = 0.35,
         **options: Unpack[Options],
     ) -> None:
         parts = Options(

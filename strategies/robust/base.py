@@ -24,12 +24,21 @@ as Gram matrices do.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.types import Array, Model, is_count, is_finite, require
+from fedstale.strategies.types import (
+    Array,
+    Count,
+    Model,
+    NotNegative,
+    Positive,
+    Whole,
+    check_fields,
+    is_finite,
+)
 
 BlockRule = Callable[[Array], Array]
 """Takes a block of shape (n, c) and returns one combined row of shape (c,)."""
@@ -90,15 +99,18 @@ def weighted_sum(coefficients: Array) -> BlockRule:
     return lambda block: np.einsum("i,ij->j", coefficients, block)
 
 
+Radius = Annotated[Positive, "a finite norm > 0"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
     """Combines updates, up to f of which may hold anything."""
 
-    f: int
+    f: Whole
     """Adversarial updates that it withstands, >= 0."""
 
     def __post_init__(self) -> None:
-        require(self.f == 0 or is_count(self.f), "robust.f", self.f, "an integer >= 0")
+        check_fields(self)
 
     @property
     def least(self) -> int:
@@ -216,18 +228,12 @@ class GeometricMedian(Rule):
         Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022.
     """
 
-    steps: int = 50
+    steps: Count = 50
     """Most steps; each reads all updates once."""
-    tolerance: float = 1e-9
+    tolerance: NotNegative = 1e-9
     """Stop when a step lowers the sum of distances by no more than this share."""
-    smoothing: float = 1e-6
+    smoothing: Positive = 1e-6
     """Smallest distance divided by, as a share of the median distance from the start."""
-
-    def __post_init__(self) -> None:
-        Rule.__post_init__(self)
-        require(is_count(self.steps), "robust.steps", self.steps, "an integer >= 1")
-        require(self.tolerance >= 0, "robust.tolerance", self.tolerance, "a number >= 0")
-        require(self.smoothing > 0, "robust.smoothing", self.smoothing, "a number > 0")
 
     def fit(self, updates: Stack, weights: Array) -> BlockRule:
         """Return a weighted mean whose weights were found step by step."""
@@ -260,19 +266,10 @@ class CentredClipping(Rule):
         Karimireddy, He, Jaggi. Learning from History for Byzantine Robust Optimization. ICML 2021.
     """
 
-    radius: float | None = None
+    radius: Radius | None = None
     """tau, in the units of an update's norm, > 0; None takes the median distance from the start."""
-    steps: int = 3
+    steps: Count = 3
     start: Literal["median", "zero"] = "median"
-
-    def __post_init__(self) -> None:
-        Rule.__post_init__(self)
-        require(
-            self.radius is None or self.radius > 0,
-            *("robust.radius", self.radius, "a norm > 0, or None to follow the updates"),
-        )
-        require(is_count(self.steps), "robust.steps", self.steps, "an integer >= 1")
-        require(self.start in {"median", "zero"}, "robust.start", self.start, "median|zero")
 
     def fit(self, updates: Stack, weights: Array) -> BlockRule:
         """Return the start and the updates, mixed by coefficients that were found step by step."""
@@ -335,12 +332,11 @@ class CTMA(Rule):
         GeometricMedian(f=2, steps=50, tolerance=1e-09, smoothing=1e-06)
     """
 
-    base: Rule = field(default_factory=lambda: GeometricMedian(f=0))
+    base: Annotated[Rule, "a robust rule"] = field(default_factory=lambda: GeometricMedian(f=0))
     """What finds the centre; takes over f."""
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        require(isinstance(self.base, Rule), "robust.base", self.base, "a robust rule")
         object.__setattr__(self, "base", self.base.facing(self.f))
 
     @property

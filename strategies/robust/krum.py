@@ -23,7 +23,7 @@ from fedstale.strategies.robust.base import (
     weighted_median,
     weighted_sum,
 )
-from fedstale.strategies.types import Array, is_count, require
+from fedstale.strategies.types import Array, Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,8 @@ class Krum(Rule):
 class MultiKrum(Rule):
     """Averages the updates with the best scores of Krum, by their weights."""
 
-    keep: int | None = None
+    keep: Count | None = None
     """Updates averaged, >= 1; None for n - f."""
-
-    def __post_init__(self) -> None:
-        Rule.__post_init__(self)
-        require(
-            self.keep is None or is_count(self.keep),
-            *("robust.keep", self.keep, "an integer >= 1, or None for n - f"),
-        )
 
     def fit(self, updates: Stack, weights: Array) -> BlockRule:
         """Return the mean of the chosen rows."""

@@ -8,12 +8,20 @@ from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from inspect import signature
 from math import inf, isfinite
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.types import Candidates, Floats, Part, require, require_count
+from fedstale.strategies.types import (
+    Candidates,
+    Count,
+    Floats,
+    Part,
+    Seconds,
+)
+
+Drawn = Annotated[Count, "an integer >= 1, larger than the number to pick"]
 
 
 class Selector(Part, ABC):
@@ -87,9 +95,8 @@ class Fastest(Selector):
         Mobile Edge. ICC 2019.
     """
 
-    def __init__(self, deadline_s: float = inf) -> None:
+    def __init__(self, deadline_s: Seconds = inf) -> None:
         """Set the deadline in s, > 0."""
-        require(deadline_s > 0, "selector.deadline_s", deadline_s, "seconds > 0")
         self.deadline_s = deadline_s
 
     def select(
@@ -112,9 +119,8 @@ class PowerOfChoice(Selector):
         AISTATS 2022.
     """
 
-    def __init__(self, d: int) -> None:
+    def __init__(self, d: Drawn) -> None:
         """Set the number of candidates to draw, d >= 1."""
-        require_count("selector.d", d, "an integer >= 1, larger than the number to pick")
         self.d = d
 
     def select(

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedstale.strategies.selection.base import Selector, largest
 from fedstale.strategies.selection.expected_utility import own_duration_s
-from fedstale.strategies.types import Candidate, Candidates, Floats, require
+from fedstale.strategies.types import Candidate, Candidates, Chance, Floats, Share
 
 SURE = 0.5
 """Chance with which what is sent is enough. A job that fails is replaced at once, so falling short
@@ -56,9 +56,8 @@ class Probing(Selector):
 
     saved = ("selector", "_owed")
 
-    def __init__(self, selector: Selector, share: float = 0.05) -> None:
+    def __init__(self, selector: Selector, share: Share = 0.05) -> None:
         """Set the selector of the other picks, and the share of probes in [0, 1]."""
-        require(0 <= share <= 1, "selector.share", share, "a share of the picks in [0, 1]")
         self.selector, self.share = selector, share
         self._owed = 0.0
         """Probes that rounding has taken so far, in [-0.5, 0.5]."""
@@ -97,9 +96,8 @@ class Likely(Selector):
 
     saved = ("then",)
 
-    def __init__(self, least: float, then: Selector) -> None:
+    def __init__(self, least: Share, then: Selector) -> None:
         """Set the least chance to finish, in [0, 1], and the selector that chooses."""
-        require(0 <= least <= 1, "selector.least", least, "a chance in [0, 1]")
         self.least, self.then = least, then
 
     def select(
@@ -132,9 +130,8 @@ class Enough(Selector):
 
     saved = ("then",)
 
-    def __init__(self, then: Selector, sure: float = SURE) -> None:
+    def __init__(self, then: Selector, sure: Chance = SURE) -> None:
         """Set the selector that picks, and the chance in (0, 1) that the updates arrive."""
-        require(0 < sure < 1, "selector.sure", sure, "a chance in (0, 1)")
         self.then, self.sure = then, sure
 
     def select(

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.types import Candidates, Floats
+from fedstale.strategies.types import Candidates, Finite, Floats, NotNegative
 
-Values = float | Callable[[Candidates], npt.ArrayLike]
+Worth = NotNegative | Callable[[Candidates], npt.ArrayLike]
+Values = Finite | Callable[[Candidates], npt.ArrayLike]
 """A number for all candidates, or what returns one for each; shape (n,)."""
 
 
@@ -65,7 +66,7 @@ class Credits(Selector):
 
     saved = ("balance", "_open")
 
-    def __init__(self, utility: Values, cost: Values = 0.0) -> None:
+    def __init__(self, utility: Worth, cost: Values = 0.0) -> None:
         """Set u >= 0 and c, each finite."""
         self.utility, self.cost = utility, cost
         self.balance: dict[int, float] = {}

@@ -13,37 +13,33 @@ Reference:
     Gumbel. Statistical Theory of Extreme Values and Some Practical Applications. 1954 (the draw).
 """
 
-from dataclasses import dataclass, fields
-from math import isfinite
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedstale.strategies.selection.base import Selector, largest
-from fedstale.strategies.types import Candidates, Floats, require
+from fedstale.strategies.types import Candidates, Floats, NotNegative, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponents:
     """What counts how much in a score; each finite and >= 0, 0 leaves it out."""
 
-    chance: float = 1.0
+    chance: NotNegative = 1.0
     """a, of the chance to finish."""
-    utility: float = 1.0
+    utility: NotNegative = 1.0
     """b, of the utility."""
-    duration: float = 0.0
+    duration: NotNegative = 0.0
     """c, of the duration of a job."""
-    picked: float = 0.0
+    picked: NotNegative = 0.0
     """e, of the number of jobs sent before, plus 1."""
-    staleness: float = 0.0
+    staleness: NotNegative = 0.0
     """f, of the staleness of the last update, plus 1."""
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     """Nodes are drawn without replacement by score^(1 / temperature); 0 takes the highest."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            good = isfinite(value) and value >= 0
-            require(good, f"selector.exponents.{field.name}", value, "a finite number >= 0")
+        check_fields(self)
 
 
 BALANCED = Exponents(chance=3.0, utility=0.7, duration=2.0, picked=1.5, temperature=0.1)

@@ -11,41 +11,43 @@ from math import inf, log
 import numpy as np
 
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.types import Candidates, Floats, Index, require
+from fedstale.strategies.types import (
+    Candidates,
+    Count,
+    Floats,
+    Index,
+    NotNegative,
+    PositiveShare,
+    Share,
+    check_fields,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OortSettings:
     """The constants of Oort; the defaults are the paper's."""
 
-    exploration: float = 0.9
+    exploration: Share = 0.9
     """Share of nodes to explore at first, in [0, 1]."""
-    exploration_decay: float = 0.98
+    exploration_decay: Share = 0.98
     """What that share is multiplied by in each round."""
-    exploration_least: float = 0.2
+    exploration_least: Share = 0.2
     """Where that share stops falling."""
-    penalty: float = 2.0
+    penalty: NotNegative = 2.0
     """alpha, the exponent of the penalty on slow nodes, >= 0."""
-    cutoff: float = 0.95
+    cutoff: Share = 0.95
     """c: nodes with at least this share of the last exploited node's utility may be drawn."""
-    clip: float = 0.95
+    clip: PositiveShare = 0.95
     """Utilities above that of this share of the nodes are cut to it, in (0, 1]."""
-    pacer_window: int = 20
+    pacer_window: Count = 20
     """W, rounds between looks at the preferred duration, >= 1."""
-    first_percentile: float = 0.1
+    first_percentile: PositiveShare = 0.1
     """Share of known nodes that meet the first preferred duration T, in (0, 1]."""
-    pacer_step: float = 0.1
+    pacer_step: PositiveShare = 0.1
     """How much that share grows when the utility gained falls; at 1 no node is slow."""
 
     def __post_init__(self) -> None:
-        for name in ("exploration", "exploration_decay", "exploration_least", "cutoff"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"selector.{name}", value, "a number in [0, 1]")
-        for name in ("clip", "first_percentile", "pacer_step"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"selector.{name}", value, "a number in (0, 1]")
-        require(self.penalty >= 0, "selector.penalty", self.penalty, "a number >= 0")
-        require(self.pacer_window >= 1, "selector.pacer_window", self.pacer_window, ">= 1")
+        check_fields(self)
 
 
 PAPER = OortSettings()

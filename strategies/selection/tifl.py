@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.expected_utility import expected_duration_s
-from fedstale.strategies.types import Candidates, Floats, Index, require_count
+from fedstale.strategies.types import Candidates, Count, Floats, Index
 
 
 class TiFL(Selector):
@@ -28,10 +28,8 @@ class TiFL(Selector):
 
     saved = ("_round", "_version", "_tier", "_shares", "_credits", "_losses")
 
-    def __init__(self, tiers: int = 5, *, interval: int = 20, credits: int = 10**6) -> None:
+    def __init__(self, tiers: Count = 5, *, interval: Count = 20, credits: Count = 10**6) -> None:
         """Set the number of tiers, rounds between looks at them, and credits of each; all >= 1."""
-        for name, value in (("tiers", tiers), ("interval", interval), ("credits", credits)):
-            require_count(f"selector.{name}", value)
         self.tiers, self.interval, self.credits = tiers, interval, credits
         self._round = self._version = self._tier = 0
         self._shares = np.full(tiers, 1.0 / tiers)

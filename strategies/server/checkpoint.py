@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from errno import EDQUOT, EIO, ENOSPC
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -25,7 +25,7 @@ from safetensors.numpy import load, save_file
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.files import exposure, hold, make_private
 from fedstale.strategies.server.runtime import Checkpointer
-from fedstale.strategies.types import Array, State, is_count, require, require_count
+from fedstale.strategies.types import Array, Checked, Count, State, Whole
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _SPACE_S = 5.0
 _ERROR = re.compile(r"os error (\d+)")
 
 
-class Checkpoints(Checkpointer):
+class Checkpoints(Checked, Checkpointer):
     """What a run keeps on disk: checkpoints, and model versions for which memory has no room.
 
     One checkpoint every few versions is written into a folder, and the last two are kept, for their
@@ -63,8 +63,8 @@ class Checkpoints(Checkpointer):
         self,
         folder: str | Path | None = None,
         *,
-        every: int = 1,
-        version_memory_bytes: int | None = None,
+        every: Count = 1,
+        version_memory_bytes: Annotated[Whole, "a whole number of bytes >= 0"] | None = None,
         is_held: bool = False,
     ) -> None:
         """Write into a folder, which is made if it does not exist.
@@ -83,11 +83,6 @@ class Checkpoints(Checkpointer):
             ConfigError: a setting is out of range, the folder cannot be made, another process
                 holds it, or other users may write into it.
         """
-        require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
-        if version_memory_bytes is not None:
-            accepted = "a whole number of bytes >= 0, or None for no limit"
-            name = "checkpoints.version_memory_bytes"
-            require_count(name, version_memory_bytes, accepted, least=0)
         self.folder = None if folder is None else Path(folder)
         self.every = every
         self.version_memory_bytes = version_memory_bytes

@@ -108,6 +108,8 @@ class EventLoop(Stateful):
             # A rule withstands large updates, and needs their number: without them it makes no
             # step.
             validation = replace(validation, norm_bound=None)
+        self.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
+        grid.runtime.most_bytes = self.most_bytes
         self.reputation = Reputation(
             validation,
             keys,
@@ -141,7 +143,7 @@ class EventLoop(Stateful):
         self.failures = self.n_versions = 0
         self._crashes: dict[int, int] | None = {}
         """Errors in a row of the client of each node that was asked; None once one succeeds."""
-        self.done = False
+        self.done = self._is_first_seen = False
         self._open_buffer()
 
     def run(
@@ -311,7 +313,7 @@ class EventLoop(Stateful):
             self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
             return
         try:
-            self.reputation.validation.check_size(reply, self.versions.n_bytes)
+            self.reputation.validation.check_size(reply, self.most_bytes)
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if forecast := forecast_in(reply.content):
@@ -324,9 +326,24 @@ class EventLoop(Stateful):
                 self.end(job, End("accepted"))
             else:
                 self._accept(job, self.reputation.open(reply, job, self.versions))
+                if not self._is_first_seen:
+                    self._is_first_seen = True
+                    self._tell_unread(reply)
         except ProtocolError as problem:
             self.reputation.reject(job.node_id, problem, self.timing.changed_at)
             self._fail(job, "rejected", str(problem))
+
+    def _tell_unread(self, reply: Message) -> None:
+        """Say of the first reply that was accepted which arrays nothing reads, if there are any."""
+        records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
+        own = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
+        if len(records) > 1 and own:
+            key = self.reputation.keys.arrays
+            others = [name[:40] for name in records if name != key][:5]
+            self.grid.runtime.hint(
+                f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
+                f"{others} is not read: a Stage of your own may do so"
+            )
 
     def _accept(self, job: Job, update: ClientUpdate) -> None:
         most = self.strategy.validation.max_staleness

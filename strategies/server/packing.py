@@ -12,17 +12,25 @@ says so by a mod (`fedstale.client.PackMod`), a server by the packed message its
 
 import io
 import logging
-import math
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice, pairwise
+from math import inf
 from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import ErrorCode, message_of
+from fedstale.flower import (
+    HEADER_START,
+    NO_HEADER,
+    STYPE,
+    ErrorCode,
+    header_end,
+    header_in,
+    message_of,
+)
 from fedstale.strategies.messages import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"
@@ -35,14 +43,9 @@ MANY_ARRAYS = 32
 """Arrays of a reply from which on the log says that they would better be packed."""
 
 _VERSION = 1
-_NUMPY, _FLAT = "numpy.ndarray", "flat"
+_FLAT = "flat"
 # A SuperLink's gate takes records of 1 MB.
 _MOST_TEXT = 500_000
-_MOST_HEADER = 10_000
-_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 T = TypeVar("T", str, int)
 
@@ -54,7 +57,7 @@ def pack(content: RecordDict) -> RecordDict:
 
     The content itself stays as it is. Its arrays go into the result as they are where packing
     would save nothing (fewer than two arrays), where there are more than `MOST_ARRAYS`, where an
-    array is in another format than numpy's, and where names are those of packing itself.
+    array is not of plain numbers in numpy's format, and where names are those of packing itself.
 
     Example:
         >>> arrays = ArrayRecord({"w": Array(np.ones(3)), "b": Array(np.zeros(()))})
@@ -155,10 +158,15 @@ class PackedNodes:
         made[key] = content.array_records.get(PACKED_RECORD), content.config_records[PACKING_RECORD]
         return message_of(message.metadata, content)
 
-    def unpacked(self, reply: Message) -> Message:
+    def unpacked(self, reply: Message, most_bytes: float = inf) -> Message:
         """Return a reply as the device made it, and note whether the device can unpack.
 
         One that cannot be unpacked is an error reply, and a line in the log with its node.
+
+        Args:
+            reply: to any kind of message.
+            most_bytes: of what is unpacked; a reply of more is returned as it is, and validation,
+                which has the same limit, rejects it.
         """
         if not reply.has_content():
             return reply
@@ -167,6 +175,9 @@ class PackedNodes:
             self._advise(node, reply.content)
             return reply
         self._nodes.add(node)
+        packed = reply.content.get(PACKED_RECORD)
+        if isinstance(packed, ArrayRecord) and _n_bytes(packed) > most_bytes:
+            return reply
         try:
             return message_of(reply.metadata, unpack(reply.content))
         except ProtocolError as problem:
@@ -187,6 +198,10 @@ class PackedNodes:
             )
 
 
+def _n_bytes(record: ArrayRecord) -> int:
+    return sum(len(array.data) for array in record.values())
+
+
 def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
     arrays = [(name, array) for record in records.values() for name, array in record.items()]
     n_text = sum(len(name.encode()) for name, _ in arrays) + sum(len(n.encode()) for n in records)
@@ -201,7 +216,7 @@ def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
 def _is_plain(array: Array) -> bool:
     """Return whether an array is numpy's or quantised, and is what it says that it is."""
     form = as_text(array) if form_of(array) else ""
-    if array.stype != _NUMPY and not form:
+    if array.stype != STYPE and not form:
         return False
     try:
         return _array("", array.data, form) == array
@@ -213,7 +228,7 @@ def _packed(records: dict[str, ArrayRecord]) -> tuple[ArrayRecord, ConfigRecord]
     arrays = [array for record in records.values() for array in record.values()]
     sizes = [len(array.data) for array in arrays]
     data = b"".join([_header(sum(sizes)), *(array.data for array in arrays)])
-    flat = Array("uint8", (sum(sizes),), _NUMPY, data)
+    flat = Array("uint8", (sum(sizes),), STYPE, data)
     forms = [as_text(array) if form_of(array) else "" for array in arrays]
     about = ConfigRecord(
         {
@@ -265,7 +280,7 @@ def _pieces(content: RecordDict, about: ConfigRecord, sizes: Sequence[int]) -> I
     record = content.array_records.get(PACKED_RECORD, ArrayRecord())
     flat = record.get(_FLAT)
     n = sum(sizes)
-    if flat is None or (flat.dtype, tuple(flat.shape), flat.stype) != ("uint8", (n,), _NUMPY):
+    if flat is None or (flat.dtype, tuple(flat.shape), flat.stype) != ("uint8", (n,), STYPE):
         raise ProtocolError(f"packed arrays: expected one array of {n} uint8; {_CHANGED}")
     header = _header(n)
     data = memoryview(flat.data)
@@ -293,19 +308,12 @@ def _array(name: str, data: bytes, form: str = "") -> Array:
             return of_text(form, data)
         except ProtocolError as problem:
             raise ProtocolError(f"packed array {name[:80]!r}: {problem}") from None
-    file = io.BytesIO(data[: _MOST_HEADER + 12])
-    try:
-        version = np.lib.format.read_magic(file)
-        shape, _, dtype = _READERS[version](file, max_header_size=_MOST_HEADER)
-    except Exception as problem:
-        # What a stranger wrote into a header may raise anything.
-        what = type(problem).__name__
-        raise ProtocolError(f"packed array {name[:80]!r} is none of numpy's: {what}") from None
-    if dtype.hasobject or any(n < 0 for n in shape):
-        raise ProtocolError(f"packed array {name[:80]!r}: expected numbers and a shape >= 0")
-    expected = file.tell() + math.prod(shape) * dtype.itemsize
-    if len(data) != expected:
+    header = header_in(data[: header_end(data[:HEADER_START])])
+    if header is None:
+        raise ProtocolError(f"packed array {name[:80]!r} cannot be read: {NO_HEADER}")
+    if len(data) != header.begin + header.n_bytes:
         raise ProtocolError(
-            f"packed array {name[:80]!r} does not add up: {len(data)} bytes for {shape} {dtype}"
+            f"packed array {name[:80]!r} does not add up: {len(data)} bytes for "
+            f"{header.shape!r:.80} {header.dtype}"
         )
-    return Array(str(dtype), shape, _NUMPY, data)
+    return Array(str(header.dtype), header.shape, STYPE, data)

@@ -285,6 +285,8 @@ class Runtime:
         """Whether the loop that goes on tells its rounds itself."""
         self.is_exact = False
         """Whether a part that is not as it was asked for ends the run, as in a simulation."""
+        self.most_bytes = inf
+        """Bytes of a reply that the loop that goes on may take in."""
         self.hints: list[str] = []
         """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()
@@ -323,6 +325,12 @@ class Runtime:
         if fault not in self.hints:
             self.hints.append(fault)
 
+    def hint(self, hint: str) -> None:
+        """Say once, in the log and in the summary, what may not be as it was meant."""
+        if hint not in self.hints:
+            self.hints.append(hint)
+            logger.warning("%s", hint)
+
     @property
     def rounds(self) -> int:
         """Rounds so far: those that trained, or those of queries in an app that trains nothing."""
@@ -350,6 +358,7 @@ class Runtime:
         finally:
             self.n_loops -= 1
             self.before, self.tells = outer if self.n_loops else (self.trained, False)
+            self.most_bytes = self.most_bytes if self.n_loops else inf
 
     def new_round(self, number: int) -> None:
         """Note that a loop tells its rounds; one that has told this number begins another count."""

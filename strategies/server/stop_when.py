@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
-from fedstale.strategies.types import Stateful, require
+from annotated_types import Gt
+
+from fedstale.strategies.types import Seconds, Stateful, check_fields
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,14 +49,13 @@ class StopWhen:
     """Metrics, and the value from which on each one is good enough; infinity never is."""
     at_most: Mapping[str, float] = field(default_factory=dict)
     """The same for metrics that fall, such as a loss."""
-    elapsed_s: float = inf
+    elapsed_s: Seconds = inf
     """Time since the start in s, > 0."""
-    total_bytes: float = inf
+    total_bytes: Annotated[float, Gt(0), "bytes > 0"] = inf
     """Bytes of arrays sent and received, > 0."""
 
     def __post_init__(self) -> None:
-        require(self.elapsed_s > 0, "stop_when.elapsed_s", self.elapsed_s, "seconds > 0")
-        require(self.total_bytes > 0, "stop_when.total_bytes", self.total_bytes, "bytes > 0")
+        check_fields(self)
 
     def __call__(self, progress: Progress) -> bool:
         """Return whether one of the conditions holds."""

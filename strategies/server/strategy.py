@@ -7,12 +7,15 @@ update. Everything published is a composition of these; see `methods`.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from inspect import Parameter, Signature, currentframe, signature, unwrap
+from math import ceil
+from numbers import Real
 from pathlib import Path
-from typing import Literal, Self, TypedDict
+from typing import Annotated, Literal, Self, TypedDict
 
+from annotated_types import MinLen
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -30,12 +33,25 @@ from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
 from fedstale.strategies.stages import LocalWork, Stage
-from fedstale.strategies.types import require, require_choice, require_count, require_known
+from fedstale.strategies.types import (
+    Checked,
+    Count,
+    Share,
+    Whole,
+    is_count,
+    require,
+    require_known,
+)
 from fedstale.strategies.weighting import ByAge, Weighting, constant
 
 logger = logging.getLogger(__name__)
 
 UpdateForm = Literal["delta", "model"]
+Key = Annotated[str, MinLen(1), "a name"]
+
+_SELECTOR = "a selector such as Oort(), or AgentSelector('agents/mine') of a folder"
+_STAGES = "instances of Stage, one of a name, such as [Compression('int8')]"
+_STOP = "a rule such as StopWhen(elapsed_s=3600)"
 
 
 class Options(TypedDict, total=False):
@@ -91,7 +107,7 @@ class _WholeSignature:
         return Signature(own)
 
 
-class StaleStrategy(Strategy):
+class StaleStrategy(Checked, Strategy):
     """Runs one event loop over a grid: select, send, receive, weigh, step, evaluate.
 
     A "round" of the `Result` is one version of the model, that is, one server step. Stock
@@ -169,25 +185,26 @@ class StaleStrategy(Strategy):
     def __init__(
         self,
         *,
-        selector: Selector | None = None,
-        schedule: Schedule | None = None,
-        weighting: Weighting | None = None,
-        server_optimizer: ServerOptimizer | None = None,
+        selector: Annotated[Selector, _SELECTOR] | None = None,
+        schedule: Annotated[Schedule, "a schedule such as k_async(20, 5)"] | None = None,
+        weighting: Annotated[Weighting, "a weighting such as Gap()"] | None = None,
+        server_optimizer: Annotated[ServerOptimizer, "an optimizer such as Adam()"] | None = None,
         normalise: Normalise = "examples",
         update: UpdateForm = "delta",
-        robust: Rule | None = None,
-        validation: Validation | None = None,
-        stages: Sequence[Stage] = (),
-        fraction_evaluate: float = 0.0,
-        min_evaluate_nodes: int = 0,
-        evaluate_every: int = 1,
-        stop_when: Callable[[Progress], bool] | None = None,
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        weighted_by_key: str = "num-examples",
+        robust: Annotated[Rule, "a rule such as TrimmedMean(f=1)"] | None = None,
+        validation: Annotated[Validation, "checks of replies such as Validation(norm_cap=1.5)"]
+        | None = None,
+        stages: Annotated[Sequence[Stage], _STAGES] = (),
+        fraction_evaluate: Annotated[Share, "a share in [0, 1] (0 asks no node)"] = 0.0,
+        min_evaluate_nodes: Annotated[Whole, "an integer >= 0 (0 asks no node)"] = 0,
+        evaluate_every: Annotated[Count, "an integer >= 1 (1 evaluates each version)"] = 1,
+        stop_when: Annotated[Callable[[Progress], bool], _STOP] | None = None,
+        arrayrecord_key: Key = "arrays",
+        configrecord_key: Key = "config",
+        weighted_by_key: Key = "num-examples",
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
-        seed: int = 0,
+        seed: Whole = 0,
     ) -> None:
         self.selector = Random() if selector is None else selector
         self.schedule = Schedule() if schedule is None else schedule
@@ -219,15 +236,6 @@ class StaleStrategy(Strategy):
         self._check()
 
     def _check(self) -> None:
-        accepted = "a selector such as Oort(), or AgentSelector('agents/mine') of a folder"
-        require(isinstance(self.selector, Selector), "selector", self.selector, accepted)
-        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights", "steps")
-        require_choice("update", self.update, "delta", "model")
-        share, every = self.fraction_evaluate, self.evaluate_every
-        require(0 <= share <= 1, "fraction_evaluate", share, "a share in [0, 1] (0 asks no node)")
-        accepted = "an integer >= 0 (0 asks no node)"
-        require_count("min_evaluate_nodes", self.min_evaluate_nodes, accepted, least=0)
-        require_count("evaluate_every", every, "an integer >= 1 (1 evaluates each version)")
         size, rule = self.schedule.buffer_size, self.robust
         if rule is not None and isinstance(size, int):
             accepted = f"at least {rule.least} for {rule!r}"
@@ -235,10 +243,8 @@ class StaleStrategy(Strategy):
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
-        names = [stage.name for stage in self.stages if isinstance(stage, Stage)]
-        accepted = "instances of Stage, one of a name, such as [Compression('int8')]"
-        is_known = len(names) == len(self.stages) == len(set(names))
-        require(is_known, "stages", self.stages, accepted)
+        is_known = len(self.stages) == len({stage.name for stage in self.stages})
+        require(is_known, "stages", self.stages, _STAGES)
         asking = [stage.name for stage in self.stages if stage.query]
         accepted = "one that sends queries at most: answers are waited for once"
         require(len(asking) < 2, "stages", asking, accepted)
@@ -296,8 +302,10 @@ class StaleStrategy(Strategy):
             ResumeError: there is no whole checkpoint, or it belongs to another strategy, seed or
                 model.
         """
-        require(num_rounds >= 0, "num_rounds", num_rounds, "an integer >= 0")
-        require(timeout > 0, "timeout", timeout, "seconds > 0")
+        require(is_count(num_rounds, 0), "num_rounds", num_rounds, "an integer >= 0")
+        seconds: object = timeout
+        is_time = isinstance(seconds, Real) and float(seconds) > 0
+        require(is_time, "timeout", timeout, "seconds > 0")
         self.summary()
         self.result = Result(arrays=initial_arrays)
         with without_stalls(grid) as own:
@@ -307,6 +315,8 @@ class StaleStrategy(Strategy):
             survive = state is not None and checkpointer.jobs_survive
             if state is None:
                 state = self.checkpoints.to_resume(self.resume)
+            for hint in self._hints(num_rounds):
+                own.runtime.hint(hint)
             with own.runtime.loop(self, tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,
@@ -323,6 +333,18 @@ class StaleStrategy(Strategy):
                 )
                 loop.run(num_rounds, state, jobs_survive=survive)
         return self.result
+
+    def _hints(self, num_rounds: int) -> Iterator[str]:
+        """Yield what may not be as it was meant."""
+        jobs, size = self.schedule.concurrency, self.schedule.buffer_size
+        if num_rounds == 0:
+            yield "num_rounds = 0 trains nothing: the first model is evaluated, and stays"
+        if jobs is not None and isinstance(size, int) and size > jobs:
+            yield (
+                f"buffer_size = {size} is above concurrency = {jobs}: each server step waits for "
+                f"{ceil(size / jobs)} jobs or more one after the other, and may count a node more "
+                "than once"
+            )
 
     def summary(self) -> None:
         """Log the algorithm and its settings; those at their default are left out.

@@ -332,7 +332,8 @@ class SuperLinkGrid(ForwardingGrid):
         source = self._grid if self._uploads is None else self._uploads
         replies = list(source.pull_messages(list(self._open) if wanted is None else wanted))
         if self._packing is not None:
-            replies = [self._packing.unpacked(reply) for reply in replies]
+            most = self.runtime.most_bytes
+            replies = [self._packing.unpacked(reply, most) for reply in replies]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
             self._open.pop(message_id, None)

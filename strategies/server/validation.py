@@ -9,25 +9,22 @@ medians, are in `reputation`.
 Replies come from clients that are not trusted: sizes are compared before anything is parsed or
 allocated, of the whole reply (`Validation.check_size`) and of each array. An array may be quantised
 if its job asked for it (`fedstale.strategies.messages`): here it becomes numbers again, before
-anything else looks at it. All others are in NumPy's file format, whose header is a Python
-literal. NumPy's own reader evaluates it, which takes 40 us
-for a plain header and up to 80 ms for one of 1 KiB that is made to be slow, and may warn or raise
-almost anything. So a regular expression reads the one form that `numpy.save` writes for plain
-numbers, in 1 us, and nothing about a header is kept.
+anything else looks at it. All others are in NumPy's file format, of which `header_in` reads the one
+form that `numpy.save` writes for plain numbers.
 """
 
-import re
 from collections.abc import ItemsView, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
-from typing import Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
+from fedstale.flower import HEADER_START, MOST_HEADER_BYTES, NO_HEADER, STYPE, header_end, header_in
 from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
 from fedstale.strategies.server.metrics import numbers
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -35,35 +32,26 @@ from fedstale.strategies.types import (
     MOST_METRICS,
     MOST_NAME,
     Array,
+    AtLeastOne,
     ClientUpdate,
+    Count,
     FormatName,
     Job,
     Model,
+    Positive,
     RejectionError,
+    Whole,
     add_scaled,
     as_float,
+    check_fields,
     is_finite,
     norm_of,
     require,
-    require_count,
 )
 
-STYPE = "numpy.ndarray"
 _HALF = np.dtype(np.float16)
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
-MOST_HEADER_BYTES = 1024
-"""`numpy.save` needs 128 for any array of up to a dozen axes."""
-
 _CAST = '; Validation(dtypes="cast") converts it'
-
-_MAGIC = b"\x93NUMPY\x01\x00"
-_AT = len(_MAGIC) + 2
-_HEADER = re.compile(
-    rb"\{'descr': '([<>|][fiubc][0-9]{1,2})', 'fortran_order': (True|False), "
-    rb"'shape': \((|[0-9]{1,18},|[0-9]{1,18}(?:, [0-9]{1,18}){1,31})\), \} *\n"
-)
-# Each byte can be matched in one way only: with optional separators a run of digits could be split
-# in so many ways that a mismatch would take for ever.
 
 
 def read(
@@ -92,28 +80,17 @@ def read(
             "format", f"arrays[{name!r}] is stored as {stored.stype[:40]!r}: {STYPE!r}?"
         )
     # A float64 in place of each element is the most that any accepted dtype takes.
-    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES + _AT
+    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES
     if len(data) > most:
         raise RejectionError(
             "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
         )
-    body = _AT + int.from_bytes(data[_AT - 2 : _AT], "little")
-    if not data.startswith(_MAGIC) or not _AT < body <= min(len(data), _AT + MOST_HEADER_BYTES):
-        raise RejectionError("format", f"arrays[{name!r}] cannot be read: no file of numpy.save")
-    header = _HEADER.fullmatch(data[_AT:body])
+    header = header_in(data[: header_end(data[:HEADER_START])])
     if header is None:
-        raise RejectionError(
-            "format", f"arrays[{name!r}] cannot be read: its dtype or header is not plain numbers'"
-        )
-    shape = tuple(map(int, header[3].replace(b",", b" ").split()))
+        raise RejectionError("format", f"arrays[{name!r}] cannot be read: {NO_HEADER}")
+    dtype, shape, is_fortran, begin, n_bytes = header
     if shape != like.shape:
         raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
-    try:
-        dtype = np.dtype(header[1].decode())
-    except TypeError as problem:
-        raise RejectionError(
-            "dtype", f"arrays[{name!r}] has dtype {header[1]!r}: no such"
-        ) from problem
     native = dtype.newbyteorder("=")
     if native not in dtypes if dtypes is not None else native.kind not in "fiub":
         expected = dtypes[0] if dtypes else f"real numbers such as {like.dtype}"
@@ -122,14 +99,12 @@ def read(
             "dtype",
             f"arrays[{name!r}] has dtype {native}: expected {expected}{_CAST if can_cast else ''}",
         )
-    if len(data) - body != like.size * dtype.itemsize:
+    if len(data) - begin != n_bytes:
         raise RejectionError(
             "bytes",
-            f"arrays[{name!r}] has {len(data) - body:,} bytes of numbers: expected "
-            f"{like.size * dtype.itemsize:,}",
+            f"arrays[{name!r}] has {len(data) - begin:,} bytes of numbers: expected {n_bytes:,}",
         )
-    flat = np.frombuffer(data, dtype, offset=body)
-    is_fortran = header[2] == b"True"
+    flat = np.frombuffer(data, dtype, offset=begin)
     array = flat.reshape(shape[::-1]).transpose() if is_fortran else flat.reshape(shape)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(array, to, order="C")
@@ -208,25 +183,28 @@ class RecordKeys(NamedTuple):
 USUAL_KEYS = RecordKeys()
 """Those of Flower's strategies."""
 
+Cap = Annotated[AtLeastOne, "a finite number >= 1, such as 1.5"]
+Staleness = Annotated[Whole, "an integer >= 0 (0 takes no stale update)"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     """Checks replies; holds the settings of these checks and of `Reputation`."""
 
-    most_examples: float = 1e9
+    most_examples: Positive = 1e9
     """More than this is taken for a mistake, or for an attempt to own the average."""
-    examples_cap: float | None = None
+    examples_cap: Cap | None = None
     """No reply counts for more than this times the running median of examples, >= 1; None trusts
     every number up to `most_examples`, as FedAvg does. 1.5 where devices are not trusted."""
-    norm_cap: float | None = None
+    norm_cap: Cap | None = None
     """Updates are scaled down to this times the running median of their norms, >= 1; None never."""
-    norm_bound: float | None = 100.0
+    norm_bound: Cap | None = 100.0
     """Updates beyond this times the largest running median of norms so far are rejected, >= 1,
     unless a `norm_cap` scales them down; None trusts every norm up to `MOST_NORM`. An update grows
     with the steps of its training, at most in proportion, so there is room for clients with many
     examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
     updates and withstand large ones, do without."""
-    max_staleness: int | None = None
+    max_staleness: Staleness | None = None
     """An update with a larger staleness is rejected, >= 0: it fills no buffer, and its device may
     start again at once. None for no limit. FLSim and FedScale have the same rule under the same
     name. In Ringmaster ASGD (Maranjyan, Tyurin, Richtarik. ICML 2025) an update counts if it is
@@ -242,72 +220,49 @@ class Validation:
     """What selectors take for the loss of a client: what it states, or the norm of its update, up
     to the `norm_cap`. No client gains by stating another loss than it has under "norm", which tells
     about as much of how badly its data are learnt; see docs/validation.md for what it costs."""
-    most_bytes: int | None = None
+    most_bytes: Count | None = None
     """Bytes of a reply, >= 1: of arrays, names, text and numbers. None for four times those of the
     model and a million: there is room for a second model, in float64, and for what is measured."""
-    most_records: int = 100
+    most_records: Count = 100
     """Records of a reply, >= 1."""
-    most_metrics: int = MOST_METRICS
+    most_metrics: Count = MOST_METRICS
     """Values of all its MetricRecords and ConfigRecords, >= 1; a list is one value."""
-    most_elements: int = 10_000
+    most_elements: Count = 10_000
     """Elements of all lists among them, >= 1."""
     dtypes: Literal["same", "cast"] = "same"
     """Whether a reply must have the model's dtypes, or is converted from any real numbers."""
-    window: int = 100
+    window: Count = 100
     """Nodes that running medians look back on, each with its last reply."""
-    enough: int = 5
+    enough: Count = 5
     """Nodes that must have been heard before a running median holds."""
-    strikes: int = 3
+    strikes: Count = 3
     """Rejected replies in a row after which a node is rested."""
-    rest_s: float = 60.0
+    rest_s: Positive = 60.0
     """First rest in s; each further one is twice as long, until a good reply."""
-    most_rest_s: float = 3600.0
+    most_rest_s: Positive = 3600.0
     """Longest rest in s."""
 
     def __post_init__(self) -> None:
-        for name in ("examples_cap", "norm_cap", "norm_bound"):
-            cap = getattr(self, name)
-            require(
-                cap is None or (isfinite(cap) and cap >= 1),
-                *(f"validation.{name}", cap, "a number >= 1, such as 1.5, or None for no cap"),
-            )
-        require(
-            0 < self.most_examples < float("inf"),
-            *("validation.most_examples", self.most_examples, "a finite number > 0"),
-        )
-        if self.max_staleness is not None:
-            accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
-            require_count("validation.max_staleness", self.max_staleness, accepted, least=0)
-        require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
-        require(
-            self.loss_from in {"stated", "norm"},
-            *("validation.loss_from", self.loss_from, "stated|norm"),
-        )
-        counts = ("window", "enough", "strikes", "most_records", "most_metrics", "most_elements")
-        for name in (*counts, *(("most_bytes",) if self.most_bytes is not None else ())):
-            require_count(f"validation.{name}", getattr(self, name))
-        require(
-            self.enough <= self.window,
-            "validation.enough",
-            self.enough,
-            "at most validation.window",
-        )
-        require(
-            0 < self.rest_s <= self.most_rest_s < float("inf"),
-            *("validation.rest_s", self.rest_s, "seconds > 0, at most validation.most_rest_s"),
-        )
+        check_fields(self)
+        accepted = "at most Validation.window"
+        require(self.enough <= self.window, "Validation.enough", self.enough, accepted)
+        accepted = "seconds > 0, at most Validation.most_rest_s"
+        require(self.rest_s <= self.most_rest_s, "Validation.rest_s", self.rest_s, accepted)
 
-    def check_size(self, reply: Message, model_bytes: int) -> None:
+    def most_bytes_of(self, model_bytes: int) -> int:
+        """Return the bytes of a reply at most, for a model of some bytes."""
+        return self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
+
+    def check_size(self, reply: Message, most_bytes: int) -> None:
         """Reject a reply that is too large, by the sizes that it declares: nothing in it is parsed.
 
         Args:
             reply: with content; to any kind of message.
-            model_bytes: size of the model, for `most_bytes`.
+            most_bytes: of it; see `most_bytes_of`.
 
         Raises:
             RejectionError: a ProtocolError that names the limit and what exceeds it.
         """
-        most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
         # Each limit is held before anything of what it limits is looked at.
         content = reply.content
         if len(content) > self.most_records:

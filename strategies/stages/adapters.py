@@ -23,13 +23,13 @@ from fedstale.strategies.stages.base import Remade, Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import (
     Array,
+    Count,
     End,
     Job,
     Model,
     RejectionError,
     at_least_single,
     is_count,
-    require_count,
 )
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ class Adapters(Stage):
     is_fixed = True
     saved = ("_sent", "_out")
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: Count) -> None:
         self.rank = rank
-        require_count("Adapters.rank", rank)
         self._sent: dict[int, Model] = {}
         """Arrays as they were sent, of the last version and of those with jobs in flight."""
         self._out: dict[int, int] = {}

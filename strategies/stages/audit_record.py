@@ -66,8 +66,7 @@ class AuditRecord(Stage):
 
     def __init__(self, path: str | Path | None = None) -> None:
         accepted = "a file, or None for one in the folder of the run"
-        is_file = isinstance(path, str | Path) and path != ""
-        require(path is None or is_file, "AuditRecord.path", path, accepted)
+        require(path != "", "AuditRecord.path", path, accepted)
         self.path = None if path is None else Path(path)
         self.n, self.head = 0, NONE_BEFORE
         """Number of the last line, counted from 1, and its SHA-256."""

@@ -12,7 +12,16 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.strategies.stages.base import Stage
-from fedstale.strategies.types import Candidates, Floats, Job, require, require_count
+from fedstale.strategies.types import (
+    Candidates,
+    Count,
+    Floats,
+    Job,
+    NotNegative,
+    Positive,
+    Seconds,
+    require,
+)
 
 QUERY = "query.forecast"
 """Type of the messages that request a forecast."""
@@ -46,19 +55,16 @@ class ForecastRequest(Stage):
     def __init__(
         self,
         *,
-        job: Mapping[str, float] | None = None,
-        older_than_s: float = 300.0,
-        wait_s: float = 30.0,
-        most: int = 1000,
+        job: Mapping[str, NotNegative] | None = None,
+        older_than_s: Seconds = 300.0,
+        wait_s: Positive = 30.0,
+        most: Count = 1000,
     ) -> None:
         self.job, self.older_than_s, self.wait_s, self.most = job or {}, older_than_s, wait_s, most
         self.requested_at: dict[int, float] = {}
-        for name, value in self.job.items():
-            accepted = f"a number >= 0 under one of {', '.join(STATED)}"
-            require(name in STATED and value >= 0, f"ForecastRequest.job.{name}", value, accepted)
-        require(older_than_s > 0, "ForecastRequest.older_than_s", older_than_s, "seconds > 0")
-        require(0 < wait_s < inf, "ForecastRequest.wait_s", wait_s, "seconds > 0")
-        require_count("ForecastRequest.most", most)
+        is_known = self.job.keys() <= set(STATED)
+        accepted = f"numbers >= 0 under {', '.join(STATED)}"
+        require(is_known, "ForecastRequest.job", self.job, accepted)
 
     def queries(self, candidates: Candidates, now: float) -> list[int]:
         """Return the candidates whose forecast is too old, the oldest first."""

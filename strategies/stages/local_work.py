@@ -8,14 +8,23 @@ eighths, so that messages of one version have a few contents and not one for eac
 import logging
 from collections.abc import Iterator, Mapping
 from math import ceil, floor, inf
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self, cast
 
+from annotated_types import Ge, Le
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.stages.base import Remade, Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
-from fedstale.strategies.types import Forecast, Job, forecast_share, median_of, require
+from fedstale.strategies.types import (
+    Forecast,
+    Job,
+    Positive,
+    PositiveShare,
+    forecast_share,
+    median_of,
+    require,
+)
 
 if TYPE_CHECKING:
     from fedstale.strategies.server import StaleStrategy
@@ -30,6 +39,8 @@ LEAST = 1 / EIGHTHS
 
 _ACCEPTED = "a whole number of eighths, from 0.125 to 1"
 _MOST_STEPS = 10**12
+
+Least = Annotated[float, Ge(LEAST), Le(1), "a number from 0.125 to 1"]
 
 
 class LocalWork(Stage):
@@ -69,11 +80,11 @@ class LocalWork(Stage):
 
     def __init__(
         self,
-        share: float | None = None,
+        share: Annotated[PositiveShare, _ACCEPTED] | None = None,
         *,
-        within_s: float | None = None,
-        least: float = LEAST,
-        first: float = 0.5,
+        within_s: Annotated[Positive, "a finite number of seconds > 0"] | None = None,
+        least: Least = LEAST,
+        first: Annotated[PositiveShare, _ACCEPTED] = 0.5,
     ) -> None:
         self.share, self.within_s, self.least, self.first = share, within_s, least, first
         self._warned = False
@@ -81,9 +92,6 @@ class LocalWork(Stage):
         if share is not None:
             require(_is_share(share), "LocalWork.share", share, _ACCEPTED)
             require(within_s is None, "LocalWork.within_s", within_s, "None beside a share")
-        if within_s is not None:
-            require(0 < within_s < inf, "LocalWork.within_s", within_s, "seconds > 0")
-        require(LEAST <= least <= 1, "LocalWork.least", least, "a number from 0.125 to 1")
         require(_is_share(first), "LocalWork.first", first, _ACCEPTED)
 
     def check(self, strategy: "StaleStrategy") -> None:

@@ -14,21 +14,24 @@ Reference:
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from math import inf, isfinite
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from annotated_types import Gt
 
 from fedstale.errors import ConfigError, needs
 from fedstale.strategies.schedule import AdaSync
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.types import (
     Array,
+    Chance,
     ClientUpdate,
     Model,
+    NotNegative,
+    Whole,
     norm_of,
     require,
-    require_count,
     scale,
 )
 
@@ -100,18 +103,13 @@ class Privacy(Stage):
     def __init__(
         self,
         *,
-        clip_norm: float,
-        noise_multiplier: float,
-        delta: float,
-        noise_seed: int | None = None,
+        clip_norm: Annotated[float, Gt(0), "a norm > 0"],
+        noise_multiplier: NotNegative,
+        delta: Chance,
+        noise_seed: Whole | None = None,
     ) -> None:
         self.clip_norm, self.noise_multiplier, self.delta = clip_norm, noise_multiplier, delta
         self._seed, z = noise_seed, noise_multiplier
-        require(clip_norm > 0, "Privacy.clip_norm", clip_norm, "a norm > 0")
-        require(isfinite(z) and z >= 0, "Privacy.noise_multiplier", z, "a finite number >= 0")
-        require(0 < delta < 1, "Privacy.delta", delta, "a chance in (0, 1)")
-        if noise_seed is not None:
-            require_count("Privacy.noise_seed", noise_seed, "an integer >= 0", least=0)
         if z:
             accepted = "a finite norm, where there is noise"
             require(clip_norm < inf, "Privacy.clip_norm", clip_norm, accepted)

@@ -14,9 +14,10 @@ under which the app expects a model. A reply states its site's number there, as 
 from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
+from annotated_types import Ge
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
@@ -35,7 +36,6 @@ from fedstale.strategies.types import (
     State,
     is_count,
     require,
-    require_count,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ _FIRST = -1
 """Stands for the number of a site, of the model that a run begins with."""
 _GRAPH = 61
 """Keeps the draw of edges apart from the seed's other streams."""
+
+Sites = Annotated[int, Ge(2), "an integer >= 2"]
 
 
 class Relay(Stage):
@@ -92,11 +94,13 @@ class Relay(Stage):
     is_fixed = True
     saved = ("_sites", "_loose", "_bare", "_current")
 
-    def __init__(self, topology: str | Path, n_sites: int, rule: Rule | None = None) -> None:
+    def __init__(
+        self,
+        topology: str | Path,
+        n_sites: Sites,
+        rule: Annotated[Rule, "a robust rule such as TrimmedMean(f=1)"] | None = None,
+    ) -> None:
         self.topology, self.n_sites, self.rule = str(topology), n_sites, rule
-        require_count("Relay.n_sites", n_sites, "an integer >= 2", least=2)
-        accepted = "a robust rule such as TrimmedMean(f=1), or None"
-        require(rule is None or isinstance(rule, Rule), "Relay.rule", rule, accepted)
         self._records: dict[int, ArrayRecord] = {}
         """Last model of each site that has answered, as it is sent; and the first model."""
         self._sites: dict[int, int] = {}
@@ -348,7 +352,7 @@ def bytes_in(record: ArrayRecord) -> Array:
     if list(record) != [SEALED]:
         raise RejectionError("names", f"holds arrays {list(record)[:5]}: expected {SEALED!r} alone")
     shape = tuple(record[SEALED].shape)
-    if len(shape) != 1 or not is_count(shape[0]):
+    if len(shape) != 1 or not is_count(shape[0]) or shape[0] > len(record[SEALED].data):
         raise RejectionError("shape", f"{SEALED!r} has shape {shape!r:.40}: expected bytes")
     like = np.broadcast_to(np.zeros((), np.uint8), shape)
     return read(record[SEALED], SEALED, like, (like.dtype,), like.dtype)

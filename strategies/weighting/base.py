@@ -9,11 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
+from typing import Annotated
 
 from fedstale.strategies.types import (
+    AtLeastOne,
     ClientUpdate,
     Model,
+    NotNegative,
     Part,
+    Positive,
+    Share,
+    checked,
     inner,
     over_chunks,
     require,
@@ -21,7 +27,8 @@ from fedstale.strategies.types import (
     square_distance,
 )
 
-AgeCurve = Callable[[int], float]
+AgeCurve = Annotated[Callable[[int], float], "a curve such as polynomial(0.5)"]
+Steepness = Annotated[NotNegative, "a finite number >= 0 (0 ignores age)"]
 
 
 class Weighting(Part, ABC):
@@ -93,7 +100,12 @@ class ByAge(Weighting):
         Raises:
             ConfigError: the curve is not 1 at zero staleness.
         """
-        require(curve(0) == 1.0, "weighting", curve, "a curve that is exactly 1 at staleness 0")
+        try:
+            is_curve = curve(0) == 1.0
+        except Exception:
+            is_curve = False
+        accepted = "a curve that is exactly 1 at staleness 0"
+        require(is_curve, f"{type(self).__name__}.curve", curve, accepted)
         self.curve = curve
 
     def weigh(self, update: ClientUpdate) -> float:
@@ -120,7 +132,8 @@ def constant() -> AgeCurve:
     return _Curve("constant()", lambda _: 1.0)
 
 
-def polynomial(a: float = 0.5) -> AgeCurve:
+@checked
+def polynomial(a: Steepness = 0.5) -> AgeCurve:
     """Return s(tau) = (1 + tau)^-a.
 
     Args:
@@ -134,11 +147,11 @@ def polynomial(a: float = 0.5) -> AgeCurve:
         >>> polynomial(0.5)(3)
         0.5
     """
-    require(a >= 0, "weighting.a", a, "a number >= 0 (0 ignores age)")
     return _Curve(f"polynomial(a={a})", lambda tau: float((1.0 + tau) ** -a))
 
 
-def hinge(a: float = 10.0, b: int = 4) -> AgeCurve:
+@checked
+def hinge(a: Positive = 10.0, b: NotNegative = 4) -> AgeCurve:
     """Return s(tau) = 1 for tau <= b, else 1 / (a (tau - b) + 1).
 
     Args:
@@ -148,16 +161,14 @@ def hinge(a: float = 10.0, b: int = 4) -> AgeCurve:
     Reference:
         Xie, Koyejo, Gupta. Asynchronous Federated Optimization. 2019.
     """
-    require(a > 0, "weighting.a", a, "a number > 0")
-    require(b >= 0, "weighting.b", b, "a staleness >= 0")
     return _Curve(
         f"hinge(a={a}, b={b})", lambda tau: 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
     )
 
 
-def exponential(a: float = 0.1) -> AgeCurve:
+@checked
+def exponential(a: Steepness = 0.1) -> AgeCurve:
     """Return s(tau) = exp(-a tau), with a >= 0."""
-    require(a >= 0, "weighting.a", a, "a number >= 0 (0 ignores age)")
     return _Curve(f"exponential(a={a})", lambda tau: exp(-a * tau))
 
 
@@ -215,9 +226,8 @@ class EuclideanStaleness(Weighting):
 
     from_update_alone = True
 
-    def __init__(self, epsilon: float = 1.0) -> None:
+    def __init__(self, epsilon: Positive = 1.0) -> None:
         """Set epsilon > 0: an update counts half once the model has moved epsilon of its length."""
-        require(epsilon > 0, "weighting.epsilon", epsilon, "a number > 0")
         self.epsilon = epsilon
 
     def weigh(self, update: ClientUpdate) -> float:
@@ -281,15 +291,13 @@ class RelevanceAware(Weighting):
 
     needs_whole_buffer = True
 
-    def __init__(self, beta: float = 0.35, *, scale: float = 1.0) -> None:
+    def __init__(self, beta: Share = 0.35, *, scale: AtLeastOne = 1.0) -> None:
         """Choose between age and deviation.
 
         Args:
             beta: share of the deviation, in [0, 1]; at 0 only age counts.
             scale: what the exponential is divided by, >= 1.
         """
-        require(0 <= beta <= 1, "weighting.beta", beta, "a number in [0, 1], such as 0.35")
-        require(scale >= 1, "weighting.scale", scale, "a number >= 1 (1 is the paper's formula)")
         self.beta, self.scale = beta, scale
 
     def weigh(self, update: ClientUpdate) -> float:

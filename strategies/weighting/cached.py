@@ -24,10 +24,10 @@ import numpy as np
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
+    Count,
     Model,
+    Share,
     chunks,
-    is_count,
-    require,
     zeros_like,
 )
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
@@ -86,11 +86,11 @@ class CachedUpdates(Weighting):
 
     def __init__(
         self,
-        beta: float = 1.0,
+        beta: Share = 1.0,
         *,
         then: Weighting | None = None,
-        n_clients: int | None = None,
-        most_clients: int = 1000,
+        n_clients: Count | None = None,
+        most_clients: Count = 1000,
         store: Store = "as_is",
     ) -> None:
         """Start with an empty cache.
@@ -103,13 +103,6 @@ class CachedUpdates(Weighting):
             store: "as_is", or "float16" with one scale for each array: an error of at most 2^-12 of
                 the largest element, and 2^-11 of the element itself down to 2^-14 of the largest.
         """
-        require(0 <= beta <= 1, "weighting.beta", beta, "a number in [0, 1]")
-        require(
-            n_clients is None or is_count(n_clients),
-            *("weighting.n_clients", n_clients, "an integer >= 1, or None if it is not known"),
-        )
-        require(is_count(most_clients), "weighting.most_clients", most_clients, "an integer >= 1")
-        require(store in {"as_is", "float16"}, "weighting.store", store, "as_is|float16")
         self.beta, self.then = beta, then or ByAge(constant())
         self.needs_whole_buffer = self.then.needs_whole_buffer
         self.n_clients, self.most_clients, self.store = n_clients, most_clients, store

@@ -31,15 +31,16 @@ import numpy as np
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
+    Decay,
     Model,
+    Share,
     Stateful,
     at_least_single,
+    check_fields,
     chunk_sum,
     gap_loop,
     inner,
     over_chunks,
-    require,
-    require_choice,
     scale,
     square_distance,
 )
@@ -63,7 +64,7 @@ class StepSize(Stateful):
 
     of: Grain
     """One size for each parameter, for each array, or for the model; the last two are norms."""
-    decay: float
+    decay: Decay
     """g, in [0, 1)."""
     steps: Steps = "maximal"
     """"maximal" scales steps to the largest rate so far; "actual" takes them as they were made,
@@ -77,10 +78,7 @@ class StepSize(Stateful):
     _sizes: Model = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_choice("weighting.of", self.of, "parameter", "layer", "model")
-        require_choice("weighting.steps", self.steps, "maximal", "actual")
-        decay, accepted = self.decay, "a number in [0, 1), such as 0.97"
-        require(0 <= decay < 1, "weighting.decay", decay, accepted)
+        check_fields(self)
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """Take in one step of the server; a step at rate 0 tells nothing and is left out."""
@@ -206,7 +204,7 @@ class Gap(Weighting):
     from_update_alone = True
 
     def __init__(
-        self, *, of: Grain = "parameter", decay: float = 0.97, steps: Steps = "maximal"
+        self, *, of: Grain = "parameter", decay: Decay = 0.97, steps: Steps = "maximal"
     ) -> None:
         """Start with no step seen.
 
@@ -268,9 +266,9 @@ class DirectionalGap(Gap):
     def __init__(
         self,
         *,
-        share: float = 0.1,
-        of: Grain = "layer",
-        decay: float = 0.97,
+        share: Share = 0.1,
+        of: Literal["layer", "model"] = "layer",
+        decay: Decay = 0.97,
         steps: Steps = "maximal",
     ) -> None:
         """Start with no step seen.
@@ -281,8 +279,6 @@ class DirectionalGap(Gap):
             decay: of the mean square of steps, as in `Gap`.
             steps: "maximal" or "actual"; see `StepSize`.
         """
-        require(0 <= share <= 1, "weighting.share", share, "a number in [0, 1], such as 0.1")
-        require(of in {"layer", "model"}, "weighting.of", of, "layer|model")
         super().__init__(of=of, decay=decay, steps=steps)
         self.share = share
 

@@ -402,7 +402,7 @@ def test_a_disk_that_fails_leaves_the_last_good_checkpoint_and_the_run(
 
 
 def test_settings_out_of_range_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"checkpoints\.every"):
+    with pytest.raises(ConfigError, match=r"Checkpoints\.every"):
         Checkpoints(tmp_path, every=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):

@@ -142,8 +142,8 @@ def test_settings_beside_the_text_reach_the_strategy():
             "FedBuff(20, bufer_size=3)",
             "FedBuff has no setting 'bufer_size': expected 'buffer_size'",
         ),
-        ("FedBuff(0)", "strategy.concurrency = 0: expected an integer >= 1"),
-        ("FedBuff('many')", "strategy.concurrency = 'many': expected an integer >= 1"),
+        ("FedBuff(0)", "strategy.FedBuff.concurrency = 0: expected an integer >= 1"),
+        ("FedBuff('many')", "strategy.FedBuff.concurrency = 'many': expected an integer >= 1"),
         ("FedBuff(20, 5, seed=2)", "seed is set outside of the text already"),
         ("FedBuff(20, 5, 1, 2)", "FedBuff: too many positional arguments"),
         ("Gap()", "Gap is no strategy: expected a strategy such as"),
@@ -242,3 +242,47 @@ def test_flower_does_not_warn_of_what_the_text_itself_says(caplog):
         assert not caplog.records
         flower.FedAvg(fraction_evaluate=0.0)
         assert "fraction_evaluate is set to 0.0" in caplog.text
+
+
+HOSTILE = {
+    "brackets": "FedBuff(20, 5, stages=" + "[" * 400 + "]" * 400 + ")",
+    "brackets without end": "(" * 9000,
+    "calls in calls": "FedBuff(20, 5, selector=" + "Enough(" * 120 + "Oort()" + ")" * 120 + ")",
+    "signs": "FedBuff(" + "-" * 9000 + "1, 5)",
+    "sums": "FedBuff(" + "1+" * 4000 + "1, 5)",
+    "attributes": "FedBuff(20, 5, selector=Oort" + ".a" * 3000 + ")",
+    "subscripts": "FedBuff(20, 5, selector=Oort" + "[0]" * 2000 + ")",
+    "powers": "FedBuff(9**9**9, 5)",
+    "shifts": "FedBuff(1 << 10**9, 5)",
+    "repeats": "FedBuff('a' * 10**9, 5)",
+    "digits": "FedBuff(" + "9" * 4500 + ", 5)",
+    "hexadecimal digits": "FedBuff(0x" + "f" * 9000 + ", 5)",
+    "a large number": "FedBuff(20, 5, seed=" + "9" * 4000 + ")",
+    "an imaginary number": "FedBuff(20j, 5)",
+    "a long text": "FedBuff(20, 5, resume='" + "a" * 10**6 + "')",
+    "a long name": "FedBuff(20, 5, selector=" + "a" * 9000 + ")",
+    "a long argument": "FedBuff(20, 5, " + "a" * 9000 + "=1)",
+    "a comprehension": "FedBuff(20, 5, stages=[x for x in ()])",
+    "a format": "FedBuff(20, 5, resume=f'{().__class__}')",
+    "an assignment": "FedBuff((x := 20), 5)",
+    "a function": "FedBuff(20, 5, eta=lambda step: 1.0)",
+    "a condition": "FedBuff(20 if True else 1, 5)",
+    "a generator": "FedBuff(*(i for i in range(9)))",
+    "a class's inside": "FedBuff.__init__.__globals__",
+    "a module's inside": "methods.__builtins__('x')",
+    "letters like others": "FedBu\ufb00(2\u0660, 5\uff09",
+    "half a letter": "FedBuff(20, '\ud800')",
+    "no letter": "FedBuff(20, 5\0)",
+    "another order": "FedBuff(20, 5)\u202e",
+    "an abstract class": "flower.Strategy()",
+    "what Flower refuses": "flower.FedTrimmedAvg(beta={})",
+    "a wrong argument of Flower's": "flower.FedAvg(fraction=1)",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_text_is_one_short_sentence(text):
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)

@@ -21,7 +21,14 @@ from loop_link import LoopLink, grid_of, n_objects, quick_grid_of
 
 from fedstale.client import ForecastMod, PackMod
 from fedstale.strategies import FedBuff
-from fedstale.strategies.server.packing import PACKED_RECORD, PACKING_RECORD, can_unpack, pack
+from fedstale.strategies.server import packing
+from fedstale.strategies.server.packing import (
+    PACKED_RECORD,
+    PACKING_RECORD,
+    can_unpack,
+    pack,
+    unpack,
+)
 from fedstale.strategies.server.superlink import without_stalls
 
 N_ARRAYS, N_NODES = 8, 4
@@ -150,6 +157,29 @@ def test_a_reply_that_cannot_be_unpacked_costs_its_job_and_not_the_run(caplog):
     assert len(link.sent) == 3 * N_NODES
     assert len(result.train_metrics_clientapp) == 3
     assert "the reply of node 102 cannot be unpacked" in caplog.text
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_packed_reply_is_rejected_by_its_size_as_one_that_is_not(is_packed, monkeypatch):
+    def bloated(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["more"] = ArrayRecord([np.zeros(1_500_000, np.uint8)])
+        return reply
+
+    def unpacked(content):
+        whole = unpack(content)
+        seen.append(PACKED_RECORD in content and "more" in whole)
+        return whole
+
+    seen = []
+    monkeypatch.setattr(packing, "unpack", unpacked)
+    apps = dict.fromkeys(NODES, client([PackMod()]))
+    apps[102] = client([PackMod(), bloated] if is_packed else [bloated])
+    strategy = FedBuff(4, 3, seed=1)
+    _, result = run(apps, strategy, rounds=4)
+    assert len(result.train_metrics_clientapp) == 4
+    assert strategy.rejections["rejected: size"] >= 2
+    assert not any(seen)
 
 
 # Privacy.

@@ -1,5 +1,7 @@
 """The whole strategy over a grid of functions and a virtual clock."""
 
+from math import nan
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -15,10 +17,12 @@ from fedstale.strategies import (
     FedAvg,
     FedBuff,
     GapAware,
+    Stage,
     StaleStrategy,
     StopWhen,
     Validation,
 )
+from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.schedule import (
     Schedule,
     k_async,
@@ -630,6 +634,50 @@ def test_a_round_waits_for_as_many_nodes_as_it_was_told():
     grid = VirtualGrid(nodes, online=lambda now: range(3) if now >= 100.0 else range(2))
     start(FedAvg(min_available_nodes=3), grid, 1)
     assert [at for at, _ in grid.sent] == [120.0] * 3
+
+
+def hints(strategy, nodes, rounds):
+    _, grid = start(strategy, nodes, rounds)
+    return grid.runtime.hints
+
+
+def test_no_rounds_and_a_buffer_above_the_jobs_in_flight_are_told_and_the_run_goes_on(caplog):
+    nodes = {k: adder(1.0, delay=1.0 + k) for k in range(4)}
+    assert hints(FedBuff(4, 4), nodes, 1) == []
+    assert "num_rounds = 0 trains nothing" in hints(FedBuff(4, 4), nodes, 0)[0]
+    (hint,) = hints(FedBuff(2, 5), nodes, 3)
+    assert hint.startswith("buffer_size = 5 is above concurrency = 2: ")
+    assert "3 jobs or more one after the other" in hint
+    assert caplog.text.count("is above concurrency") == 1
+    # With as many different nodes as robust rules need, too.
+    robust = TrimmedMean(f=1)
+    (hint,) = hints(FedBuff(2, 3, robust=robust), nodes, 2)
+    assert "2 jobs or more" in hint
+
+
+@pytest.mark.parametrize(("num_rounds", "timeout"), [("3", 60.0), (-1, 60.0), (3, "x"), (3, nan)])
+def test_what_a_run_is_told_is_checked_before_it(num_rounds, timeout):
+    with pytest.raises(ConfigError, match=r"strategy\.(num_rounds|timeout) = "):
+        start(FedAvg(), {1: adder(1.0)}, num_rounds, timeout=timeout)
+
+
+def test_a_second_record_of_arrays_that_nothing_reads_is_told_once(caplog):
+    def controls(message, grid):
+        after, body = adder(1.0)(message, grid)
+        body["control variates"] = record(c=np.ones(2))
+        return after, body
+
+    (hint,) = hints(FedAvg(), {1: controls, 2: controls}, 3)
+    assert "'arrays' is the model" in hint
+    assert "['control variates'] is not read" in hint
+    assert caplog.text.count("is not read") == 1
+    assert hints(FedAvg(), {1: adder(1.0)}, 3) == []
+
+    class Reading(Stage):
+        def incoming(self, job, content):
+            del content["control variates"]
+
+    assert hints(FedAvg(stages=[Reading()]), {1: controls}, 3) == []
 
 
 def test_no_rounds_return_the_initial_model():

@@ -27,8 +27,8 @@ from fedstale.strategies.types import (
     Job,
     Model,
     RejectionError,
+    is_count,
     require,
-    require_count,
     scale,
 )
 from fedstale.strategies.weighting import ByAge
@@ -80,7 +80,8 @@ class Pools(Stage):
     saved = ("_pools", "_predictions", "_made", "_like")
 
     def __init__(self, public: Array, predict: Predict, *, every: int) -> None:
-        require_count("Pools.every", every, "an integer >= 0 (0 exchanges nothing)", least=0)
+        accepted = "an integer >= 0 (0 exchanges nothing)"
+        require(is_count(every, 0), "Pools.every", every, accepted)
         self.every, self._public, self._predict = every, public, predict
         self._digest = digest(public)
         self._pools: dict[int, str] = {}

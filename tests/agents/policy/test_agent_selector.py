@@ -172,7 +172,7 @@ def test_a_share_smaller_than_one_pick_is_kept_on_average(untrained):
     [("exploration", -0.1), ("exploration", 1.1), ("fairness", 2), ("sure", 0), ("sure", 1.1)],
 )
 def test_settings_out_of_range_are_rejected(untrained, setting, value):
-    with pytest.raises(ConfigError, match=rf"selector\.{setting}"):
+    with pytest.raises(ConfigError, match=rf"AgentSelector\.{setting}"):
         AgentSelector(untrained, **{setting: value})
 
 

@@ -86,6 +86,48 @@ def test_who_may_only_look_changes_nothing():
     assert role_of("/v1/control/what-comes-with-a-later-flower") == "run"
 
 
+# As nginx writes names: the last part first, each special character with a backslash.
+NAMES = {
+    "OU=run,CN=alice": {"run"},
+    "CN=alice,OU=run": {"run"},
+    "CN=alice,OU=register,OU=run,O=Acme": {"run", "register"},
+    r"CN=b\,ob,OU=run": {"run"},
+    r"CN=bob\\,OU=run": {"run"},
+    r"CN=\C3\A9ve,OU=register": {"register"},
+    "CN=bob": set(),
+    "": set(),
+    r"CN=bob\,OU=run": set(),
+    r"CN=bob\,OU=run\,OU=register": set(),
+    r"CN=\,OU=run\,,O=Acme": set(),
+    r"CN=bob\\\,OU=run": set(),
+    r"CN=bob\\\\\,OU=run,O=Acme": set(),
+    r"CN=bob\+OU=run": set(),
+    r"CN=bob\2COU=run": set(),
+    r"CN=bob\0A\,OU=run": set(),
+    r"CN=\"bob\,OU=run\"": set(),
+    r"CN=\C3\A9\,OU=run": set(),
+    r"OU=run\,register,CN=bob": set(),
+    r"OU=\ run,CN=bob": set(),
+    "OU=runs,CN=bob": set(),
+    "OU=Run,CN=bob": set(),
+    "OU=run+CN=bob": set(),
+    "CN=bob+OU=run": set(),
+    "xOU=run,CN=bob": set(),
+    "OU=#72756E,CN=bob": set(),
+    "CN=" + "\\," * 20_000 + "OU=run": set(),
+}
+
+
+@pytest.mark.parametrize(("name", "roles"), NAMES.items(), ids=lambda x: f"{x}"[:40])
+def test_a_role_is_a_unit_of_its_own_in_the_name_of_a_certificate(name, roles):
+    # Nothing here is written otherwise in nginx's patterns than in Python's.
+    written = dict(
+        re.findall(r'map \$ssl_client_s_dn \$may_(\w+) \{ default 0; "~(.*)" 1; \}', nginx(DOORS))
+    )
+    assert written.keys() == {"run", "register"}
+    assert {role for role, pattern in written.items() if re.search(pattern, name)} == roles
+
+
 @pytest.mark.parametrize("name", ["x" * 120, 'a";return 200;"', "a:b", "a b;"])
 def test_a_socket_that_nginx_cannot_name(name):
     doors = dataclasses.replace(DOORS, superlink=Path("/run") / name)

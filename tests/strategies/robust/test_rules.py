@@ -210,16 +210,16 @@ def test_weights_that_give_adversaries_half_are_rejected():
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: Median(f=-1), "robust.f"),
-        (lambda: Krum(f=0.5), "robust.f"),
-        (lambda: MultiKrum(f=1, keep=0), "robust.keep"),
-        (lambda: CentredClipping(f=1, radius=0.0), "robust.radius"),
-        (lambda: CentredClipping(f=1, steps=0), "robust.steps"),
-        (lambda: CentredClipping(f=1, start="last"), "robust.start"),
-        (lambda: GeometricMedian(f=1, steps=0), "robust.steps"),
-        (lambda: GeometricMedian(f=1, smoothing=0.0), "robust.smoothing"),
-        (lambda: GeometricMedian(f=1, tolerance=-1.0), "robust.tolerance"),
-        (lambda: CTMA(f=1, base="median"), "robust.base"),
+        (lambda: Median(f=-1), r"\w+\.f = "),
+        (lambda: Krum(f=0.5), r"\w+\.f = "),
+        (lambda: MultiKrum(f=1, keep=0), r"\w+\.keep = "),
+        (lambda: CentredClipping(f=1, radius=0.0), r"\w+\.radius = "),
+        (lambda: CentredClipping(f=1, steps=0), r"\w+\.steps = "),
+        (lambda: CentredClipping(f=1, start="last"), r"\w+\.start = "),
+        (lambda: GeometricMedian(f=1, steps=0), r"\w+\.steps = "),
+        (lambda: GeometricMedian(f=1, smoothing=0.0), r"\w+\.smoothing = "),
+        (lambda: GeometricMedian(f=1, tolerance=-1.0), r"\w+\.tolerance = "),
+        (lambda: CTMA(f=1, base="median"), r"\w+\.base = "),
     ],
 )
 def test_a_setting_out_of_range_is_named(make, field):

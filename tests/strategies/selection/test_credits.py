@@ -141,9 +141,9 @@ def test_without_a_report_the_record_stands_in():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"utility": -1.0}, "selector.utility = -1.0: expected a finite number >= 0"),
-        ({"utility": np.nan}, "selector.utility = nan"),
-        ({"utility": 1.0, "cost": np.inf}, "selector.cost = inf: expected a finite number"),
+        ({"utility": -1.0}, "Credits.utility = -1.0: expected a finite number >= 0"),
+        ({"utility": np.nan}, "Credits.utility = nan"),
+        ({"utility": 1.0, "cost": np.inf}, "Credits.cost = inf: expected a finite number"),
         ({"utility": lambda nodes: [1.0]}, "has the shape"),
     ],
 )

@@ -524,7 +524,7 @@ def test_who_is_no_better_than_what_it_states_is_never_probed():
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, nan])
 def test_a_share_of_probes_is_a_share(share):
-    with pytest.raises(ConfigError, match=r"selector\.share"):
+    with pytest.raises(ConfigError, match=r"Probing\.share"):
         Probing(Random(), share)
 
 

@@ -115,7 +115,7 @@ def test_a_loss_is_what_a_client_states_or_the_norm_of_its_update_as_far_as_it_c
 
 @pytest.mark.parametrize("value", ["", "Norm", None, "claimed"])
 def test_where_losses_come_from_is_one_of_two_words(value):
-    with pytest.raises(ConfigError, match=r"validation.loss_from = .*: expected stated\|norm"):
+    with pytest.raises(ConfigError, match=r"Validation.loss_from = .*: expected stated\|norm"):
         Validation(loss_from=value)
 
 

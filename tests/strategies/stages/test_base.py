@@ -211,7 +211,9 @@ def test_without_stages_none_of_them_is_on_the_path_of_a_job():
 
 @pytest.mark.parametrize("given", [["int8"], [Notes(), Notes()], [Notes]])
 def test_what_are_no_stages_of_different_names_are_refused(given):
-    with pytest.raises(ConfigError, match=r"strategy\.stages = .*expected instances of Stage"):
+    with pytest.raises(
+        ConfigError, match=r"strategy\.(StaleStrategy\.)?stages = .*expected instances of Stage"
+    ):
         StaleStrategy(stages=given)
 
 

@@ -406,7 +406,7 @@ def test_norm_caps_count_decoded_updates():
         (lambda: Compression(down="int8", stochastic=True), "int8|int4|int2 with stochastic=True"),
         (
             lambda: FedAvg(stages=["int4"]),
-            "strategy.stages = ('int4',): expected instances of Stage",
+            "strategy.FedAvg.stages = ['int4']: expected instances of Stage",
         ),
     ],
 )

@@ -99,10 +99,13 @@ def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(sha
         (lambda: LocalWork(float("nan")), "from 0.125 to 1"),
         (lambda: LocalWork("half"), "from 0.125 to 1"),
         (lambda: LocalWork(True), "from 0.125 to 1"),
-        (lambda: LocalWork(within_s=0.0), "LocalWork.within_s = 0.0: expected seconds > 0"),
+        (
+            lambda: LocalWork(within_s=0.0),
+            "LocalWork.within_s = 0.0: expected a finite number of seconds > 0",
+        ),
         (
             lambda: LocalWork(within_s=float("inf")),
-            "LocalWork.within_s = inf: expected seconds > 0",
+            "LocalWork.within_s = inf: expected a finite number of seconds > 0",
         ),
         (
             lambda: LocalWork(within_s=60, least=0.1),
@@ -122,7 +125,7 @@ def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(sha
             "LocalWork comes before Compression, and knows no size",
         ),
         (lambda: FedAvg(stages=[LocalWork(0.5)] * 2), "strategy.stages = "),
-        (lambda: FedAvg(normalise="step"), "strategy.normalise = 'step': expected examples"),
+        (lambda: FedAvg(normalise="step"), "strategy.FedAvg.normalise = 'step': expected examples"),
         (
             lambda: FedAvg(normalise="steps", robust=robust.Median(f=1)),
             "strategy.normalise = 'steps': expected another one with a robust rule",

@@ -28,6 +28,8 @@ from fedstale.strategies import (
     parse,
 )
 from fedstale.strategies.robust import Bulyan, Median, TrimmedMean
+from fedstale.strategies.stages import SEALED, bytes_in
+from fedstale.strategies.types import RejectionError
 from fedstale.strategies.weighting import polynomial
 
 pytestmark = pytest.mark.usefixtures("_identity")
@@ -214,6 +216,14 @@ def test_a_hostile_reply_is_rejected_and_goes_to_no_neighbour(name):
     words = words.replace("of node 11", "")
     assert all(re.search(words, reason) for reason in reasons), reasons
     assert not any("peer.1" in body for _, m in grid.sent for body in [m.content])
+
+
+@pytest.mark.parametrize("n", [2**63, 2**62, SIZE + 200, -1, 0])
+def test_a_sealed_model_of_another_size_than_it_states_is_refused(n):
+    sealed = record(sealed=np.zeros(SIZE, np.uint8))
+    sealed[SEALED].shape = (n,)
+    with pytest.raises(RejectionError, match="shape"):
+        bytes_in(sealed)
 
 
 def test_a_site_that_lies_later_leaves_its_last_good_model_with_its_neighbours():

@@ -49,5 +49,5 @@ def test_there_is_nothing_to_checkpoint():
 
 
 def test_settings_out_of_range_are_rejected():
-    with pytest.raises(ConfigError, match=r"weighting\.epsilon = 0\.0: expected"):
+    with pytest.raises(ConfigError, match=r"EuclideanStaleness\.epsilon = 0\.0: expected"):
         EuclideanStaleness(0.0)

@@ -4,6 +4,7 @@ What stands behind notes each request as it comes, so the tests see what passes 
 written, and how much.
 """
 
+import datetime
 import os
 import socketserver
 import ssl
@@ -13,6 +14,17 @@ from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from small_deployment import wait_for
 
 from fedstale.deployment import commands
@@ -78,7 +90,7 @@ class Site:
 @contextmanager
 def site(folder, **limits):
     operators = {"all": ROLES, "run": ["run"], "register": ["register"], "look": []}
-    write_certificates(folder, ["localhost", "127.0.0.1"], operators=operators)
+    write_certificates(folder, ["localhost", "127.0.0.1"], operators=operators, keep_authority=True)
     (folder / "state").mkdir(mode=0o700)
     at = [Address("127.0.0.1", free_port()) for _ in range(3)]
     doors = Doors(
@@ -162,6 +174,72 @@ def test_operators_do_what_their_roles_allow(open_site):
     for name, statuses in allowed.items():
         for call, status in zip(calls, statuses, strict=True):
             assert open_site.ask(at, f"/v1/control/{call}", certificate=name) == status
+
+
+CHOSEN = {
+    "a comma": ([(NameOID.COMMON_NAME, "bob,OU=run")], False),
+    "two": ([(NameOID.COMMON_NAME, "bob,OU=run,OU=register")], False),
+    "a comma first": ([(NameOID.COMMON_NAME, ",OU=run,")], False),
+    "backslashes": ([(NameOID.COMMON_NAME, "bob\\,OU=run")], False),
+    "quotes": ([(NameOID.COMMON_NAME, '"bob",OU=run')], False),
+    "a plus": ([(NameOID.COMMON_NAME, "bob+OU=run")], False),
+    "a line": ([(NameOID.COMMON_NAME, "bob\n,OU=run\n")], False),
+    "hexadecimal": ([(NameOID.COMMON_NAME, "bob\\2COU=run")], False),
+    "other letters": ([(NameOID.COMMON_NAME, "b\u00f6b\u202e,OU=run")], False),
+    "wide letters": ([(NameOID.COMMON_NAME, "bob,OU=run", _ASN1Type.BMPString)], False),
+    "an organisation": (
+        [(NameOID.ORGANIZATION_NAME, "Acme,OU=run"), (NameOID.COMMON_NAME, "b")],
+        False,
+    ),
+    "a longer unit": ([(NameOID.ORGANIZATIONAL_UNIT_NAME, "run,x")], False),
+    "a serial number": ([(NameOID.SERIAL_NUMBER, "1,OU=run")], False),
+    "a mail address": ([(NameOID.EMAIL_ADDRESS, "a@b,OU=run")], False),
+    "behind a backslash": (
+        [(NameOID.ORGANIZATIONAL_UNIT_NAME, "run"), (NameOID.COMMON_NAME, "bob\\")],
+        True,
+    ),
+    "behind a comma": (
+        [(NameOID.ORGANIZATIONAL_UNIT_NAME, "run"), (NameOID.COMMON_NAME, "bob,x")],
+        True,
+    ),
+}
+
+
+def issue(folder, who, names, *, foreign=False):
+    """Write a certificate of the deployment's authority, or of another one, with any name."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    signer = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    builder = x509.CertificateBuilder(
+        authority.subject,
+        x509.Name([x509.NameAttribute(*name) for name in names]),
+        key.public_key(),
+        x509.random_serial_number(),
+        now - datetime.timedelta(hours=1),
+        now + datetime.timedelta(days=1),
+    ).add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+    made = builder.sign(ec.generate_private_key(ec.SECP256R1()) if foreign else signer, SHA256())
+    own = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / f"{who}.pem").write_bytes(made.public_bytes(Encoding.PEM) + own)
+
+
+@pytest.mark.parametrize("who", CHOSEN)
+def test_a_role_is_in_a_unit_alone_whatever_a_name_says(open_site, who):
+    names, may_run = CHOSEN[who]
+    issue(open_site.folder, who, names)
+    at = open_site.doors.operators
+    assert open_site.ask(at, "/v1/control/list-nodes", certificate=who) == 200
+    found = open_site.ask(at, "/v1/control/start-run", certificate=who)
+    assert found == (200 if may_run else 403)
+    assert open_site.ask(at, "/v1/control/register-node", certificate=who) == 403
+
+
+def test_roles_of_another_authority_are_none(open_site):
+    units = [(NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in ROLES]
+    issue(open_site.folder, "other", [*units, (NameOID.COMMON_NAME, "eve")], foreign=True)
+    for call in ("list-nodes", "start-run", "register-node"):
+        at = open_site.doors.operators
+        assert open_site.ask(at, f"/v1/control/{call}", certificate="other") == 404
 
 
 def test_bodies_pass_up_to_their_limits_and_whole(open_site):
