@@ -445,7 +445,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     }
     if traces.availability is not None:
         channel = traces.availability
-        logs_s = channel.logs_s[channel.rows]
+        logs_s = channel.known_s()[channel.rows]
         logs_s = logs_s[np.isfinite(logs_s)]
         about["availability"] = {
             "record_s": float(channel.lengths.max()),
