@@ -180,10 +180,12 @@ class Availability(Channel):
             self.starts,
             self.offsets[row],
             self.offsets[row + 1],
-            np.nextafter(begins + (ends - starts), 0.0),
+            begins + (ends - starts) - 1e-6,
         )
         if self.ends.size:
-            wrong |= (last >= self.offsets[row]) & (self.ends.take(last, mode="clip") > begins)
+            wrong |= (last >= self.offsets[row]) & (
+                self.ends.take(last, mode="clip") > begins + 1e-6
+            )
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             raise TraceError(
@@ -438,7 +440,7 @@ class Availability(Channel):
         if self.repeat:
             since = np.mod(since, self.lengths[row])
         known = (since >= 0) & (since < self.logs_s[row]) & (t < self.until)
-        first, last = 0.0, self.logs_s[row]
+        first, last = np.zeros(t.shape), self.logs_s[row]
         if self.gap_starts.size:
             low, high = self.gap_offsets[row], self.gap_offsets[row + 1]
             k = last_at_or_before(self.gap_starts, low, high, since)
@@ -583,6 +585,29 @@ def _first_of_each_run(
     return np.flatnonzero(np.concatenate([[True], ~joins]))
 
 
+def stretches_of(
+    owner: Index, starts: Array, ends: Array, *, gap_s: float
+) -> tuple[Index, Index, Array, Array]:
+    """Return the stretches in which something was seen without any time longer than a gap.
+
+    Args:
+        owner: device of each window; shape (windows,), not empty.
+        starts: in s; shape (windows,).
+        ends: in s, none before its start; shape (windows,).
+        gap_s: the longest time without a window within a stretch, in s.
+
+    Returns:
+        Stretch of each window, shape (windows,); device, start and end of each, by device and
+        time, shape (stretches,).
+    """
+    order = np.lexsort((ends, starts, owner))
+    sorted_owner, start, end = owner[order], starts[order], ends[order]
+    first = _first_of_each_run(sorted_owner, start, end, gap_s, Counter())
+    of = np.empty(order.size, dtype=np.int64)
+    of[order] = np.cumsum(np.isin(np.arange(order.size), first)) - 1
+    return of, sorted_owner[first], start[first], np.maximum.reduceat(end, first)
+
+
 def longest_log(
     owner: Index, starts: Array, ends: Array, n: int, *, gap_s: float
 ) -> tuple[Mask, Array, Array]:
@@ -611,16 +636,10 @@ def longest_log(
     kept = np.zeros(owner.size, dtype=bool)
     if owner.size == 0:
         return kept, began, ended
-    order = np.lexsort((ends, starts, owner))
-    sorted_owner, start, end = owner[order], starts[order], ends[order]
-    first = _first_of_each_run(sorted_owner, start, end, gap_s, Counter())
-    log = np.cumsum(np.isin(np.arange(order.size), first)) - 1
-    online = np.add.reduceat(end - start, first)
+    log, of, first, last = stretches_of(owner, starts, ends, gap_s=gap_s)
+    online = np.bincount(log, ends - starts)
     # The last of a device's logs in this order has the most time online, the earlier on a tie.
-    best = np.lexsort((-start[first], online, sorted_owner[first]))
-    chosen = best[np.append(np.diff(sorted_owner[first][best]) > 0, True)]
-    kept[order] = np.isin(log, chosen)
-    devices = sorted_owner[first][chosen]
-    began[devices] = start[first][chosen]
-    ended[devices] = np.maximum.reduceat(end, first)[chosen]
-    return kept, began, ended
+    best = np.lexsort((-first, online, of))
+    chosen = best[np.append(np.diff(of[best]) > 0, True)]
+    began[of[chosen]], ended[of[chosen]] = first[chosen], last[chosen]
+    return np.isin(log, chosen), began, ended

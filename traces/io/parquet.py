@@ -270,14 +270,15 @@ def _channel(
             starts, counts = _flat(stored, "starts_s")
             ends, _ = _flat(stored, "ends_s")
             logs = _floats(stored, "log_start_s", path), _floats(stored, "log_s", path, most=np.inf)
-            channel: Availability | Series = Availability.packed(
+            channel: Availability | Series
+            channel = online = Availability.packed(
                 starts, ends, counts, lengths, logs=logs, repeat=described["repeat"]
             )
             if _GAPS[0] in stored.column_names:
                 (begins, n_gaps), (stops, n_stops) = (_flat(stored, name) for name in _GAPS)
                 if not np.array_equal(n_gaps, n_stops):
                     raise TraceError("gap_ends_s: expected one for each start of a gap")
-                channel = channel.with_gaps(begins, stops, n_gaps)
+                channel = online.with_gaps(begins, stops, n_gaps)
         else:
             values, counts = _flat(stored, "values")
             starts, start_counts = None, counts
