@@ -116,7 +116,7 @@ SOURCES: Mapping[str, TraceSource] = MappingProxyType(_sources())
 _JSON = {
     "flash_days": rb'(?s)\{.*"ready_time"',
     "flash": rb'\{\s*("[^"]*"\s*:\s*\[\s*[\[\]]|\}|$)',
-    "aibenchmark": rb'(?s)\[(?!\{)|\[.*_Score"',
+    "aibenchmark": rb'(?s)\[\s*(\]|$|\{.*_Score")',
 }
 """How a recording in JSON begins; other JSON may be a log of one's own."""
 

@@ -209,7 +209,7 @@ def _pings(log: Reading) -> TraceSet:
     steps = (following - at)[~is_last]
     gap_s = log.options.max_gap_s
     if gap_s is None:
-        usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 60.0
+        usual = round(float(np.median(steps[steps > 0])), 3) if (steps > 0).any() else 60.0
         gap_s = 3.0 * usual
         log.ask(
             f"pings come every {usual:g} s, the longest silence is "
@@ -302,10 +302,10 @@ def _rates(log: Reading) -> TraceSet:
         units = ", ".join(unit for _, unit in read.values())
         raise TraceError(f"units {units}: expected both of one kind")
     values = np.stack([read[role][0].to_numpy() for role in roles], axis=1)
-    interval: Array = np.zeros(len(log.frame))
     by_interval = counted == {PER_INTERVAL} and "interval" in log.of
+    interval = np.zeros(len(log.frame))
     if by_interval:
-        interval = lengths_s(log, "interval").to_numpy()
+        interval = np.asarray(lengths_s(log, "interval"), dtype=np.float64)
     elif "interval" in log.of:
         log.told["interval"] += ", not used: rates are not counted in intervals"
     log.drop(~np.isfinite(times.of["time"]), "no time")
@@ -326,8 +326,7 @@ def _rates(log: Reading) -> TraceSet:
         before = np.where(np.append(True, is_last[:-1]), -np.inf, np.append(0.0, at[:-1]))
         begins, ends = (before, at) if counted else (at, following)
     if counted == {IN_ALL}:
-        before = np.concatenate([values[:1], values[:-1]])
-        values -= before
+        values = np.concatenate([values[:1], np.diff(values, axis=0)])
     # A reading of no known time only ends what is known before it, or begins what is after it.
     lasts = ends - begins
     used = (lasts > 0) & (lasts <= gap_s) & np.isfinite(lasts)
@@ -508,7 +507,7 @@ def _max_gap_s(log: Reading, steps: Array) -> float:
         return log.options.max_gap_s
     if steps.size == 0:
         return np.inf
-    usual, longest = float(np.median(steps)), float(steps.max())
+    usual, longest = round(float(np.median(steps)), 3), float(steps.max())
     if longest > _REGULAR * usual:
         # A log of events has no step, and says what holds until the next one.
         is_regular = np.mean((steps > usual / 2) & (steps < 3 * usual)) > 0.8

@@ -97,12 +97,14 @@ def name_and_unit(column: str) -> tuple[str, str | None]:
 
 
 _NAMES = {
-    "device": "device client user node phone machine host hostname device_id client_id user_id "
-    "node_id phone_id machine_id host_id",
-    "start": "start start_time started_at begin began from since plugin_time window_start",
-    "end": "end end_time ended_at stop stop_time to until plugout_time window_end",
+    "device": "device client user node phone machine host hostname target device_id client_id "
+    "user_id node_id phone_id machine_id host_id",
+    "start": "start start_time started_at begin began from since plugin_time window_start "
+    "connected_at connect_time",
+    "end": "end end_time ended_at stop stop_time to until plugout_time window_end "
+    "disconnected_at disconnect_time",
     "duration": "duration",
-    "time": "time timestamp time_stamp ts t datetime date_time instant recorded_at",
+    "time": "time timestamp time_stamp ts t at datetime date_time instant recorded_at",
     "online": "online is_online available is_available availability connected is_connected up",
     "charging": "charging is_charging charge_status charging_status battery_status",
     "plugged": "plugged is_plugged plugged_in power_plugged",
@@ -116,17 +118,34 @@ _NAMES = {
 _NAMES_OF = {role: frozenset(names.split()) for role, names in _NAMES.items()}
 
 
+YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on"])
+NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off"])
+STATE_WORDS = {
+    "online": (
+        "online available connected up alive reachable ok success active joined associated",
+        "offline unavailable disconnected down dead unreachable failed timeout inactive left "
+        "disassociated",
+    ),
+    "charging": ("charging", "discharging not_charging"),
+    "plugged": ("plugged plugged_in ac usb wireless", "unplugged not_plugged_in battery none"),
+}
+"""Words of each role that mean so, and that mean not so."""
+
+
 def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
 _START = _set("start started starts begin began begins from since login logon opened plugin")
 _END = _set("end ended ends stop stopped until till to finish finished logout logoff plugout")
-_TIME = _set("time timestamp timestamps ts datetime date clock instant epoch stamp when timesecs")
+_TIME = _set(
+    "time timestamp timestamps ts datetime date clock instant epoch stamp when timesecs changed "
+    "updated"
+)
 _DEVICE = _set(
     "device client user node phone machine host hostname uid uuid guid imei mac serial instance "
-    "sensor probe station endpoint computer server vehicle participant subject member peer asset "
-    "ip id"
+    "sensor probe station endpoint computer vehicle participant subject member peer asset "
+    "ip id imsi iccid msisdn target"
 )
 _OF_DEVICE = _set("name number no key label code address addr hash uuid id identifier")
 _OF_TIME = _set("at on session event utc")
@@ -155,6 +174,11 @@ def _direction(words: set[str], *, is_rate: bool) -> str | None:
     return None
 
 
+def _of_one(words: set[str]) -> bool:
+    """Return whether words name no more than one thing that begins or ends."""
+    return len(words - _TIME - _OF_TIME) < 2 and not words & (_ONLINE | _set("level ip address id"))
+
+
 _OF_BATTERY = frozenset(["battery", "charge", "charger", "soc"])
 _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     ("", lambda words, _: words & _set("zone timezone tz rtt latency temperature voltage")),
@@ -164,8 +188,8 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
         "level",
         lambda words, _: words & _OF_BATTERY and words & _set("level percent pct percentage"),
     ),
-    ("start", lambda words, _: words & _START and words <= _START | _TIME | _OF_TIME),
-    ("end", lambda words, _: words & _END and words <= _END | _TIME | _OF_TIME),
+    ("start", lambda words, _: words & _START and _of_one(words - _START)),
+    ("end", lambda words, _: words & _END and _of_one(words - _END)),
     (
         "duration",
         lambda words, name: words & {"duration", "lasted"} or name in ("elapsed", "length"),
@@ -224,7 +248,8 @@ def is_datum(cells: pd.Series) -> pd.Series:
     return texts.str.match(form + r"|\w{3}, \d", na=False)
 
 
-_SAID = _BATTERY | _set("0 1 0.0 1.0 true false yes no on off up down online offline alive dead")
+_SAID = YES | NO | _BATTERY
+_SAID |= {word for words in STATE_WORDS.values() for part in words for word in part.split()}
 
 
 def _fits(role: str, cells: pd.Series) -> bool:
@@ -270,6 +295,20 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         found[role] = [
             c for c in columns if c.removesuffix("(RAW)").strip() not in {*columns} - {c}
         ]
+    _settle_states(log, found)
+    if found["time"] and len(log.frame) > 1:
+        # The range of a query stands in each row of its result.
+        for role in ("start", "end"):
+            found[role] = [c for c in found[role] if log.frame[c].nunique() > 1]
+    if len(found["time"]) == 1:
+        clocks = [c for c in free if c not in named and _role_of(c) is None and _is_clock(log, c)]
+        found["time"] = _joined(log, [*found["time"], *clocks])[:1]
+    found["time"] = _joined(log, found["time"])
+    return {role: _alike(log, role, columns) for role, columns in found.items()}
+
+
+def _settle_states(log: Reading, found: dict[str, list[str]]) -> None:
+    """Let columns whose names could be two things be what their cells are."""
     # A battery has a state too, in words or in the numbers of Android.
     for column in list(found["online"]):
         texts = log.frame[column].dropna().astype("str").str.strip().str.lower()
@@ -283,12 +322,6 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         is_state = name_and_unit(column)[1] is None and cells.isin(["0", "1"]).mean() > 0.9
         is_state |= not is_datum(cells).any()
         found["uplink" if is_state else "online"].remove(column)
-    if found["time"] and len(log.frame) > 1:
-        # The range of a query stands in each row of its result.
-        for role in ("start", "end"):
-            found[role] = [c for c in found[role] if log.frame[c].nunique() > 1]
-    found["time"] = _joined(log, found["time"])
-    return {role: _alike(log, role, columns) for role, columns in found.items()}
 
 
 def _joined(log: Reading, columns: list[str]) -> list[str]:
@@ -297,11 +330,15 @@ def _joined(log: Reading, columns: list[str]) -> list[str]:
         return columns
     texts = {c: log.frame[c].dropna().astype("str").str.strip() for c in columns}
     is_day = {c: not t.str.contains(":", regex=False).any() for c, t in texts.items()}
-    of_day = {c: bool(t.str.match(r"\d{1,2}:\d\d").all()) for c, t in texts.items()}
     for date, time in (columns, columns[::-1]):
-        if is_day[date] and of_day[time]:
+        if is_day[date] and _is_clock(log, time):
             return [_both(log, date, time)]
     return columns
+
+
+def _is_clock(log: Reading, column: str) -> bool:
+    texts = log.frame[column].dropna().astype("str").str.strip()
+    return bool(texts.str.match(r"\d{1,2}:\d\d").all() and len(texts))
 
 
 def _both(log: Reading, date: str, time: str) -> str:
@@ -369,10 +406,11 @@ def understand(log: Reading) -> Kind:
     wanted += [role for role in more if role not in roles.needs and found.get(role)]
     if log.options.device is None and "device" not in given:
         wanted.append("device")
+    known = {*given.values(), *(c for r in wanted if r != "device" for c in found[r])}
     guessed = {
         role: column
         for role in wanted
-        if (column := _only(log, role, found[role], {*given.values()})) is not None
+        if (column := _only(log, role, found[role], known)) is not None
     }
     log.of = {**given, **guessed}
     log.told["kind"] = f"{kind}, {'given' if log.options.kind else 'by its columns'}"
@@ -453,7 +491,7 @@ def _kind(
             return stated
     # What is given tells it first, then what is found.
     telling = given.keys() - {"device", "time"}
-    is_dated = bool(present & _DATED)
+    is_dated = bool(present & _DATED) or any(_is_time(log.frame[c]) for c in log.frame.columns)
     fitting: list[Kind] = [
         name
         for name, roles in _KINDS.items()
@@ -484,7 +522,9 @@ def _kind(
     if fitting == ["pings"] and silent:
         fitting = []
     if len(fitting) > 1:
-        likely = next((kind for kind in ("samples", "rates") if kind in fitting), fitting[0])
+        stated_rates = any(name_and_unit(c)[1] in RATE_UNITS for c in found["downlink"])
+        order = ("samples", "rates") if stated_rates else ("samples",)
+        likely = next((kind for kind in order if kind in fitting), fitting[0])
         log.ask(
             f"this table could be {' or '.join(fitting)}: expected one of them as kind (--kind)",
             "--kind",
@@ -518,47 +558,86 @@ def _likely(
         answers.append(f"time={times[0]}")
         found["time"] = times[:1]
         silent = [c for c in silent if c not in times[0].split("+") and c != times[0]]
+        whole: dict[str, Kind] = {"online": "samples", "charging": "battery", "downlink": "rates"}
+        if role := next((role for role in whole if role in given or found[role]), None):
+            log.ask(sentence, "--columns", answers[0])
+            return whole[role]
     time = given.get("time") or found["time"][0]
-    texts = {c: frame[c].dropna().astype("str").str.strip().str.lower() for c in silent}
-    told = [c for c in silent if texts[c].isin(_SAID).all()]
-    words = [c for c in silent if c not in told and not is_datum(frame[c].dropna()).any()]
-    numbers = [c for c in silent if c not in words and c not in told]
     values = [c for c in silent if "value" in name_and_unit(c)[0].split("_")]
-    has_device = bool(given.get("device") or found["device"] or log.options.device or FILE in frame)
-    # A column that never changes may be a host, too.
-    hosts = [c for c in frame.columns if frame[c].notna().any() and c not in time.split("+")]
-    hosts = [] if values or found["time"] != [time] else [c for c in hosts if c != time]
-    are_states = all(_is_state(frame[c]) for c in hosts)
-    are_numbers = all(is_datum(frame[c].dropna()).mean() > 0.9 for c in hosts)
-    is_wide = len(hosts) > 1 and (are_states or are_numbers) and frame[time].is_unique
-    if not has_device and is_wide:
-        role = "online" if are_states else "downlink"
-        log.ask(sentence, "--columns", " ".join([*answers, f"{role}=*"]))
-        given["time"] = time
-        _melt(log, role, given)
-        found |= {each: [] for each in found}
-        return "samples" if role == "online" else "rates"
-    if not has_device:
-        named = [c for c in numbers if name_and_unit(c)[0].endswith("id") and c not in values]
-        repeated = [c for c in [*words, *named] if frame[c].nunique() < len(frame)]
-        if repeated:
-            digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in repeated}
-            device = max(repeated, key=lambda c: (frame[c].nunique(), digits[c]))
-            answers.append(f"device={device}")
-            found["device"] = [device]
-            words, numbers = ([c for c in part if c != device] for part in (words, numbers))
-    few = [c for c in words if 1 < frame[c].nunique() <= 6]
-    of = [*values[:1], *told, *(c for c in numbers if "loss" in c.lower()), *few]
-    of = of or (numbers if len(numbers) == 1 else [])
-    if not of:
+    if not (given.get("device") or found["device"] or log.options.device or FILE in frame):
+        if hosts := [] if values else _hosts(log, time):
+            role = "online" if all(_is_state(frame[c]) for c in hosts) else "downlink"
+            log.ask(sentence, "--columns", " ".join([*answers, f"{role}=*"]))
+            given["time"] = time
+            _melt(log, role, given)
+            found |= {each: [] for each in found}
+            return "samples" if role == "online" else "rates"
+        found["device"] = _repeated(log, {time, *values})
+        answers += [f"device={c}" for c in found["device"]]
+        silent = [c for c in silent if c not in found["device"]]
+    state = _state_among(log, silent, values, found)
+    if state is None:
         log.ask(sentence, "--kind", "pings")
         if answers:
             log.ask("their contents say what they may be", "--columns", " ".join(answers))
         return "pings"
-    role = "charging" if texts[of[0]].isin(_BATTERY).all() else "online"
-    log.ask(sentence, "--columns", " ".join([*answers, f"{role}={of[0]}"]))
+    log.ask(sentence, "--columns", " ".join([*answers, f"{state}={found[state][0]}"]))
+    return "battery" if state == "charging" else "samples"
+
+
+_MEASURES = _set(
+    "loss median mean min max avg average stddev rtt latency jitter uptime total count"
+)
+"""Words of columns that are of one device, each a measure of it."""
+
+
+def _hosts(log: Reading, time: str) -> list[str]:
+    """Return the columns that are each of a device, if all but the time are of one kind."""
+    frame = log.frame
+    # A column that never changes may be a host, too.
+    hosts = [c for c in frame.columns if frame[c].notna().any() and c != time]
+    hosts = [c for c in hosts if c not in time.split("+")]
+    are_states = all(_is_state(frame[c]) for c in hosts)
+    are_numbers = all(is_datum(frame[c].dropna()).mean() > 0.9 for c in hosts)
+    is_wide = len(hosts) > 1 and frame[time].is_unique
+    is_wide &= not any(_MEASURES & set(name_and_unit(c)[0].split("_")) for c in hosts)
+    return hosts if is_wide and (are_states or are_numbers) else []
+
+
+def _repeated(log: Reading, taken: set[str]) -> list[str]:
+    """Return the column that most likely names devices: words, or ids, that come again."""
+    frame = log.frame
+    if "key" in frame:
+        return ["key"]
+    several = [c for c in frame.columns if 1 < frame[c].nunique() < len(frame) and c != FILE]
+    names = [
+        c
+        for c in several
+        if c not in taken
+        and not _is_state(frame[c])
+        and (name_and_unit(c)[0].endswith("id") or not is_datum(frame[c].dropna()).any())
+    ]
+    digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in names}
+    return sorted(names, key=lambda c: (-frame[c].nunique(), -digits[c]))[:1]
+
+
+def _state_among(
+    log: Reading, silent: list[str], values: list[str], found: dict[str, list[str]]
+) -> str | None:
+    """Return the role of the column that may say when devices are online, and let it be found."""
+    frame = log.frame
+    told = [c for c in silent if _is_state(frame[c])]
+    words = [c for c in silent if c not in told and not is_datum(frame[c].dropna()).any()]
+    numbers = [c for c in silent if c not in words and c not in told]
+    losses = [c for c in numbers if "loss" in c.lower()]
+    few = [c for c in words if 1 < frame[c].nunique() <= 6]
+    of = [*values[:1], *told, *losses, *few] or (numbers if len(numbers) == 1 else [])
+    if not of:
+        return None
+    texts = frame[of[0]].dropna().astype("str").str.strip().str.lower()
+    role = "charging" if texts.isin(_BATTERY).all() else "online"
     found[role] = of[:1]
-    return "battery" if role == "charging" else "samples"
+    return role
 
 
 def _varies(log: Reading, column: str, devices: Sequence[str | None]) -> bool:
@@ -600,12 +679,7 @@ def _only(log: Reading, role: str, columns: list[str], taken: set[str]) -> str |
     sentence = f"none of the columns {listed(names)} is known to be {role}: expected {role}=NAME "
     if role == "device":
         sentence += "(--columns), or a device (--device) if all rows are of one"
-        repeated = [
-            c for c in names if c not in taken and 1 < log.frame[c].nunique() < len(log.frame)
-        ]
-        repeated = [c for c in repeated if not is_datum(log.frame[c].dropna()).any()]
-        repeated = [c for c in repeated if not _is_state(log.frame[c])]
-        if repeated:
+        if repeated := _repeated(log, taken):
             log.ask(sentence, "--columns", f"device={repeated[0]}")
             return repeated[0]
         log.ask(sentence, "--device", str(log.frame.attrs.get("name", "NAME")))

@@ -29,6 +29,7 @@ _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": 
 """From those that nothing but a separator would be, to those that occur in cells too."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SAMPLE, _SPARE, _MOST_RAGGED, _MOST_SUMS = 60, 8, 0.05, 4
+_EMPTY = [f(text) for text in MISSING - {"none"} for f in (str.lower, str.upper, str.title)]
 _PAIR = re.compile(r'([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|[^\s,;]+)')
 _SYSLOG = re.compile(
     r"^(?:<\d+>\d? ?)?(?P<time>[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+) "
@@ -213,7 +214,14 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
                 for name, one in next(iter(_flat(value))).items()
             }
             yield path, row
-        for name, inner in _lists(value):
+        lists = list(_lists(value))
+        kinds = {tuple(one[0]) for _, one in lists if isinstance(one[0], Mapping)}
+        if len(lists) > 1 and len(kinds) == 1 and all(isinstance(v, list) for v in value.values()):
+            # Lists that are alike are each of what they are called.
+            for name, inner in lists:
+                yield from _of_list(inner, f"{path}.*", {**row, "key": name})
+            return
+        for name, inner in lists:
             yield from _of_list(inner, f"{path}.{name}" if path else name, row)
     elif isinstance(value, list):
         yield from _of_list(value, path or "rows", outer)
@@ -268,6 +276,9 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
     kept = [k for k, name in enumerate(names) if name or frame[k].notna().any()]
     frame = frame[kept]
     frame.columns = pd.Index([names[k] or f"column {k + 1}" for k in kept])
+    if all(re.fullmatch("'.*'", name) for name in frame.columns):
+        frame = frame.rename(columns=lambda name: name.strip("'"))
+        frame = frame.apply(lambda cells: cells.str.strip("'"))
     again = (frame == frame.columns).all(axis=1).to_numpy(bool)
     frame = frame[~again].dropna(how="all")
     below = _sums_below(frame)
@@ -389,6 +400,8 @@ def _read(
             names=range(width + _SPARE),
             index_col=False,
             dtype="str",
+            keep_default_na=False,
+            na_values=_EMPTY,
             skip_blank_lines=False,
             skipinitialspace=True,
         )

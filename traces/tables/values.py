@@ -15,9 +15,14 @@ import pandas as pd
 from fedstale.errors import TraceError, nearest
 from fedstale.traces import Array
 from fedstale.traces.tables.columns import (
+    IN_ALL,
+    NO,
+    PER_INTERVAL,
     RATE_UNITS,
     RATES,
+    STATE_WORDS,
     TIME_UNITS,
+    YES,
     name_and_unit,
     unit_of_text,
 )
@@ -32,27 +37,16 @@ MISSING = frozenset(
     ["", "-", "--", "---", "?", "n/a", "na", "nan", "null", "none", "nil", "unknown"]
 )
 """Texts of a cell that says nothing, in lower case."""
-_YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on"])
-_NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off"])
-_STATES = {
-    "online": (
-        "online available connected up alive reachable ok success active joined associated",
-        "offline unavailable disconnected down dead unreachable failed timeout inactive lost left "
-        "disassociated",
-    ),
-    "charging": ("charging", "discharging not_charging"),
-    "plugged": ("plugged plugged_in ac usb wireless", "unplugged not_plugged_in battery"),
-}
 _NUMBER = r"[-+]?(?:\d+|\d{1,3}(?:[,.'\s]\d{3})+)?(?:[.,]\d*)?(?:[eE][-+]?\d+)?"
 _PLUGGED = (0, 1, 2, 4, 8)
 _OFFSET = r"(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2}))$"
-_BY_DAY = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})\b")
+_BY_DAY = re.compile(r"^(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})\b")
 
 
-def plain(cells: pd.Series) -> "pd.Series[str]":
-    """Return cells as texts, NaN where they say nothing."""
+def plain(cells: pd.Series, but: str | None = None) -> "pd.Series[str]":
+    """Return cells as texts, NaN where they say nothing, but for one text that does."""
     texts = cells.astype("str").where(cells.notna()).str.strip()
-    return texts.mask(texts.str.lower().isin(MISSING))
+    return texts.mask(texts.str.lower().isin(MISSING - {but}))
 
 
 def _stated(log: Reading) -> Iterator[tuple[str, str]]:
@@ -171,13 +165,14 @@ def rates(log: Reading, role: str) -> tuple["pd.Series[float]", str]:
 
 
 def _likely_unit(log: Reading, role: str) -> str:
-    words = name_and_unit(log.of[role])[0]
-    is_counted = re.search("octets|bytes|traffic", words)
-    unit = (
-        ("bytes/total" if "total" in words or "octets" in words else "bytes/interval")
-        if (is_counted)
-        else "Mbit/s"
-    )
+    """Return the unit that is likely for numbers of that size, and that a counter has."""
+    values = pd.to_numeric(plain(log.cells(role).astype("str")), errors="coerce")
+    if re.search("octets|bytes|traffic", name_and_unit(log.of[role])[0]):
+        steps = values.groupby(log.cells("device")).diff() if "device" in log.of else values.diff()
+        unit = IN_ALL if (steps.dropna() >= 0).all() else PER_INTERVAL
+    else:
+        middle = values.median()
+        unit = "bit/s" if middle > 1e6 else "kbit/s" if middle > 1e4 else "Mbit/s"
     return unit if role == "downlink" or "downlink" not in log.of else f"{role}={unit}"
 
 
@@ -223,9 +218,9 @@ def not_negative(log: Reading, cells: pd.Series, what: str) -> "pd.Series[float]
 def states(log: Reading, role: str) -> "pd.Series[float]":
     """Return a column of yes and no as 1 and 0, NaN where there is neither."""
     cells = log.cells(role)
-    texts = plain(cells).str.lower().str.replace(r"(?<=\d)\.0+$", "", regex=True)
-    yes = {*_YES, *_STATES[role][0].split()}
-    no = {*_NO, *_STATES[role][1].split()}
+    texts = plain(cells, "none").str.lower().str.replace(r"(?<=\d)\.0+$", "", regex=True)
+    yes = {*YES, *STATE_WORDS[role][0].split()}
+    no = {*NO, *STATE_WORDS[role][1].split()}
     spelt = texts.str.replace(r"[\s_-]+", "_", regex=True)
     known = spelt.isin(yes | no)
     values = pd.to_numeric(texts, errors="coerce")
@@ -233,7 +228,7 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
         # Android numbers what a device is plugged into.
         return (values > 0).astype("float64").where(values.notna())
     stated = log.options.online_values
-    others = [other for other in _STATES if other != role and other in log.of]
+    others = [other for other in STATE_WORDS if other != role and other in log.of]
     if stated and not (others and (known | texts.isna()).all() and not texts.isin(stated).any()):
         return _as_stated(log, cells, texts)
     if (known | texts.isna()).all():
@@ -254,7 +249,7 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
         return (values > 0).astype("float64").where(values.notna())
     # Lines of a log say it in a sentence.
     words = texts.str.replace("_", " ")
-    says = [_says(words, known - _YES - _NO) for known in (yes, no)]
+    says = [_says(words, known - YES - NO) for known in (yes, no)]
     sure = (says[0] != says[1]) & ~_says(words, {"not", "no", "never", "lost"})
     if (sure | texts.isna()).all() or (texts.nunique() > 12 and sure.mean() >= 0.5):
         log.told[role] += f", by its words: {seen(texts[says[0] & sure])} are online"
@@ -525,10 +520,12 @@ def _local(
     if numeric.mean() >= 0.5:
         iso: pd.Series[str] = texts.where(texts.str.match(r"\d{4}", na=False))
         iso = iso.str.replace(r"^(\d{4})[/.](\d{1,2})[/.]", r"\1-\2-", regex=True)
+        iso = iso.str.replace(r"_(\d\d)[.:](\d\d)[.:](\d\d)", r" \1:\2:\3", regex=True)
         iso = iso.str.replace(r"^(\d{8})(\d{6})$", r"\1T\2", regex=True)
         return pd.to_datetime(iso, format="ISO8601", errors="coerce"), "ISO 8601", expected
     by_parts: pd.DataFrame = first.str.extract(_BY_DAY.pattern)
     if by_parts[0].notna().mean() >= 0.5:
+        dated = first[by_parts[0].notna()].iloc[0]
         # All times of a log are written alike.
         dates = pd.concat([plain(log.cells(role)).str.extract(_BY_DAY.pattern) for role in roles])
         one, two = (dates[k].dropna().astype(int) for k in (0, 2))
@@ -539,13 +536,13 @@ def _local(
             log.ask(
                 f"{where(first, by_parts[0].notna().to_numpy())}: may be the day or the month that "
                 "comes first: expected a format of time (--time-format), "
-                f"{_format(first.iloc[0], by_day=True)!r} or "
-                f"{_format(first.iloc[0], by_day=False)!r}",
+                f"{_format(dated, by_day=True)!r} or "
+                f"{_format(dated, by_day=False)!r}",
                 "--time-format",
-                _format(first.iloc[0], by_day=True),
+                _format(dated, by_day=True),
             )
             by_day = True
-        form = _format(first.iloc[0], by_day=by_day)
+        form = _format(dated, by_day=by_day)
         expected = f"expected a time as {form!r} says, by the column, or a --time-format"
         times = pd.to_datetime(texts, format=form, errors="coerce")
         return times, f"{form}, by the numbers above 12", expected
