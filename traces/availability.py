@@ -453,6 +453,22 @@ class Availability(Channel):
         start = np.where(endless, -np.inf, start)
         return np.where(known, start, t), np.where(known, end, t)
 
+    def unknown_share(self, end_s: float) -> float:
+        """Return for what share of the time before an instant devices are unknown, roughly.
+
+        Args:
+            end_s: the instant in s; counted at 200 instants before it, for at most 2,000 devices.
+
+        Example:
+            >>> Availability.of([[(10.0, 20.0)]], 100.0, logs=(0.0, 40.0)).unknown_share(100.0)
+            0.6
+        """
+        if not np.isfinite(self.logs_s[self.rows]).any() or end_s <= 0:
+            return 0.0
+        devices = np.unique(np.linspace(0, self.n_devices - 1, 2000).astype(np.int64))
+        instants = (np.arange(200) + 0.5) / 200 * end_s
+        return float(np.mean([np.equal(*self.log_at(devices, t)).mean() for t in instants]))
+
     def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
         """Return whether each device is available at its instant t; shape (n,)."""
         devices = np.asarray(devices, dtype=np.int64)
