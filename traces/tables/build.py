@@ -488,6 +488,12 @@ def _ask_which(log: Reading, rows: Mask, owner: Index, at: Array, readings: pd.D
             f"{column}={likely}",
         )
         return
+    times = log.frame.loc[rows, log.of["time"]].astype("str")
+    if (rounded := times.str.contains(r"^\d.*[eE]\+?\d", regex=True).to_numpy(bool)).any():
+        log.ask(
+            f"{where(times, rounded)}: is rounded, so that readings fall on one instant: expected "
+            "times with all of their digits"
+        )
 
 
 def _following(owner: Index, at: Array) -> tuple[Array, Mask]:

@@ -169,7 +169,8 @@ def _likely_unit(log: Reading, role: str) -> str:
     values = pd.to_numeric(plain(log.cells(role).astype("str")), errors="coerce")
     if re.search("octets|bytes|traffic", name_and_unit(log.of[role])[0]):
         steps = values.groupby(log.cells("device")).diff() if "device" in log.of else values.diff()
-        unit = IN_ALL if (steps.dropna() >= 0).all() else PER_INTERVAL
+        grows = (steps.dropna() >= 0).mean() > 0.9
+        unit = IN_ALL if grows or "octets" in name_and_unit(log.of[role])[0] else PER_INTERVAL
     else:
         middle = values.median()
         unit = "bit/s" if middle > 1e6 else "kbit/s" if middle > 1e4 else "Mbit/s"
