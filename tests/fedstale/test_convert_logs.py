@@ -302,3 +302,64 @@ def test_a_second_file_is_the_one_to_write_and_a_third_is_refused(tmp_path, monk
     assert TraceSet.read(Path("own.parquet")).n_devices == 1
     assert convert("log.csv", "a.parquet", "b.parquet").exit_code == 2
     assert convert("log.csv", "a.parquet", "--out", "b.parquet").exit_code == 2
+
+
+def read(*words: object) -> TraceSet:
+    made = convert(*words, "--out", "own.parquet", "--overwrite")
+    assert made.exit_code == 0, made.output
+    return TraceSet.read(Path("own.parquet"))
+
+
+def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("logs/u01.csv").write_text("start,end\n0,600\n3600,4200\n")
+    Path("logs/u02.csv").write_text("start,end\n100,700\n")
+    for words in (["logs"], ["logs/u01.csv", "logs/u02.csv"]):
+        traces = read(*words, "--unit", "s")
+        assert list(traces.device_ids) == ["u01", "u02"]
+        assert traces.availability.windows(1)[0].tolist() == [[100, 700]]
+    # A column of devices comes before the names of files, of whatever form they are.
+    Path("logs/u01.csv").write_text("start,end,phone\n0,600,p\n")
+    Path("logs/u02.csv").unlink()
+    Path("logs/more.jsonl.gz").write_bytes(gzip.compress(b'{"phone": "q", "start": 5, "end": 9}\n'))
+    assert list(read("logs", "--unit", "s").device_ids) == ["p", "q"]
+    Path("logs/u01.csv").write_text("start,end,phone\n0,6,p\n7,x,p\n")
+    result = convert("logs", "--unit", "s", "--dry-run")
+    assert "file u01, line 3: end = 'x': expected year" in result.output
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "sep=;\ndevice;time;online\na;0;1\na;60;0\n",
+        "# of a phone\n# version 3\ndevice,time,online\na,0,1\na,60,0\n",
+        "# device;time;online\na;0;1\na;60;0\n",
+        "Report of June\n\ndevice,time,online\na,0,1\na,60,0\n",
+        "device,time,online\na,0,1\ndevice,time,online\na,60,0\n",
+        '{"device": "a", "time": 0, "online": true}\n{"device": "a", "time": 60, "online": false}\n',
+        '[{"device": "a", "time": 0, "online": 1}, {"device": "a", "time": 60, "online": 0}]',
+        '{"logs": {"a": [{"time": 0, "online": "yes"}, {"time": 60, "online": "no"}]}}',
+        "time=0 device=a online=on\ntime=60 device=a online=off\n",
+    ],
+)
+def test_a_log_is_the_same_in_whatever_form_a_program_writes_it(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    Path("a.log").write_text(content)
+    more = [] if '"logs"' not in content else ["--device", "a"]
+    traces = read("a.log", "--unit", "s", *more)
+    assert list(traces.device_ids) == ["a"]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 60]]
+
+
+def test_what_is_unclear_is_listed_above_the_command_to_type_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my log.csv").write_text("machine,login,logout\nm,6/1/2024 8:05,6/1/2024 9:05\n")
+    result = convert("my log.csv", "--out", "own.parquet", "--max-gap", "9h")
+    assert result.exit_code == 2
+    *said, command = result.stderr.splitlines()
+    assert len(said) == 4
+    assert command == (
+        "type next: fedstale traces convert 'my log.csv' --out own.parquet --max-gap 9h "
+        "--time-format '%d/%m/%Y %H:%M' --time-zone UTC"
+    )

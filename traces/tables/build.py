@@ -89,7 +89,8 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     attrs = frame.attrs
     log = Reading(frame=_only_rows(frame.rename(columns=str), options), options=options)
     log.frame.attrs = attrs
-    traces = None
+    if log.frame.empty:
+        raise TraceError("no row at all: expected some")
     try:
         kind = understand(log)
         for name, kinds in _OF_KINDS.items():

@@ -103,7 +103,7 @@ _NAMES = {
     "connected_at connect_time",
     "end": "end end_time ended_at stop stop_time to until plugout_time window_end "
     "disconnected_at disconnect_time",
-    "duration": "duration",
+    "duration": "duration elapsed",
     "time": "time timestamp time_stamp ts t at datetime date_time instant recorded_at",
     "online": "online is_online available is_available availability connected is_connected up",
     "charging": "charging is_charging charge_status charging_status battery_status",
@@ -112,7 +112,7 @@ _NAMES = {
     "downlink": "downlink download down dl dl_bitrate rate bitrate bit_rate throughput bandwidth "
     "data_rate",
     "uplink": "uplink upload up ul ul_bitrate",
-    "interval": "interval elapsed duration delta",
+    "interval": "interval delta",
     "speed": "speed compute compute_speed flops",
 }
 _NAMES_OF = {role: frozenset(names.split()) for role, names in _NAMES.items()}
@@ -192,7 +192,7 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     ("end", lambda words, _: words & _END and _of_one(words - _END)),
     (
         "duration",
-        lambda words, name: words & {"duration", "lasted"} or name in ("elapsed", "length"),
+        lambda words, _: words & {"duration", "lasted"},
     ),
     ("time", lambda words, name: words & (_TIME | {"seen"}) or name.endswith("_at")),
     (

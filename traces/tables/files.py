@@ -178,7 +178,9 @@ def _longest(content: object) -> list[dict[str, Any]]:
     for path, row in _walk(content, "", {}):
         found.setdefault(path, []).append(row)
     # The innermost of several that are as long says the most.
-    return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1] if found else []
+    if found:
+        return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1]
+    return list(_flat(content)) if isinstance(content, Mapping) else []
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
