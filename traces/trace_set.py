@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
 OWN_LOG = (
-    "a log of your own in CSV or Parquet becomes traces by fedstale traces convert LOG "
+    "a log of your own in CSV, JSON or Parquet becomes traces by fedstale traces convert LOG "
     "--out NAME.parquet"
 )
 """What ends a refusal of a file that is of another format."""

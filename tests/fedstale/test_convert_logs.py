@@ -326,7 +326,7 @@ def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_p
     assert list(read("logs", "--unit", "s").device_ids) == ["p", "q"]
     Path("logs/u01.csv").write_text("start,end,phone\n0,6,p\n7,x,p\n")
     result = convert("logs", "--unit", "s", "--dry-run")
-    assert "file u01, line 3: end = 'x': expected year" in result.output
+    assert "file u01, line 3: end = 'x': expected a number" in result.output
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_p
         "# device;time;online\na;0;1\na;60;0\n",
         "Report of June\n\ndevice,time,online\na,0,1\na,60,0\n",
         "device,time,online\na,0,1\ndevice,time,online\na,60,0\n",
-        '{"device": "a", "time": 0, "online": true}\n{"device": "a", "time": 60, "online": false}\n',
+        '{"device": "a", "time": 0, "online": true}\n{"device": "a", "time": 60, "online": 0}\n',
         '[{"device": "a", "time": 0, "online": 1}, {"device": "a", "time": 60, "online": 0}]',
         '{"logs": {"a": [{"time": 0, "online": "yes"}, {"time": 60, "online": "no"}]}}',
         "time=0 device=a online=on\ntime=60 device=a online=off\n",
@@ -363,3 +363,18 @@ def test_what_is_unclear_is_listed_above_the_command_to_type_next(tmp_path, monk
         "type next: fedstale traces convert 'my log.csv' --out own.parquet --max-gap 9h "
         "--time-format '%d/%m/%Y %H:%M' --time-zone UTC"
     )
+
+
+def test_the_page_shows_what_the_command_asks(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/traces.md").read_text(encoding="utf-8")
+    block = page.partition("$ fedstale traces convert ")[2].partition("```")[0]
+    command, _, said = block.partition("\n")
+    monkeypatch.chdir(tmp_path)
+    times = ("2024-06-01 08:00:00,up", "2024-06-01 09:00:00,standby", "2024-06-01 10:00:00,up")
+    Path("history.csv").write_text(
+        "\n".join(["unit_id,changed_at,state", *(f"a,{t}" for t in times), ""])
+    )
+    result = convert(*command.split())
+    assert result.stderr == said
+    words = result.stderr.rpartition("convert ")[2].split()
+    assert convert(*words).exit_code == 0
