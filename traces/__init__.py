@@ -17,7 +17,7 @@ from fedstale.traces.arrays import (
     stream,
     taken,
 )
-from fedstale.traces.availability import Availability, longest_log
+from fedstale.traces.availability import Availability, longest_log, stretches_of
 from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import CHANNELS, OWN_LOG, TraceSet, numbered
 from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes
@@ -50,5 +50,6 @@ __all__ = [
     "row_time",
     "running_sums",
     "stream",
+    "stretches_of",
     "taken",
 ]

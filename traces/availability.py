@@ -4,13 +4,14 @@ The only question a job asks is "which window am I in, or which is next?", so wi
 sorted in one flat array and found by binary search.
 
 A device that was not logged at an instant is in a third state: unknown. It counts as offline where
-a state is needed, as in a simulation. What learns from devices, or is tested on them, asks
-`log_at` how far the log around an instant reaches, and looks no further in either direction.
+a state is needed, as in a simulation. So are gaps inside a log. What learns from devices, or is
+tested on them, asks `log_at` how far what is known around an instant reaches, and looks no further
+in either direction.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,13 @@ class Availability(Channel):
     logs_s: Array
     """For how long each row was logged, through the end of its record if need be, in s; inf for
     what is no recording and holds at any time; shape (rows,)."""
+    gap_starts: Array = field(default_factory=lambda: np.empty(0))
+    """Start of each gap inside a log, in s since the log's start, sorted within a row; nothing is
+    known in it. Shape (gaps,)."""
+    gap_ends: Array = field(default_factory=lambda: np.empty(0))
+    """End of each gap, exclusive, before the end of the log; shape (gaps,)."""
+    gap_offsets: Index = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """First gap of each row; shape (rows + 1,), or (1,) where there is no gap at all."""
 
     __repr__ = outline
 
@@ -142,6 +150,49 @@ class Availability(Channel):
             shifts=np.zeros(n_rows),
             repeat=repeat,
         )
+
+    def with_gaps(self, starts: Array, ends: Array, counts: npt.ArrayLike) -> "Availability":
+        """Return the same devices, of which nothing is known in gaps inside their logs.
+
+        Args:
+            starts: start of each gap in s since the log's start, row after row; shape (gaps,).
+            ends: end of each gap, exclusive, before that of the log; shape (gaps,).
+            counts: number of gaps of each row; shape (rows,).
+
+        Raises:
+            TraceError: gaps are empty, unsorted, touch, leave the log or hold a part of a window.
+
+        Example:
+            >>> phone = Availability.of([[(0.0, 20.0), (50.0, 60.0)]], 100.0)
+            >>> gappy = phone.with_gaps(np.array([20.0]), np.array([45.0]), [1])
+            >>> gappy.log_at([0, 0, 0], [5.0, 30.0, 50.0])
+            (array([ 0., 30., 45.]), array([ 20.,  30., 100.]))
+        """
+        offsets = offsets_of(counts)
+        if starts.size == 0:
+            return self
+        row = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+        before = np.where(np.append(True, np.diff(row) > 0), 0.0, np.append(0.0, ends[:-1]))
+        wrong = ~((before < starts) & (starts < ends) & (ends < self.logs_s[row]))
+        # A window overlaps a gap if the last one that starts before the gap's end ends in it.
+        begins = np.mod(self.log_starts[row] + starts, self.lengths[row])
+        last = last_at_or_before(
+            self.starts,
+            self.offsets[row],
+            self.offsets[row + 1],
+            begins + (ends - starts) - 1e-6,
+        )
+        if self.ends.size:
+            wrong |= (last >= self.offsets[row]) & (
+                self.ends.take(last, mode="clip") > begins + 1e-6
+            )
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            raise TraceError(
+                f"gap [{starts[k]}, {ends[k]}) of row {row[k]}: expected gaps inside the log of "
+                f"{self.logs_s[row[k]]} s, sorted, apart, and without a window in them"
+            )
+        return replace(self, gap_starts=starts, gap_ends=ends, gap_offsets=offsets)
 
     @classmethod
     def repaired(
@@ -283,7 +334,41 @@ class Availability(Channel):
             for name in ("starts", "ends", "lengths", "log_starts", "logs_s", "shifts")
         }
         counts = np.concatenate([np.diff(part.offsets) for part in parts])
-        return cls(offsets=offsets_of(counts), rows=rows_of(parts), repeat=True, **alike)
+        both = cls(offsets=offsets_of(counts), rows=rows_of(parts), repeat=True, **alike)
+        gaps = [part.gaps() for part in parts]
+        return both.with_gaps(*(np.concatenate(each) for each in zip(*gaps, strict=True)))
+
+    def gaps(self) -> tuple[Array, Array, Index]:
+        """Return start and end of all gaps, in s since the log's start, and each row's number."""
+        counts = np.diff(self.gap_offsets)
+        none = np.zeros(self.lengths.size, dtype=np.int64)
+        return self.gap_starts, self.gap_ends, counts if counts.size else none
+
+    def known_s(self) -> Array:
+        """Return for how long each row is known: its log without the gaps, in s; shape (rows,)."""
+        starts, ends, counts = self.gaps()
+        row = np.repeat(np.arange(counts.size), counts)
+        return self.logs_s - np.bincount(row, ends - starts, minlength=counts.size)
+
+    def stretches(self, devices: Index) -> tuple[Index, Array, Array]:
+        """Return the parts of devices' logs between gaps, in s since the log's start.
+
+        Args:
+            devices: positions; shape (n,).
+
+        Returns:
+            Place of the device in `devices`, start and end; shape (stretches,).
+        """
+        gap_starts, gap_ends, counts = self.gaps()
+        rows = self.rows[devices]
+        gap = ranges(offsets_of(counts)[rows], counts[rows])
+        owner = np.repeat(np.arange(devices.size), counts[rows])
+        who = np.concatenate([np.arange(devices.size), owner])
+        order = np.argsort(who, kind="stable")
+        starts = np.concatenate([np.zeros(devices.size), gap_ends[gap]])[order]
+        lasts = np.argsort(np.concatenate([owner, np.arange(devices.size)]), kind="stable")
+        ends = np.concatenate([gap_starts[gap], self.logs_s[rows]])[lasts]
+        return who[order], starts, ends
 
     @classmethod
     def always(cls, n: int) -> "Availability":
@@ -330,7 +415,7 @@ class Availability(Channel):
         return owner[kept], starts[kept], ends[kept]
 
     def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
-        """Return from when to when each device was logged, around an instant.
+        """Return from when to when each device was logged without a gap, around an instant.
 
         A record that repeats is another log each time: whoever saw the last one would know this
         one by heart.
@@ -355,10 +440,34 @@ class Availability(Channel):
         if self.repeat:
             since = np.mod(since, self.lengths[row])
         known = (since >= 0) & (since < self.logs_s[row]) & (t < self.until)
-        start, endless = t - since, np.isinf(self.logs_s[row])
-        end = np.where(endless, np.inf, np.minimum(start + self.logs_s[row], self.until))
+        first, last = np.zeros(t.shape), self.logs_s[row]
+        if self.gap_starts.size:
+            low, high = self.gap_offsets[row], self.gap_offsets[row + 1]
+            k = last_at_or_before(self.gap_starts, low, high, since)
+            after = k >= low
+            first = np.where(after, self.gap_ends.take(k, mode="clip"), 0.0)
+            last = np.where(k + 1 < high, self.gap_starts.take(k + 1, mode="clip"), last)
+            known &= since >= first
+        start, endless = t - since + first, np.isinf(self.logs_s[row])
+        end = np.where(endless, np.inf, np.minimum(t - since + last, self.until))
         start = np.where(endless, -np.inf, start)
         return np.where(known, start, t), np.where(known, end, t)
+
+    def unknown_share(self, end_s: float) -> float:
+        """Return for what share of the time before an instant devices are unknown, roughly.
+
+        Args:
+            end_s: the instant in s; counted at 200 instants before it, for at most 2,000 devices.
+
+        Example:
+            >>> Availability.of([[(10.0, 20.0)]], 100.0, logs=(0.0, 40.0)).unknown_share(100.0)
+            0.6
+        """
+        if not np.isfinite(self.logs_s[self.rows]).any() or end_s <= 0:
+            return 0.0
+        devices = np.unique(np.linspace(0, self.n_devices - 1, 2000).astype(np.int64))
+        instants = (np.arange(200) + 0.5) / 200 * end_s
+        return float(np.mean([np.equal(*self.log_at(devices, t)).mean() for t in instants]))
 
     def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
         """Return whether each device is available at its instant t; shape (n,)."""
@@ -492,6 +601,29 @@ def _first_of_each_run(
     return np.flatnonzero(np.concatenate([[True], ~joins]))
 
 
+def stretches_of(
+    owner: Index, starts: Array, ends: Array, *, gap_s: float
+) -> tuple[Index, Index, Array, Array]:
+    """Return the stretches in which something was seen without any time longer than a gap.
+
+    Args:
+        owner: device of each window; shape (windows,), not empty.
+        starts: in s; shape (windows,).
+        ends: in s, none before its start; shape (windows,).
+        gap_s: the longest time without a window within a stretch, in s.
+
+    Returns:
+        Stretch of each window, shape (windows,); device, start and end of each, by device and
+        time, shape (stretches,).
+    """
+    order = np.lexsort((ends, starts, owner))
+    sorted_owner, start, end = owner[order], starts[order], ends[order]
+    first = _first_of_each_run(sorted_owner, start, end, gap_s, Counter())
+    of = np.empty(order.size, dtype=np.int64)
+    of[order] = np.cumsum(np.isin(np.arange(order.size), first)) - 1
+    return of, sorted_owner[first], start[first], np.maximum.reduceat(end, first)
+
+
 def longest_log(
     owner: Index, starts: Array, ends: Array, n: int, *, gap_s: float
 ) -> tuple[Mask, Array, Array]:
@@ -520,16 +652,10 @@ def longest_log(
     kept = np.zeros(owner.size, dtype=bool)
     if owner.size == 0:
         return kept, began, ended
-    order = np.lexsort((ends, starts, owner))
-    sorted_owner, start, end = owner[order], starts[order], ends[order]
-    first = _first_of_each_run(sorted_owner, start, end, gap_s, Counter())
-    log = np.cumsum(np.isin(np.arange(order.size), first)) - 1
-    online = np.add.reduceat(end - start, first)
+    log, of, first, last = stretches_of(owner, starts, ends, gap_s=gap_s)
+    online = np.bincount(log, ends - starts)
     # The last of a device's logs in this order has the most time online, the earlier on a tie.
-    best = np.lexsort((-start[first], online, sorted_owner[first]))
-    chosen = best[np.append(np.diff(sorted_owner[first][best]) > 0, True)]
-    kept[order] = np.isin(log, chosen)
-    devices = sorted_owner[first][chosen]
-    began[devices] = start[first][chosen]
-    ended[devices] = np.maximum.reduceat(end, first)[chosen]
-    return kept, began, ended
+    best = np.lexsort((-first, online, of))
+    chosen = best[np.append(np.diff(of[best]) > 0, True)]
+    began[of[chosen]], ended[of[chosen]] = first[chosen], last[chosen]
+    return np.isin(log, chosen), began, ended

@@ -114,7 +114,9 @@ def _begun_at(online: Availability, lead_s: float) -> Availability:
         online,
         starts=online.starts + lead_s,
         ends=online.ends + lead_s,
-        lengths=online.lengths + lead_s,
+        # Records of whole days remain so, or repetitions would come at other hours.
+        lengths=online.lengths
+        + np.where(online.lengths % DAY_S == 0, np.ceil(lead_s / DAY_S) * DAY_S, lead_s),
         log_starts=online.log_starts + lead_s,
     )
 

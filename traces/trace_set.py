@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
 OWN_LOG = (
-    "a log of your own in CSV or Parquet becomes traces by fedstale traces convert LOG "
+    "a log of your own in CSV, JSON or Parquet becomes traces by fedstale traces convert LOG "
     "--out NAME.parquet"
 )
 """What ends a refusal of a file that is of another format."""
@@ -222,6 +222,7 @@ class TraceSet:
         time_zone: str | None = None,
         time_format: str | None = None,
         device: str | None = None,
+        only: str | Sequence[str] = (),
         online_values: Sequence[str] = (),
         min_level: float | None = None,
         max_gap_s: float | None = None,
@@ -237,13 +238,15 @@ class TraceSet:
         Args:
             frame: one row for each window, reading or node.
             columns: column of each role, such as {"device": "phone", "start": "from"}.
-            kind: windows, samples, battery, rates or nodes.
-            unit: of time (s, ms, us, ns) and of rates (bit/s, kbit/s, Mbit/s, Gbit/s, B/s, kB/s,
-                MB/s, bytes/interval); several, each alone or as "ROLE=UNIT".
+            kind: windows, samples, battery, rates, pings or nodes.
+            unit: of time (s, ms, us, ns, min, h, d) and of rates (bit/s, kbit/s, Mbit/s, Gbit/s,
+                B/s, kB/s, MB/s, bytes/interval, bytes/total); several, each alone or as
+                "ROLE=UNIT".
             time_zone: IANA name of the zone of the devices' clocks.
             time_format: of texts of time, as of strptime.
             device: id of the device that all rows are of, where no column says it.
-            online_values: what counts as online, charging or plugged.
+            only: rows that are read, as "COLUMN=VALUE"; several must all hold.
+            online_values: what counts as online, charging or plugged; ">0" compares numbers.
             min_level: level of the battery from which on a device is online, in its own unit.
             max_gap_s: for how long a reading holds at most; inf for until the next one.
             compute_unit: what one work unit of the column of speeds is, in words.
@@ -270,6 +273,7 @@ class TraceSet:
             time_zone=time_zone,
             time_format=time_format,
             device=device,
+            only=(only,) if isinstance(only, str) else tuple(only),
             online_values=tuple(online_values),
             min_level=min_level,
             max_gap_s=max_gap_s,

@@ -34,7 +34,7 @@ from fedstale.traces.forecast import (
     TraceObserver,
     draw,
     embedded,
-    log_span,
+    log_spans,
 )
 from fedstale.traces.forecast.base import FLEETS
 from fedstale.traces.forecast.evaluation import (
@@ -90,7 +90,7 @@ def examples(
                 TraceObserver(parts[name]),
                 everyone,
                 start=0.0,
-                until=float(log_span(parts[name], everyone)[1].max()),
+                until=float(log_spans(parts[name], everyone)[2].max()),
                 n=size,
                 seed=3 * seed + k,
                 short_history=0.0 if is_test else SHORT_HISTORY,

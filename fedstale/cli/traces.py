@@ -85,16 +85,21 @@ def describe(
 )
 @one_sentence()
 def convert(
+    ctx: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
             metavar="IN",
-            help="Published recording, a CSV or Parquet log, or synthetic:N@FLEET to generate.",
+            help="Published recording; a log in CSV, JSON or Parquet, or a folder of one for each "
+            "device; or synthetic:N@FLEET to generate.",
         ),
     ],
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OUT] [ROLE=COLUMN]...", help="As --out, and more of --columns."),
+        typer.Argument(
+            metavar="[IN]... [OUT] [ROLE=COLUMN]...",
+            help="Further files of a log; as --out; and more of --columns.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")
@@ -103,22 +108,25 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="ROLE=COLUMN...",
-            help="Columns of a log: device start end | device time online | device time charging "
-            "plugged level | device time downlink uplink interval | device speed downlink uplink.",
+            help="Columns of a log: device start end (or duration) online | device time online | "
+            "device time charging plugged level | device time downlink uplink interval | device "
+            "time | device speed downlink uplink. A column DATE+TIME is two; * is every other one, "
+            "each of a device; none is no column.",
         ),
     ] = None,
     kind: Annotated[
         str | None,
         typer.Option(
-            help="What IN is, if it cannot be found out: of a log windows, samples, battery, rates "
-            "or nodes; or the name of a published recording."
+            help="What IN is, if it cannot be found out: of a log windows, samples, battery, "
+            "rates, pings or nodes; or the name of a published recording."
         ),
     ] = None,
     unit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="UNIT|ROLE=UNIT",
-            help="Of time (s, ms, us, ns) or rates (Mbit/s, kB/s, bytes/interval ...); repeatable.",
+            help="Of time (s, ms, us, ns, min, h, d) or rates (Mbit/s, kB/s, bytes/interval, "
+            "bytes/total ...); repeatable.",
         ),
     ] = None,
     time_zone: Annotated[
@@ -134,9 +142,13 @@ def convert(
     device: Annotated[
         str | None, typer.Option(help="Device that all of a log is of, if no column says it.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Rows of a log to read; repeatable."),
+    ] = None,
     online_values: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="What counts as online, charging or plugged."),
+        typer.Option(metavar="A,B", help="What counts as online, charging or plugged, or '>0'."),
     ] = None,
     min_level: Annotated[
         float | None, typer.Option(help="Level of a battery from which on its device is online.")
@@ -157,9 +169,11 @@ def convert(
 ) -> None:
     """Write a recording, a log or generated devices as a native file; say what was repaired."""
     places = [text for text in more or [] if "=" not in text]
-    if places and (out is not None or len(places) > 1):
-        raise ConfigError(f"out = {places[-1]!r}: expected one file to write")
-    out = Path(places[0]) if places else out
+    if places and out is None and not dry_run:
+        out = Path(places.pop())
+    sources = [Path(source), *(Path(place) for place in places)]
+    if missing := [path for path in sources[1:] if not path.exists()]:
+        raise ConfigError(f"out = {str(missing[0])!r}: expected one file to write")
     if (out is None) != dry_run:
         raise ConfigError(f"out = {out}: expected --out NAME.parquet, or --dry-run, which has none")
     if out is not None:
@@ -175,44 +189,65 @@ def convert(
         "time_format": time_format,
         "max_gap_s": _gap_s(max_gap),
         "device": device,
+        "only": tuple(only or []),
         "online_values": tuple(online_values.split(",")) if online_values else (),
         "min_level": min_level,
         "compute_unit": compute_unit,
         "decimal": decimal,
     }
     given = {name: value for name, value in stated.items() if value not in (None, (), {})}
-    is_log = bool(given) or separator is not None
+    is_log = bool(given) or separator is not None or len(sources) > 1
     published, is_generated = kind if kind in SOURCES else None, TraceSet.is_synthetic(source)
     if is_log and (published is not None or is_generated):
         name, value = ("source", source) if is_generated else ("kind", kind)
         raise ConfigError(f"{name} = {value!r}: expected none with options of a log of your own")
-    path = Path(source)
     told: Mapping[str, str] = {}
     if is_generated:
         traces = TraceSet.load(source, seed=seed)
-    elif is_log or (published is None and is_foreign(path)):
-        traces, told = _read_log(path, separator, given)
+    elif is_log or (published is None and is_foreign(sources[0])):
+        traces, told = _read_log(ctx, sources, separator, given)
     else:
-        traces = TraceSet.read(path, published)
+        traces = TraceSet.read(sources[0], published)
     if told:
         note("\n".join([f"{source}:", *(f"  {what}: {how}" for what, how in told.items())]))
     write(traces, out, as_json=as_json, told=told)
 
 
 def _read_log(
-    path: Path, separator: str | None, stated: Mapping[str, Any]
+    ctx: typer.Context, paths: Sequence[Path], separator: str | None, stated: Mapping[str, Any]
 ) -> tuple["TraceSet", Mapping[str, str]]:
     """Return the traces of a log of one's own, and how it was understood."""
-    from fedstale.traces.tables import TableOptions, open_table, read_table
+    from fedstale.traces.tables import TableOptions, UnclearLogError, open_table, read_table
 
-    table = open_table(path, separator)
+    table = open_table(paths, separator)
     try:
         read = read_table(table.frame, TableOptions(**stated))
+    except UnclearLogError as problem:
+        said = "\n  ".join(problem.said)
+        again = f"\ntype next: {_again(ctx, problem.words)}" if problem.words else ""
+        raise TraceError(f"{paths[0]}: {said}{again}") from None
     except TraceError as problem:
-        raise TraceError(f"{path}: {problem}") from None
-    cut = {"dropped: last line, which was cut short": table.n_cut}
-    repairs = {**read.traces.repairs, **cut}
+        raise TraceError(f"{paths[0]}: {problem}") from None
+    repairs = {**read.traces.repairs, **table.repairs}
     return replace(read.traces, repairs=repairs), {**table.told, **read.told}
+
+
+def _again(ctx: typer.Context, words: Sequence[str]) -> str:
+    """Return the command that was given, with more options."""
+    given: list[str] = []
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = ctx.params[parameter.name or ""]
+        values = value if isinstance(value, list | tuple) else [value]
+        option = max(parameter.opts, key=len)
+        for one in values:
+            if parameter.param_type_name == "argument":
+                given.append(str(one))
+            else:
+                given += [option] if one is True else [option, str(one)]
+    return shlex.join([*ctx.command_path.split(), *given, *words])
 
 
 def _roles(texts: Sequence[str]) -> dict[str, str]:
@@ -445,7 +480,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     }
     if traces.availability is not None:
         channel = traces.availability
-        logs_s = channel.logs_s[channel.rows]
+        logs_s = channel.known_s()[channel.rows]
         logs_s = logs_s[np.isfinite(logs_s)]
         about["availability"] = {
             "record_s": float(channel.lengths.max()),

@@ -109,6 +109,7 @@ class _Account:
     jobs: pd.DataFrame
     end_s: float
     run_config: Mapping[str, Any]
+    unknown: float
     total_s: float = field(init=False)
     unit: str = "device-hours"
     """What shares are shares of."""
@@ -142,7 +143,11 @@ class _Account:
 
 
 def advise(
-    jobs: pd.DataFrame, *, end_s: float, run_config: Mapping[str, Any] | None = None
+    jobs: pd.DataFrame,
+    *,
+    end_s: float,
+    run_config: Mapping[str, Any] | None = None,
+    unknown: float = 0.0,
 ) -> list[Advice]:
     """Return what cost a run most and what governs it, what saves most first.
 
@@ -150,8 +155,9 @@ def advise(
         jobs: one row a job in the order of sending, by `with_causes`.
         end_s: when the run ended, in s of virtual time.
         run_config: of the app; a setting that is a key of it is called by that key.
+        unknown: share of the devices' time in the run of which their traces say nothing.
     """
-    account = _Account(jobs, end_s, run_config or {})
+    account = _Account(jobs, end_s, run_config or {}, unknown)
     found = [advice for rule in _RULES for advice in rule(account)]
     return sorted(found, key=lambda advice: (-advice.saves, -advice.device_hours))
 
@@ -489,15 +495,22 @@ def _idle(account: _Account) -> Iterator[Advice]:
     share = idle_s / account.end_s if account.end_s else 0.0
     if share < MUCH:
         return
-    setting, proposal = (
-        ("the devices", "none was online and free; more of them fill that time")
-        if account.keeps_stragglers
-        else (
-            "min_available_nodes",
-            "too few nodes were online to begin a round, which min_available_nodes and "
-            "min_train_nodes govern",
+    if account.unknown >= MUCH:
+        setting = "the traces"
+        proposal = (
+            f"for {account.unknown:.0%} of the time devices were unknown, not offline: nobody "
+            "logged them, which counts as offline here; simulate the time that was logged (until), "
+            "or devices that were logged for longer"
         )
-    )
+    elif account.keeps_stragglers:
+        setting = "the devices"
+        proposal = "none was online and free; more of them fill that time"
+    else:
+        setting = "min_available_nodes"
+        proposal = (
+            "too few nodes were online to begin a round, which min_available_nodes and "
+            "min_train_nodes govern"
+        )
     yield Advice(
         cause=IDLE,
         what=f"in {share:.0%} of the virtual time ({idle_s / _HOUR_S:.3g} h) no job was in flight",

@@ -156,7 +156,8 @@ class Run:
         What saves most comes first; empty if nothing took a fiftieth of the run.
         """
         app = tomllib.loads(self.config_text).get("run_config", {})
-        return advice.advise(self.caused, end_s=self.end_s, run_config=app)
+        unknown = float(self.summary.get("unknown_share", 0.0))
+        return advice.advise(self.caused, end_s=self.end_s, run_config=app, unknown=unknown)
 
     @cached_property
     def started(self) -> pd.DataFrame:

@@ -283,7 +283,9 @@ def _written(  # noqa: PLR0917 - what a run has come to
         if status == "finished":
             problem = _verdict(folder.read_events(["status", "reason"]))
             status, reason = ("failed", problem) if problem else (status, reason)
-        ended = {"status": status, "reason": reason}
+        ended: dict[str, Any] = {"status": status, "reason": reason}
+        if unknown := traces.channel("availability").unknown_share(grid.now()):
+            ended["unknown_share"] = round(unknown, 4)
         return write_run(folder, grid.runtime, metrics, {**ended, **facts})
     except FedstaleError as problem:
         if folder.is_over:

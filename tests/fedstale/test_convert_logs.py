@@ -54,8 +54,8 @@ MESSY = [
     ("b", "2024-06-01T23:00:00+02:00", "2024-06-02T01:00:00+02:00"),
 ]
 MESSY_WINDOWS = {
-    "a": [[8 * HOUR, 9.5 * HOUR], [10 * HOUR, 11.5 * HOUR]],
-    "b": [[23 * HOUR, 25 * HOUR]],
+    "a": [[0, 1.5 * HOUR], [2 * HOUR, 3.5 * HOUR]],
+    "b": [[15 * HOUR, 17 * HOUR]],
 }
 
 
@@ -65,12 +65,13 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "expected", "said"),
+    ("content", "words", "expected", "epoch", "said"),
     [
         pytest.param(
             delimited(",", "\r\n", '"').encode("utf-8-sig"),
             ["--columns", "device=Device ID"],
             MESSY_WINDOWS,
+            "08:00",
             ["utf-8-sig", "comma, guessed", "UTC+02:00, of the times", "merged: overlapping"],
             id="commas, quotes, CRLF and BOM",
         ),
@@ -78,6 +79,7 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             gzip.compress(delimited(";").encode()),
             ["--time-zone", "Europe/Oslo"],
             MESSY_WINDOWS,
+            "08:00",
             ["semicolon, guessed", "Europe/Oslo, given", "sorted: out of order", "devices: 2"],
             id="semicolons, gzipped",
         ),
@@ -85,6 +87,7 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             delimited("\t").replace("+02:00", "").replace("T", " ").encode("utf-16"),
             ["--time-zone", "Europe/Oslo", "--kind", "windows"],
             MESSY_WINDOWS,
+            "08:00",
             ["tab, guessed", "windows, given", "2024-06-01 to 2024-06-02, 2 days"],
             id="tabs, local times, UTF-16",
         ),
@@ -94,7 +97,8 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
                 *("--columns", "device=wer", "start=von", "end=bis"),
                 *("--time-format", "%d/%m/%Y %H:%M", "--time-zone", "UTC"),
             ],
-            {"x": [[10 * HOUR, 11 * HOUR]]},
+            {"x": [[0, HOUR]]},
+            "10:00",
             ["'von', given", "%d/%m/%Y %H:%M, given"],
             id="day first, foreign names, bars",
         ),
@@ -102,7 +106,8 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             f"phone;time;online\np;{JUNE_UTC},5;1\np;{JUNE_UTC + 60},5;0\np;{JUNE_UTC + 120},5;1\n"
             f"p;{JUNE_UTC + 120},5;1\np;{JUNE_UTC + 180},5;0".encode(),
             ["--time-zone", "Europe/Oslo"],
-            {"p": [[2 * HOUR + 0.5, 2 * HOUR + 60.5], [2 * HOUR + 120.5, 2 * HOUR + 180.5]]},
+            {"p": [[0.5, 60.5], [120.5, 180.5]]},
+            "02:00",
             ["s since 1970, by the size", "samples, by its columns", "',', by the", "1 replaced: "],
             id="samples with decimal commas",
         ),
@@ -110,6 +115,7 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             BATTERY.encode(),
             ["--online-values", "charging,full", "--time-zone", "UTC"],
             {"u1": [[0.0, 1800.0]]},
+            "00:00",
             ["battery, by its columns", "ms since 1970", "battery_level', by its name, not used"],
             id="battery",
         ),
@@ -117,19 +123,22 @@ def delimited(separator: str, end: str = "\n", quote: str = "") -> str:
             lambda path: parquet(path, [(d, s[:19], e[:19]) for d, s, e in MESSY]),
             [],
             MESSY_WINDOWS,
+            "08:00",
             ["file: Parquet", "Europe/Oslo, of the times themselves", "'until', by its name"],
             id="Parquet of pandas",
         ),
     ],
 )
-def test_a_log_of_when_devices_are_online_becomes_traces(tmp_path, content, words, expected, said):
+def test_a_log_of_when_devices_are_online_becomes_traces(  # noqa: PLR0917 - a case
+    tmp_path, content, words, expected, epoch, said
+):
     log, out = tmp_path / "log.bin", tmp_path / "own.parquet"
     content(log) if callable(content) else log.write_bytes(content)
     result = convert(log, "--out", out, *words)
     assert result.exit_code == 0, result.output
     traces = TraceSet.read(out)
     assert traces.known == ("availability",)
-    assert traces.epoch == "2024-06-01T00:00:00"
+    assert traces.epoch == f"2024-06-01T{epoch}:00"
     online = traces.availability
     found = {d: online.windows(k)[0].tolist() for k, d in enumerate(traces.device_ids)}
     assert found == expected
@@ -150,10 +159,9 @@ def test_bytes_of_intervals_become_rates_at_their_hours(tmp_path):
     assert starts.tolist() == [0.0, 1.0, 3.0, 4.0]
     assert rates.tolist() == [1e6, 2e6, 0.0, 5e5]
     assert length == 4.5
-    # 09:24:13 in Oslo, when the first interval begins.
-    began = 9 * HOUR + 24 * 60 + 13
-    assert traces.epoch == "2010-09-13T00:00:00"
-    assert traces.downlink.value_at([0, 0], [began, began + 1.5]).tolist() == [1e6, 2e6]
+    # In Oslo, when the first interval begins.
+    assert traces.epoch == "2010-09-13T09:24:13"
+    assert traces.downlink.value_at([0, 0], [0.0, 1.5]).tolist() == [1e6, 2e6]
     for text in ("white space, guessed", "columns are called 1, 2", "in bytes/interval"):
         assert text in result.output
 
@@ -259,14 +267,13 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words", "expected"),
     [
-        ("device,start,end\na,5,2\n", ["--unit", "s"], "log.csv: line 2: end = '2' is before"),
-        ("device,start,end\na,5,7\n", [], "line 2: start = '5': a number without its unit"),
+        ("device,start,end\na,5,2\n", ["--unit", "s"], "log.csv: line 2: end = '2': before"),
         ("device,start,end\n\na,x,7\n", ["--unit", "s"], "line 3: start = 'x'"),
         ("device,start,end\na,5,7,9\n", ["--unit", "s"], "line 2"),
         ("device,start,end\na,5,7\n", ["--separator", "::"], "separator = '::'"),
-        ("device,start,end\na,5,7\nb,1,2,9\n", ["--unit", "s"], "fields in line 3, saw 4"),
+        ("device,start,end\na,5,7\nb,1,2,9\n", ["--unit", "s"], "line 3 has more than 3 cells"),
         ('device,start,end\n"a,5,7\n', ["--unit", "s"], "not a table"),
-        ('"device,start,end\n', ["--unit", "s"], "its first line is no row of a table"),
+        ('"device,start,end\n', ["--unit", "s"], "one column in its first line"),
         (b"PAR1 and no more", ["--unit", "s"], "not a readable Parquet file"),
         (b"device,start,end\n\xe6,5,7\n", [], "not a text in UTF-8"),
         (b"\0,1\n\0,2\n", [], "not a text"),
@@ -295,3 +302,79 @@ def test_a_second_file_is_the_one_to_write_and_a_third_is_refused(tmp_path, monk
     assert TraceSet.read(Path("own.parquet")).n_devices == 1
     assert convert("log.csv", "a.parquet", "b.parquet").exit_code == 2
     assert convert("log.csv", "a.parquet", "--out", "b.parquet").exit_code == 2
+
+
+def read(*words: object) -> TraceSet:
+    made = convert(*words, "--out", "own.parquet", "--overwrite")
+    assert made.exit_code == 0, made.output
+    return TraceSet.read(Path("own.parquet"))
+
+
+def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("logs/u01.csv").write_text("start,end\n0,600\n3600,4200\n")
+    Path("logs/u02.csv").write_text("start,end\n100,700\n")
+    for words in (["logs"], ["logs/u01.csv", "logs/u02.csv"]):
+        traces = read(*words, "--unit", "s")
+        assert list(traces.device_ids) == ["u01", "u02"]
+        assert traces.availability.windows(1)[0].tolist() == [[100, 700]]
+    # A column of devices comes before the names of files, of whatever form they are.
+    Path("logs/u01.csv").write_text("start,end,phone\n0,600,p\n")
+    Path("logs/u02.csv").unlink()
+    Path("logs/more.jsonl.gz").write_bytes(gzip.compress(b'{"phone": "q", "start": 5, "end": 9}\n'))
+    assert list(read("logs", "--unit", "s").device_ids) == ["p", "q"]
+    Path("logs/u01.csv").write_text("start,end,phone\n0,6,p\n7,x,p\n")
+    result = convert("logs", "--unit", "s", "--dry-run")
+    assert "file u01, line 3: end = 'x': expected a number" in result.output
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "sep=;\ndevice;time;online\na;0;1\na;60;0\n",
+        "# of a phone\n# version 3\ndevice,time,online\na,0,1\na,60,0\n",
+        "# device;time;online\na;0;1\na;60;0\n",
+        "Report of June\n\ndevice,time,online\na,0,1\na,60,0\n",
+        "device,time,online\na,0,1\ndevice,time,online\na,60,0\n",
+        '{"device": "a", "time": 0, "online": true}\n{"device": "a", "time": 60, "online": 0}\n',
+        '[{"device": "a", "time": 0, "online": 1}, {"device": "a", "time": 60, "online": 0}]',
+        '{"logs": {"a": [{"time": 0, "online": "yes"}, {"time": 60, "online": "no"}]}}',
+        "time=0 device=a online=on\ntime=60 device=a online=off\n",
+    ],
+)
+def test_a_log_is_the_same_in_whatever_form_a_program_writes_it(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    Path("a.log").write_text(content)
+    more = [] if '"logs"' not in content else ["--device", "a"]
+    traces = read("a.log", "--unit", "s", *more)
+    assert list(traces.device_ids) == ["a"]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 60]]
+
+
+def test_what_is_unclear_is_listed_above_the_command_to_type_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my log.csv").write_text("machine,login,logout\nm,6/1/2024 8:05,6/1/2024 9:05\n")
+    result = convert("my log.csv", "--out", "own.parquet", "--max-gap", "9h")
+    assert result.exit_code == 2
+    *said, command = result.stderr.splitlines()
+    assert len(said) == 4
+    assert command == (
+        "type next: fedstale traces convert 'my log.csv' --out own.parquet --max-gap 9h "
+        "--time-format '%d/%m/%Y %H:%M' --time-zone UTC"
+    )
+
+
+def test_the_page_shows_what_the_command_asks(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/traces.md").read_text(encoding="utf-8")
+    block = page.partition("$ fedstale traces convert ")[2].partition("```")[0]
+    command, _, said = block.partition("\n")
+    monkeypatch.chdir(tmp_path)
+    times = ("2024-06-01 08:00:00,up", "2024-06-01 09:00:00,standby", "2024-06-01 10:00:00,up")
+    Path("history.csv").write_text(
+        "\n".join(["unit_id,changed_at,state", *(f"a,{t}" for t in times), ""])
+    )
+    result = convert(*command.split())
+    assert result.stderr == said
+    words = result.stderr.rpartition("convert ")[2].split()
+    assert convert(*words).exit_code == 0

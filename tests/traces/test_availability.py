@@ -270,3 +270,33 @@ def test_the_longest_log_is_what_a_loop_finds(windows):
         assert (
             sorted(zip(starts[mine & kept], (starts + lengths)[mine & kept], strict=True)) == best
         )
+
+
+@given(
+    st.lists(st.sets(st.integers(1, 39), max_size=6).map(sorted), min_size=3, max_size=3),
+    st.floats(0, 90),
+    st.lists(st.floats(0, 90), min_size=3, max_size=3),
+)
+def test_what_is_known_around_an_instant_ends_at_the_gaps(edges, t, shifts):
+    gaps = [[(a, b) for a, b in zip(e[::2], e[1::2], strict=False)] for e in edges]
+    flat = np.array([g for row in gaps for g in row], dtype=float).reshape(-1, 2)
+    devices = Availability.of([np.empty((0, 2))] * 3, 50.0, logs=(5.0, 40.0))
+    devices = devices.with_gaps(flat[:, 0], flat[:, 1], [len(row) for row in gaps]).shifted(shifts)
+    found = np.stack(devices.log_at([0, 1, 2], t), axis=1)
+    for device, row in enumerate(gaps):
+        since = (t + shifts[device]) % 50.0 - 5.0
+        bounds = [0.0, *(x for gap in row for x in gap), 40.0]
+        inside = [(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True) if a <= since < b]
+        first, last = inside[0] if inside else (since, since)
+        np.testing.assert_allclose(found[device], [t - since + first, t - since + last], atol=1e-9)
+
+
+def test_a_gap_holds_no_window_and_lies_in_its_log():
+    phone = Availability.of([[(10.0, 20.0)]], 100.0, logs=(5.0, 90.0))
+    for start, end in [(0.0, 5.0), (10.0, 20.0), (4.0, 6.0), (80.0, 90.0), (30.0, 30.0)]:
+        with pytest.raises(TraceError, match="expected gaps inside the log"):
+            phone.with_gaps(np.array([start]), np.array([end]), [1])
+    # It may begin as a window ends.
+    gappy = phone.with_gaps(np.array([15.0]), np.array([30.0]), [1])
+    assert gappy.known_s().tolist() == [75.0]
+    assert Availability.joined([phone, gappy]).gap_offsets.tolist() == [0, 0, 1]

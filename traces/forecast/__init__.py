@@ -22,7 +22,7 @@ from fedstale.traces.forecast.dataset import (
     draw,
     draw_parts,
     examples_at,
-    log_span,
+    log_spans,
     record_s,
     split,
 )
@@ -74,7 +74,7 @@ __all__ = [
     "fleet_scores",
     "forecaster_class",
     "forecaster_folder",
-    "log_span",
+    "log_spans",
     "record_s",
     "split",
     "survival_at",

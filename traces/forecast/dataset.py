@@ -80,21 +80,34 @@ def record_s(traces: TraceSet) -> Array:
     return np.max([np.minimum(c.record_s(), c.until) for c in known], axis=0)
 
 
-def log_span(traces: TraceSet, devices: Index) -> tuple[Array, Array]:
-    """Return from when to when each device was logged for the first time, in s; shape (n,) each.
+def log_spans(traces: TraceSet, devices: Index) -> tuple[Index, Array, Array]:
+    """Return from when to when devices were logged for the first time, gap by gap.
 
     What holds at any time, as of generated devices, is taken as logged for one record: its
     repetition brings nothing new.
+
+    Args:
+        traces: of the devices.
+        devices: positions; shape (n,).
+
+    Returns:
+        Place of the device in `devices`, start and end in s, by device; shape (spans,), at least
+        one for each device.
     """
     whole = record_s(traces)[devices]
     availability = traces.availability
     if availability is None:
-        return np.zeros(devices.size), whole
+        return np.arange(devices.size), np.zeros(devices.size), whole
     row = availability.rows[devices]
     start = np.mod(availability.log_starts[row] - availability.shifts[devices], whole)
-    end = np.minimum(start + availability.logs_s[row], availability.until)
-    endless = np.isinf(availability.logs_s[row])
-    return np.where(endless, 0.0, start), np.where(endless, whole, end)
+    which, since, until = availability.stretches(devices)
+    end = np.minimum(start[which] + until, availability.until)
+    endless = np.isinf(availability.logs_s[row])[which]
+    return (
+        which,
+        np.where(endless, 0.0, start[which] + since),
+        np.where(endless, whole[which], end),
+    )
 
 
 def targets_at(
@@ -196,7 +209,7 @@ def draw(
         TraceError: there is no time to draw from.
     """
     devices = np.asarray(devices, dtype=np.int64)
-    begins, ends = log_span(observer.traces, devices)
+    which, begins, ends = log_spans(observer.traces, devices)
     begins, ends = np.maximum(begins, start), np.minimum(ends, until)
     open_ = np.flatnonzero(ends > begins)
     if open_.size == 0 or n < 1:
@@ -205,7 +218,7 @@ def draw(
             "logged at other times"
         )
     rng = np.random.default_rng(seed)
-    part = devices[open_], begins[open_], ends[open_]
+    part = devices[which[open_]], begins[open_], ends[open_]
     which, when = _anywhere(part, n, rng)
     availability = observer.traces.availability
     for _ in range(_ATTEMPTS if balanced else 0):
@@ -250,8 +263,11 @@ def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Arr
     begin = starts - availability.shifts[owner]
     if availability.repeat:
         begin = np.where(begin < 0, begin + availability.record_s()[owner], begin)
-    last = np.minimum(availability.log_at(owner, begin.clip(min=0.0))[1], until)
-    known = (begin >= 0)[:, None] & (begin[:, None] + HORIZONS_S <= last[:, None])
+    known_since, last = availability.log_at(owner, begin.clip(min=0.0))
+    last = np.minimum(last, until)
+    # After a gap a session may have begun within it.
+    begun = (begin >= 0) & ((known_since < begin) | (availability.gap_starts.size == 0))
+    known = begun[:, None] & (begin[:, None] + HORIZONS_S <= last[:, None])
     lasts = lasts_s[:, None] > HORIZONS_S
     result = ((known & lasts).sum(axis=0) + 0.5) / (known.sum(axis=0) + 1.0)
     return np.minimum.accumulate(result)
@@ -305,7 +321,7 @@ def split(traces: TraceSet, *, seed: int) -> Split:
         return _split_by_time(traces)
     order = stream(seed, 5).permutation(n)
     first, second = round(0.6 * n), round(0.8 * n)
-    lengths, ends = record_s(traces), log_span(traces, np.arange(n))[1]
+    lengths, ends = record_s(traces), log_spans(traces, np.arange(n))[2]
     turn = TURN_SHARE * float(np.median(lengths))
     return Split(
         training=np.sort(order[:first]),
@@ -320,7 +336,7 @@ def split(traces: TraceSet, *, seed: int) -> Split:
 
 def _split_by_time(traces: TraceSet) -> Split:
     everyone = np.arange(traces.n_devices)
-    begins, ends = log_span(traces, everyone)
+    _, begins, ends = log_spans(traces, everyone)
     begin, end = float(begins.min()), float(ends.max())
     # A recorder that is told to go on for a week ends with the reading before.
     days = (end - begin) / DAY_S

@@ -64,6 +64,9 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of the file; all but `record` are null where they do not apply."""
+_GAPS = ("gap_starts_s", "gap_ends_s")
+WITH_GAPS = pa.schema([*SCHEMA, *(pa.field(name, pa.list_(pa.float64())) for name in _GAPS)])
+"""Columns where logs have gaps."""
 
 
 _DEVICES_A_GROUP = 131_072
@@ -91,7 +94,8 @@ def write(traces: TraceSet, path: Path, *, private: bool = False) -> None:
         "repairs": traces.repairs,
         "channels": channels,
     }
-    schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
+    gappy = traces.availability is not None and traces.availability.gap_starts.size > 0
+    schema = (WITH_GAPS if gappy else SCHEMA).with_metadata({KEY: json.dumps(about).encode()})
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["record"]}
     try:
         with (
@@ -134,9 +138,14 @@ def _device_groups(
 
 def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.Array]]:
     counts = np.diff(channel.offsets)[rows]
+    gap_starts, gap_ends, n_gaps = channel.gaps()
+    gap_offsets, n_gaps = offsets_of(n_gaps), n_gaps[rows]
     for part in _groups(counts):
         windows = ranges(channel.offsets[rows[part]], counts[part])
+        gaps = ranges(gap_offsets[rows[part]], n_gaps[part])
         yield {
+            "gap_starts_s": _lists(gap_starts[gaps], n_gaps[part]),
+            "gap_ends_s": _lists(gap_ends[gaps], n_gaps[part]),
             "length_s": pa.array(channel.lengths[rows[part]]),
             "log_start_s": pa.array(channel.log_starts[rows[part]]),
             "log_s": pa.array(channel.logs_s[rows[part]]),
@@ -204,7 +213,7 @@ def _metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
             f"{path}: version {version!r} of the format: expected {VERSION}; "
             "update fedstale, or convert the original recording again"
         )
-    if not schema.equals(SCHEMA):
+    if not (schema.equals(SCHEMA) or schema.equals(WITH_GAPS)):
         kinds = {f.name: f.type for f in schema}
         wrong = [f.name for f in SCHEMA if kinds.get(f.name) != f.type] or ["nullability"]
         found = kinds.get(wrong[0], "missing")
@@ -261,9 +270,15 @@ def _channel(
             starts, counts = _flat(stored, "starts_s")
             ends, _ = _flat(stored, "ends_s")
             logs = _floats(stored, "log_start_s", path), _floats(stored, "log_s", path, most=np.inf)
-            channel: Availability | Series = Availability.packed(
+            channel: Availability | Series
+            channel = online = Availability.packed(
                 starts, ends, counts, lengths, logs=logs, repeat=described["repeat"]
             )
+            if _GAPS[0] in stored.column_names:
+                (begins, n_gaps), (stops, n_stops) = (_flat(stored, name) for name in _GAPS)
+                if not np.array_equal(n_gaps, n_stops):
+                    raise TraceError("gap_ends_s: expected one for each start of a gap")
+                channel = online.with_gaps(begins, stops, n_gaps)
         else:
             values, counts = _flat(stored, "values")
             starts, start_counts = None, counts

@@ -10,6 +10,7 @@ sha256sum writes it), to compare with later.
 """
 
 import hashlib
+import re
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -112,6 +113,14 @@ def _sources() -> dict[str, TraceSource]:
 SOURCES: Mapping[str, TraceSource] = MappingProxyType(_sources())
 
 
+_JSON = {
+    "flash_days": rb'(?s)\{.*"ready_time"',
+    "flash": rb'\{\s*("[^"]*"\s*:\s*\[\s*[\[\]]|\}|$)',
+    "aibenchmark": rb'(?s)\[\s*(\]|$|\{.*_Score")',
+}
+"""How a recording in JSON begins; other JSON may be a log of one's own."""
+
+
 def kind_of(path: Path) -> str:
     """Return the name of the source that a path is of, or "native".
 
@@ -137,7 +146,10 @@ def kind_of(path: Path) -> str:
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a file is of no kind that is known here, and so may be a log of one's own."""
+    """Return whether a path is of no kind that is known here, and so may be a log of one's own."""
+    if path.is_dir():
+        logs = [file for file in sorted(path.iterdir()) if file.is_file()]
+        return all(is_foreign(file) for file in logs[:3]) if logs else False
     if not path.is_file():
         return False
     if head(path).startswith(b"PAR1"):
@@ -178,10 +190,9 @@ def _of_file(path: Path) -> str | None:
 
 def _of_content(start: bytes) -> str | None:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"{"):
-        return "flash_days" if b'"ready_time"' in text else "flash"
-    if text.startswith(b"["):
-        return "aibenchmark"
+    for kind, form in _JSON.items():
+        if re.match(form, text):
+            return kind
     if b"plugout_time" in text.split(b"\n")[0]:
         return "car_charging"
     if b"DL_bitrate" in text.split(b"\n")[0]:

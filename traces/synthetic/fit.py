@@ -137,7 +137,13 @@ def availability_marginal(
     seen = logged_s > 0
     owner, starts, ends = traces.sessions(devices)
     endless = (ends - starts == traces.record_s()[devices][owner]) & traces.repeat
-    gaps = (starts[1:] - ends[:-1])[owner[1:] == owner[:-1]]
+    # What lies between two windows is known if no gap of the log does.
+    follows = owner[1:] == owner[:-1]
+    if traces.gap_starts.size:
+        at = np.mod(starts - traces.shifts[devices[owner]], traces.record_s()[devices[owner]])
+        known_since, _ = traces.log_at(devices[owner], at)
+        follows &= (at - known_since)[1:] >= (starts[1:] - ends[:-1])
+    gaps = (starts[1:] - ends[:-1])[follows]
     counts = np.bincount(owner, minlength=devices.size)
     return {
         "hourly": _plain(by_hour[0] / np.maximum(by_hour[1], 1)),

@@ -1,9 +1,8 @@
-"""Traces out of a log in a table: windows, samples, battery, rates, or a list of nodes.
+"""Traces out of a log in a table: windows, samples, battery, rates, pings, or a list of nodes.
 
 A reading holds until the next one, for a time that is stated or plain from the log; longer silences
-are unknown, neither online nor offline. Of several stretches of a device's readings the longest is
-its log, since a trace has one; those of a link, whose hours matter less, are joined. What is
-dropped or merged is counted in the repairs of the set.
+are unknown, neither online nor offline, as gaps of the device's log. Those of a link, whose hours
+matter less, are closed up. What is dropped or merged is counted in the repairs of the set.
 """
 
 import logging
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstale.errors import TraceError
+from fedstale.errors import TraceError, nearest
 from fedstale.traces import (
     DAY_S,
     Array,
@@ -24,35 +23,35 @@ from fedstale.traces import (
     Mask,
     Series,
     TraceSet,
-    longest_log,
     offsets_of,
     running_sums,
+    stretches_of,
 )
-from fedstale.traces.tables.columns import RATES, Columns, TableOptions, understand
+from fedstale.traces.tables.columns import COUNTED, IN_ALL, PER_INTERVAL, RATES, STATES, understand
+from fedstale.traces.tables.reading import Reading, TableOptions, seen, where
 from fedstale.traces.tables.values import (
-    PER_INTERVAL,
-    RATE_UNITS,
-    TIME_UNITS,
-    Instants,
     check_units,
     instants,
+    lengths_s,
+    not_negative,
     numbers,
+    plain,
+    rates,
     states,
-    unit_of,
-    where,
 )
 
 logger = logging.getLogger(__name__)
 
 # Steps of a log that samples regularly differ less; longer ones need a word of the user.
 _REGULAR = 10.0
-_MOST_BIT_PER_S = 1e15
-_STATES = ("online", "charging", "plugged")
+_MOST_AT_ONCE = 0.05
+"""Share of the readings that may be further ones of one instant; more are of several things."""
+_LATER = "windows samples battery rates pings"
 _OF_KINDS = {
-    "time_zone": "windows samples battery rates",
-    "time_format": "windows samples battery rates",
-    "max_gap_s": "windows samples battery rates",
-    "online_values": "samples battery",
+    "time_zone": _LATER,
+    "time_format": _LATER,
+    "max_gap_s": _LATER,
+    "online_values": "windows samples battery",
     "min_level": "battery",
     "compute_unit": "nodes",
 }
@@ -69,34 +68,6 @@ class TableTraces:
     """What was given and what was guessed, in words, by what it is of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    """A table whose columns are known."""
-
-    frame: pd.DataFrame
-    columns: Columns
-    options: TableOptions
-    counts: Counter[str]
-    told: dict[str, str]
-
-    def has(self, role: str) -> bool:
-        return role in self.columns.of
-
-    def cells(self, role: str) -> "pd.Series[str]":
-        cells: pd.Series[str] = self.frame[self.columns.of[role]]
-        return cells
-
-    def instants(self, *roles: str) -> Instants:
-        columns = {role: self.columns.of[role] for role in roles}
-        found = instants(self.frame, columns, self.options, self.counts)
-        self.told.update(found.told)
-        return found
-
-    def kept(self, good: Mask, why: str) -> Mask:
-        self.counts[f"dropped: {why}"] += int(good.size - np.count_nonzero(good))
-        return good
-
-
 def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     """Return the traces of a log in a table; see `TraceSet.from_frame`.
 
@@ -105,7 +76,9 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
         options: what is stated of it.
 
     Raises:
-        TraceError: a cell, a column or a unit is wrong, missing or has more than one reading.
+        UnclearLogError: cells, columns or units are wrong, missing or have more than one reading;
+            all that is found is said at once, with the options that would answer it.
+        TraceError: an option is wrong by itself.
 
     Example:
         >>> log = pd.DataFrame({"phone": ["a", "a"], "from_s": [10, 60], "to_s": [30, 90]})
@@ -113,19 +86,25 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
         >>> read.traces.availability.windows(0)[0].tolist(), read.told["start"]
         ([[10.0, 30.0], [60.0, 90.0]], "column 'from_s', by its name")
     """
-    frame = frame.rename(columns=str)
-    columns = understand(frame, options)
-    for name, kinds in _OF_KINDS.items():
-        if getattr(options, name) not in (None, ()) and columns.kind not in kinds.split():
-            raise TraceError(
-                f"{name} = {getattr(options, name)!r}: expected none for {columns.kind}, since it "
-                f"is for {' and '.join(kinds.split())}"
-            )
-    check_units(columns.of, options)
-    log = _Log(
-        frame=frame, columns=columns, options=options, counts=Counter(), told={**columns.told}
-    )
-    traces = _READERS[columns.kind](log)
+    attrs = frame.attrs
+    log = Reading(frame=_only_rows(frame.rename(columns=str), options), options=options)
+    log.frame.attrs = attrs
+    if log.frame.empty:
+        raise TraceError("no row at all: expected some")
+    try:
+        kind = understand(log)
+        for name, kinds in _OF_KINDS.items():
+            if getattr(options, name) not in (None, ()) and kind not in kinds.split():
+                raise TraceError(
+                    f"{name} = {getattr(options, name)!r}: expected none for {kind}, since it "
+                    f"is for {' and '.join(kinds.split())}"
+                )
+        check_units(log)
+        traces = _READERS[kind](log)
+    except TraceError as problem:
+        log.settle(problem)
+        raise
+    log.settle()
     traces = replace(traces, repairs=log.counts + Counter(traces.repairs))
     log.told["rows"] = f"{len(frame):,}"
     log.told["devices"] = f"{traces.n_devices:,}"
@@ -133,194 +112,309 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     return TableTraces(traces=traces, told=log.told)
 
 
-def _windows(log: _Log) -> TraceSet:
-    times = log.instants("start", "end")
-    start, end = times.of["start"], times.of["end"]
-    backwards = end < start
-    if backwards.any():
-        raise TraceError(
-            f"{where(log.cells('end').astype('str'), backwards)} is before its start "
-            f"{str(log.cells('start').to_numpy()[backwards][0])!r}: expected an end after it"
+def _only_rows(frame: pd.DataFrame, options: TableOptions) -> pd.DataFrame:
+    """Return the rows that are asked for."""
+    for text in options.only:
+        column, _, value = text.partition("=")
+        if column not in frame:
+            near = nearest(column, map(str, frame.columns))
+            raise TraceError(f"only = {text!r}: expected COLUMN=VALUE, with {near}")
+        cells = frame[column].astype("str").str.strip()
+        if not (cells == value).any():
+            raise TraceError(f"only = {text!r}: no row; the column has {seen(cells)}")
+        frame = frame[cells == value]
+    return frame.copy()
+
+
+def _windows(log: Reading) -> TraceSet:
+    by_length = "end" not in log.of
+    times = instants(log, *(["start"] if by_length else ["start", "end"]))
+    start = times.of["start"]
+    lasts = lengths_s(log, "duration").to_numpy() if by_length else np.zeros(start.size)
+    end = start + lasts if by_length else times.of["end"]
+    log.drop(~(np.isfinite(start) & np.isfinite(end)), "no start or no end")
+    if not by_length and (backwards := end < start).any():
+        told = f"before its start {str(log.cells('start').to_numpy()[backwards][0])!r}: "
+        log.drop(backwards, "end before start", log.cells("end"), f"{told}expected an end after it")
+    online = np.ones(start.size)
+    stated = [role for role in STATES if role in log.of]
+    for role in stated:
+        online *= states(log, role).to_numpy()
+    log.drop(~np.isfinite(online), "no state")
+    rows, owner, ids = _devices(log)
+    start, end, on = start[rows], end[rows], online[rows] == 1.0
+    gap_s = log.options.max_gap_s
+    if stated:
+        gap_s = 0.0 if gap_s is None else gap_s
+        log.told["logged"] = "the rows of each device, online or offline; time of no row is unknown"
+    else:
+        gap_s = np.inf if gap_s is None else gap_s
+        log.told["logged"] = "each device from its first window to its last" + (
+            "" if np.isinf(gap_s) else f"; without a window for more than {gap_s:g} s it is unknown"
         )
-    known = log.kept(np.isfinite(start) & np.isfinite(end), "no start or no end")
-    rows, owner, ids = _devices(log, known)
-    start, end = start[rows], end[rows]
-    gap_s = np.inf if log.options.max_gap_s is None else log.options.max_gap_s
-    kept, began, ended = longest_log(owner, start, end, ids.size, gap_s=gap_s)
-    kept = log.kept(kept, f"apart from the log of its device by more than {gap_s:g} s")
-    log.told["logged"] = "each device from its first window to its last" + (
-        "" if np.isinf(gap_s) else f", without a gap of more than {gap_s:g} s"
-    )
-    windows = owner[kept], start[kept], end[kept]
-    return _available(log, ids, windows, (began, ended), times.epoch)
+    known = stretches_of(owner, start, end, gap_s=gap_s)[1:]
+    return _available(log, ids, (owner[on], start[on], end[on]), known, times.midnight)
 
 
-def _samples(log: _Log) -> TraceSet:
-    times = log.instants("time")
+def _samples(log: Reading) -> TraceSet:
+    times = instants(log, "time")
     online = np.full(len(log.frame), 1.0)
-    for role in _STATES:
-        if log.has(role):
-            online *= states(log.cells(role), role, log.options).to_numpy()
-    if log.options.min_level is not None and not log.has("level"):
+    for role in STATES:
+        if role in log.of:
+            online *= states(log, role).to_numpy()
+    least = log.options.min_level
+    if least is not None and "level" not in log.of:
         raise TraceError(
             "min_level: expected a column of the battery's level (--columns level=NAME)"
         )
-    if log.has("level"):
-        if log.options.min_level is not None:
-            level = numbers(log.cells("level"), log.options, log.told).to_numpy()
-            enough = np.where(np.isfinite(level), level >= log.options.min_level, np.nan)
-            online *= enough
-        elif not any(log.has(role) for role in _STATES):
-            raise TraceError(
-                f"column {log.columns.of['level']!r}: a level does not say when a device can take "
-                "a job: expected the least one (--min-level), or a column charging= or plugged="
+    if "level" in log.of:
+        alone = not any(role in log.of for role in STATES)
+        if least is None and alone:
+            log.ask(
+                f"column {log.of['level']!r}: a level does not say when a device can take a job: "
+                "expected the least one (--min-level), or a column charging= or plugged=",
+                "--min-level",
+                "50",
             )
+            least = 50.0
+        if least is not None:
+            level = numbers(log, log.cells("level"), "level").to_numpy()
+            online *= np.where(np.isfinite(level), level >= least, np.nan)
         else:
             log.told["level"] += ", not used without a least level (--min-level)"
-    known = log.kept(np.isfinite(times.of["time"]), "no time")
-    known &= log.kept(np.isfinite(online) | ~known, "no state")
-    rows, owner, ids = _devices(log, known)
-    owner, at, online = _ordered(log, owner, times.of["time"][rows], online[rows], "replaced")
+    log.drop(~np.isfinite(times.of["time"]), "no time")
+    log.drop(~np.isfinite(online), "no state")
+    rows, owner, ids = _devices(log)
+    owner, at, on = _ordered(log, rows, owner, times.of["time"][rows], online[rows], "replaced")
     following, is_last = _following(owner, at)
     gap_s = _max_gap_s(log, (following - at)[~is_last])
     # Until the next reading, unless that comes too late: then nothing is known from this one on.
     holds = ~is_last & (following - at <= gap_s)
     until = np.where(holds, following, at)
-    kept, began, ended = longest_log(owner, at, until, ids.size, gap_s=0.0)
-    log.kept(kept, "apart from its device's longest stretch without a gap")
-    on = kept & (online == 1.0) & holds
+    known = stretches_of(owner, at, until, gap_s=0.0)[1:]
+    on = (on == 1.0) & holds
     goes_on = on[:-1] & on[1:] & ~is_last[:-1]
     opens, closes = on & ~np.append(False, goes_on), on & ~np.append(goes_on, False)
     windows = owner[opens], at[opens], until[closes]
-    return _available(log, ids, windows, (began, ended), times.epoch)
+    return _available(log, ids, windows, known, times.midnight)
+
+
+def _pings(log: Reading) -> TraceSet:
+    times = instants(log, "time")
+    log.drop(~np.isfinite(times.of["time"]), "no time")
+    rows, owner, ids = _devices(log)
+    at = times.of["time"][rows]
+    order = np.lexsort((at, owner))
+    owner, at = owner[order], at[order]
+    following, is_last = _following(owner, at)
+    steps = (following - at)[~is_last]
+    gap_s = log.options.max_gap_s
+    if gap_s is None:
+        usual = round(float(np.median(steps[steps > 0])), 3) if (steps > 0).any() else 60.0
+        gap_s = 3.0 * usual
+        log.ask(
+            f"pings come every {usual:g} s, the longest silence is "
+            f"{float(steps.max(initial=0.0)):g} s: expected the longest silence through which a "
+            "device is online (--max-gap); after it, it is offline until its next ping",
+            "--max-gap",
+            _amount(gap_s),
+        )
+    log.told["online"] = f"while pings come, with at most {gap_s:g} s between two, given"
+    log.told["logged"] = "each device from its first ping to its last"
+    on = ~is_last & (following - at <= gap_s)
+    until = np.where(on, following, at)
+    known = stretches_of(owner, at, until, gap_s=np.inf)[1:]
+    return _available(log, ids, (owner[on], at[on], until[on]), known, times.midnight)
 
 
 def _available(
-    log: _Log,
+    log: Reading,
     ids: pd.Index,
     windows: tuple[Index, Array, Array],
-    logs: tuple[Array, Array],
-    epoch: str | None,
+    known: tuple[Index, Array, Array],
+    midnight: str | None,
 ) -> TraceSet:
-    """Return devices that are online in windows and were logged from when to when.
+    """Return devices that are online in windows and are known in stretches.
 
-    By the calendar all records last the same whole days; else they end with the last log.
+    Instant 0 is the first that is known. By the calendar all records last the same whole days; else
+    they end with the last log.
     """
-    (owner, start, end), (began, ended) = windows, logs
-    logged = log.kept(ended > began, "device of which no time is known")
+    lasts = known[2] > known[1]
+    of, begins, ends = known[0][lasts], known[1][lasts], known[2][lasts]
+    began = np.full(ids.size, np.inf)
+    ended = np.full(ids.size, -np.inf)
+    np.minimum.at(began, of, begins)
+    np.maximum.at(ended, of, ends)
+    logged = np.isfinite(began)
+    log.counts["dropped: device of which no time is known"] += int((~logged).sum())
     if not logged.any():
         raise _nothing_known()
+    origin, epoch = _origin(log, float(began.min()), float(ended[logged].max()), midnight)
     place = np.cumsum(logged) - 1
-    used = logged[owner]
+    began, ended = began[logged] - origin, ended[logged] - origin
+    used = logged[windows[0]]
+    owner, start, end = windows[0][used], windows[1][used], windows[2][used]
     length = float(ended.max())
     length = length if epoch is None else np.ceil(length / DAY_S) * DAY_S
     online, repairs = Availability.repaired(
-        place[owner[used]], start[used], end[used], np.full(int(logged.sum()), length), join_s=0.0
+        place[owner], start - origin, end - origin, np.full(began.size, length), join_s=0.0
     )
+    online = replace(online, log_starts=began, logs_s=ended - began)
+    # Between two stretches of a device lies a gap.
+    of, begins, ends = place[of], begins - origin, ends - origin
+    inner = np.flatnonzero(np.diff(of) == 0)
+    counts = np.bincount(of[inner], minlength=began.size)
+    online = online.with_gaps(
+        ends[inner] - began[of[inner]], begins[inner + 1] - began[of[inner]], counts
+    )
+    if inner.size:
+        gaps_s = begins[inner + 1] - ends[inner]
+        log.told["gaps"] = (
+            f"{inner.size:,} in which a device is unknown, {gaps_s.sum() / 3600:,.1f} h of "
+            f"{(ended - began).sum() / 3600:,.1f} h in all"
+        )
     log.told["repeats"] = f"after {length / DAY_S:g} d" if epoch else f"after {length:g} s"
-    return TraceSet(
-        device_ids=ids[logged],
-        availability=replace(online, log_starts=began[logged], logs_s=(ended - began)[logged]),
-        epoch=epoch,
-        repairs=repairs,
-    )
+    return TraceSet(device_ids=ids[logged], availability=online, epoch=epoch, repairs=repairs)
 
 
-def _rates(log: _Log) -> TraceSet:
-    times = log.instants("time")
-    roles = [role for role in RATES if log.has(role)]
-    units = {role: _rate_unit(log, role) for role in roles}
-    counted = PER_INTERVAL in units.values()
-    if counted and set(units.values()) != {PER_INTERVAL}:
-        raise TraceError(f"units {', '.join(units.values())}: expected both of one kind")
-    values = np.stack([_rate(log, role, units[role]).to_numpy() for role in roles], axis=1)
+def _origin(
+    log: Reading, began: float, ended: float, midnight: str | None
+) -> tuple[float, str | None]:
+    """Return the instant that becomes 0, the first one known, and its calendar time."""
+    if midnight is None:
+        # A clock that had run for long says when it was started, not when the log was.
+        origin = began if began > ended - began else 0.0
+        log.told["begins"] = f"at {began:g} s of its own clock" + (
+            ", which becomes instant 0" if origin else ""
+        )
+        return origin, None
+    origin = float(np.floor(began))
+    epoch = (pd.Timestamp(midnight) + pd.Timedelta(seconds=origin)).isoformat()
+    log.told["begins"] = f"{epoch}, with the first reading"
+    return origin, epoch
+
+
+def _rates(log: Reading) -> TraceSet:
+    times = instants(log, "time")
+    roles = [role for role in RATES if role in log.of]
+    read = {role: rates(log, role) for role in roles}
+    counted = {unit for _, unit in read.values() if unit in COUNTED}
+    if counted and any(unit not in counted or len(counted) > 1 for _, unit in read.values()):
+        units = ", ".join(unit for _, unit in read.values())
+        raise TraceError(f"units {units}: expected both of one kind")
+    values = np.stack([read[role][0].to_numpy() for role in roles], axis=1)
+    by_interval = counted == {PER_INTERVAL} and "interval" in log.of
     interval = np.zeros(len(log.frame))
-    if counted and log.has("interval"):
-        interval = _interval_s(log)
-    elif log.has("interval"):
+    if by_interval:
+        interval = np.asarray(lengths_s(log, "interval"), dtype=np.float64)
+    elif "interval" in log.of:
         log.told["interval"] += ", not used: rates are not counted in intervals"
-    known = log.kept(np.isfinite(times.of["time"]), "no time")
+    log.drop(~np.isfinite(times.of["time"]), "no time")
     has_rate = np.isfinite(values).all(axis=1) & np.isfinite(interval)
-    known &= log.kept(has_rate | ~known, "no rate or no interval")
-    rows, owner, ids = _devices(log, known)
+    log.drop(~has_rate, "no rate or no interval")
+    if by_interval:
+        log.drop(interval == 0, "interval of no length")
+    rows, owner, ids = _devices(log)
     readings = np.column_stack([values, interval])[rows]
-    owner, at, readings = _ordered(
-        log, owner, times.of["time"][rows], readings, "added" if counted else "averaged"
-    )
+    how = {PER_INTERVAL: "added", IN_ALL: "replaced"}.get(next(iter(counted), ""), "averaged")
+    owner, at, readings = _ordered(log, rows, owner, times.of["time"][rows], readings, how)
     values, interval = readings[:, :-1], readings[:, -1]
     following, is_last = _following(owner, at)
-    if counted and log.has("interval"):
+    if by_interval:
         begins, ends, gap_s, slack_s = at - interval, at, np.inf, float(np.median(interval))
-        log.kept(interval > 0, "interval of no length")
     else:
         gap_s, slack_s = _max_gap_s(log, (following - at)[~is_last]), 0.0
         before = np.where(np.append(True, is_last[:-1]), -np.inf, np.append(0.0, at[:-1]))
         begins, ends = (before, at) if counted else (at, following)
+    if counted == {IN_ALL}:
+        values = np.concatenate([values[:1], np.diff(values, axis=0)])
     # A reading of no known time only ends what is known before it, or begins what is after it.
     lasts = ends - begins
     used = (lasts > 0) & (lasts <= gap_s) & np.isfinite(lasts)
+    again = used & (values < 0).any(axis=1)
+    log.counts["dropped: counter that began again"] += int(again.sum())
+    used &= ~again
     n_of = np.bincount(owner[used], minlength=ids.size)
-    known_devices = log.kept(n_of > 0, "device of which no time is known")
-    if not known_devices.any():
+    log.counts["dropped: device of which no time is known"] += int((n_of == 0).sum())
+    if not used.any():
         raise _nothing_known()
-    owner = owner[used]
-    begins, ends, lasts, values = (x[used] for x in (begins, ends, lasts, values))
+    bits = values[used] / lasts[used, None] if counted else values[used]
+    links, epoch = _links(
+        log, owner[used], begins[used], ends[used], bits, slack_s=slack_s, midnight=times.midnight
+    )
+    channels: dict[str, Any] = dict(zip(roles, links, strict=True))
+    return TraceSet(device_ids=ids[n_of > 0], **channels, epoch=epoch)
+
+
+def _links(
+    log: Reading,
+    owner: Index,
+    begins: Array,
+    ends: Array,
+    bits: Array,
+    *,
+    slack_s: float,
+    midnight: str | None,
+) -> tuple[list[Series], str | None]:
+    """Return links from segments by device and time, and the calendar time of instant 0.
+
+    Silences longer than the slack are closed up; hours of the day are then lost.
+    """
     silent = (np.diff(owner) == 0) & (begins[1:] - ends[:-1] > slack_s)
     log.counts["closed up: silence in which no rate is known"] = int(silent.sum())
-    bits = values / lasts[:, None] if counted else values
-    counts = n_of[known_devices]
-    starts, lengths = running_sums(lasts, offsets_of(counts))
+    counts = np.unique(owner, return_counts=True)[1]
+    starts, lengths = running_sums(ends - begins, offsets_of(counts))
     first = begins[np.append(True, np.diff(owner) > 0)]
-    epoch = times.epoch
+    origin, epoch = _origin(log, float(first.min()), float(ends.max()), midnight)
     if silent.any() and epoch is not None:
         epoch = None
         log.told["epoch"] = "none: silences were closed up, so hours of the day are lost"
-    links: dict[str, Any] = {
-        role: Series.packed(bits[:, k], counts, lengths, starts=starts).shifted(
-            np.mod(-first, lengths)
-        )
-        for k, role in enumerate(roles)
-    }
-    return TraceSet(device_ids=ids[known_devices], **links, epoch=epoch)
+    later = np.mod(origin - first, lengths)
+    links = [Series.packed(each, counts, lengths, starts=starts).shifted(later) for each in bits.T]
+    return links, epoch
 
 
-def _nodes(log: _Log) -> TraceSet:
-    roles = [role for role in ("speed", *RATES) if log.has(role)]
-    if log.has("speed") != (log.options.compute_unit is not None):
-        if roles == ["speed"] or "speed" in log.options.columns or not log.has("speed"):
-            raise TraceError(
-                f"compute_unit = {log.options.compute_unit!r}: expected what one work unit of a "
-                "column of speeds is, in words (--compute-unit), with such a column"
+def _nodes(log: Reading) -> TraceSet:
+    roles = [role for role in ("speed", *RATES) if role in log.of]
+    unit = log.options.compute_unit
+    if ("speed" in roles) != (unit is not None):
+        if roles == ["speed"] or "speed" in log.options.columns or "speed" not in roles:
+            sentence = (
+                f"compute_unit = {unit!r}: expected what one work unit of a column of speeds is, "
+                "in words (--compute-unit), with such a column"
             )
-        roles.remove("speed")
-        log.told["speed"] += ", not used without what one work unit is (--compute-unit)"
-    units = {role: _rate_unit(log, role) for role in roles if role in RATES}
-    if PER_INTERVAL in units.values():
-        raise TraceError(
-            f"unit = {PER_INTERVAL}: a list of nodes has no intervals: expected a rate"
-        )
-    table = pd.DataFrame(
-        {
-            role: _rate(log, role, units[role]) if role in units else _not_negative(log, role)
-            for role in roles
-        }
-    )
-    known = log.kept(table.notna().all(axis=1).to_numpy(), "no speed or no rate")
-    rows, owner, ids = _devices(log, known)
+            if "speed" not in roles:
+                raise TraceError(sentence)
+            log.ask(sentence, "--compute-unit", "one unit of the column")
+        else:
+            roles.remove("speed")
+            log.told["speed"] += ", not used without what one work unit is (--compute-unit)"
+    columns = {}
+    for role in roles:
+        if role == "speed":
+            columns[role] = not_negative(log, log.cells(role), role)
+            continue
+        columns[role], rate_unit = rates(log, role)
+        if rate_unit in COUNTED:
+            raise TraceError(
+                f"unit = {rate_unit}: a list of nodes has no intervals: expected a rate"
+            )
+    table = pd.DataFrame(columns)
+    log.drop(~table.notna().all(axis=1).to_numpy(), "no speed or no rate")
+    rows, owner, ids = _devices(log)
     table = table[rows]
     first = pd.Series(owner).drop_duplicates().index
     own = table.iloc[first].iloc[np.argsort(owner[first])]
     other = (table.to_numpy() != own.to_numpy()[owner]).any(axis=1)
     if other.any():
         cells = pd.Series(ids[owner], index=table.index, name="device", dtype="str")
-        cells.index.name = log.frame.index.name
         raise TraceError(f"{where(cells, other)}: came with other numbers before: expected one row")
     log.counts["merged: row that repeats a device"] = int(owner.size - ids.size)
     names = {"speed": "compute"}
     channels: dict[str, Any] = {
         names.get(role, role): Series.constant(own[role].to_numpy()) for role in roles
     }
-    return TraceSet(device_ids=ids, **channels, compute_unit=log.options.compute_unit)
+    return TraceSet(device_ids=ids, **channels, compute_unit=unit if "speed" in roles else None)
 
 
 _READERS = {
@@ -328,6 +422,7 @@ _READERS = {
     "samples": _samples,
     "battery": _samples,
     "rates": _rates,
+    "pings": _pings,
     "nodes": _nodes,
 }
 
@@ -336,35 +431,38 @@ def _nothing_known() -> TraceError:
     return TraceError("no device is known for any time: expected two instants of one device")
 
 
-def _devices(log: _Log, known: Mask) -> tuple[Mask, Index, pd.Index]:
+def _devices(log: Reading) -> tuple[Mask, Index, pd.Index]:
     """Return which rows are read, the device of each of these, and the ids of all devices."""
-    if log.options.device is not None:
-        rows = known
-        names = pd.Series(log.options.device, index=range(len(log.frame)), dtype="str")
+    if "device" not in log.of:
+        names = pd.Series(log.options.device or "device", index=log.frame.index, dtype="str")
     else:
         cells = log.cells("device")
-        rows = known & log.kept(cells.notna().to_numpy() | ~known, "no device")
         # One empty cell makes floats of a frame's whole numbers.
         if pd.api.types.is_float_dtype(cells.dtype) and not (cells % 1).any():
-            names = cells.astype("Int64").astype("str")
+            names = cells.astype("Int64").astype("str").where(cells.notna())
         else:
-            names = cells.astype("str").str.strip()
+            names = plain(cells)
+        log.drop(names.isna().to_numpy(), "no device")
+    rows = ~log.gone
     if not rows.any():
         raise TraceError("no row has all that is needed: expected some")
     owner, ids = pd.factorize(names.to_numpy()[rows], sort=True)
     return rows, owner.astype(np.int64), pd.Index(ids, dtype="str", name=None)
 
 
-def _ordered(
-    log: _Log, owner: Index, at: Array, values: Array, how: str
+def _ordered(  # noqa: PLR0917 - the readings
+    log: Reading, rows: Mask, owner: Index, at: Array, values: Array, how: str
 ) -> tuple[Index, Array, Array]:
     """Return readings by device and time, those of one instant as one."""
     back = pd.Series(at).groupby(owner).diff() < 0
-    log.counts["sorted: out of order"] = int(back.sum())
     readings = pd.DataFrame(values.reshape(at.size, -1))
     one = readings.groupby([owner, at], sort=True)
+    at_once = at.size - one.ngroups
+    if at_once > _MOST_AT_ONCE * at.size:
+        _ask_which(log, rows, owner, at, readings)
+    log.counts["sorted: out of order"] = int(back.sum())
     merged = one.sum() if how == "added" else one.mean() if how == "averaged" else one.last()
-    log.counts[f"{how}: further reading of one instant"] = int(at.size - len(merged))
+    log.counts[f"{how}: further reading of one instant"] = int(at_once)
     keys = merged.index
     return (
         keys.get_level_values(0).to_numpy(np.int64),
@@ -373,18 +471,40 @@ def _ordered(
     )
 
 
+def _ask_which(log: Reading, rows: Mask, owner: Index, at: Array, readings: pd.DataFrame) -> None:
+    """Ask which rows of an instant are meant, if a column tells them apart."""
+    frame = log.frame[rows]
+    for column in frame.columns.difference([*log.of.values()], sort=False):
+        values = frame[column].astype("str").to_numpy()
+        n_values = len(set(values))
+        keys = pd.DataFrame({"owner": owner, "at": at, "value": values})
+        if n_values < 2 or n_values > len(frame) / 2 or keys.duplicated().mean() > _MOST_AT_ONCE:
+            continue
+        likely = readings[0].groupby(values).sum().idxmax()
+        own = f"--columns device={column}"
+        log.ask(
+            f"rows of one instant and device differ in column {column!r}, {seen(frame[column])}: "
+            f"expected one of them (--only {column}=VALUE), or {own} if each is a device",
+            "--only",
+            f"{column}={likely}",
+        )
+        return
+    times = log.frame.loc[rows, log.of["time"]].astype("str")
+    if (rounded := times.str.contains(r"^\d.*[eE]\+?\d", regex=True).to_numpy(bool)).any():
+        log.ask(
+            f"{where(times, rounded)}: is rounded, so that readings fall on one instant: expected "
+            "times with all of their digits"
+        )
+
+
 def _following(owner: Index, at: Array) -> tuple[Array, Mask]:
     """Return the instant of each device's next reading, inf after its last, and the lasts."""
     is_last = np.append(np.diff(owner) > 0, True)
     return np.where(is_last, np.inf, np.append(at[1:], np.inf)), is_last
 
 
-def _max_gap_s(log: _Log, steps: Array) -> float:
-    """Return for how long a reading holds at most, in s.
-
-    Raises:
-        TraceError: it is not stated, and the log does not make it plain.
-    """
+def _max_gap_s(log: Reading, steps: Array) -> float:
+    """Return for how long a reading holds at most, in s; asks if the log does not make it plain."""
     if log.options.max_gap_s is not None:
         log.told["longest gap"] = (
             "none, given: a reading holds until the next one"
@@ -394,52 +514,30 @@ def _max_gap_s(log: _Log, steps: Array) -> float:
         return log.options.max_gap_s
     if steps.size == 0:
         return np.inf
-    usual, longest = float(np.median(steps)), float(steps.max())
+    usual, longest = round(float(np.median(steps)), 3), float(steps.max())
     if longest > _REGULAR * usual:
-        raise TraceError(
+        # A log of events has no step, and says what holds until the next one.
+        is_regular = np.mean((steps > usual / 2) & (steps < 3 * usual)) > 0.8
+        log.ask(
             f"readings come every {usual:g} s, and once after {longest:g} s: expected the longest "
-            "time for which a reading holds (--max-gap), or none if it holds until the next one"
+            f"time for which a reading holds (--max-gap), such as {_amount(3 * usual)}, or none if "
+            "it holds until the next one, as in a log of changes",
+            "--max-gap",
+            _amount(3 * usual) if is_regular else "none",
         )
+        return 3 * usual if is_regular else np.inf
     log.told["longest gap"] = f"{longest:g} s, the longest step of the log"
     return np.inf
 
 
-def _rate_unit(log: _Log, role: str) -> str:
-    column = log.columns.of[role]
-    unit, how = unit_of(column, role, log.options, RATE_UNITS)
-    if unit is None:
-        raise TraceError(
-            f"column {column!r}: a rate without its unit: expected one (--unit) of "
-            f"{', '.join(RATE_UNITS)}"
-        )
-    log.told[role] += f", in {unit}, {how}"
-    return unit
+def _amount(seconds: float) -> str:
+    """Return a time as options have it.
 
-
-def _rate(log: _Log, role: str, unit: str) -> "pd.Series[float]":
-    values = _not_negative(log, role)
-    above = (values > _MOST_BIT_PER_S / RATE_UNITS[unit]).to_numpy()
-    if above.any():
-        raise TraceError(f"{where(log.cells(role), above)} {unit}: expected at most 1 Pbit/s")
-    return values * RATE_UNITS[unit]
-
-
-def _interval_s(log: _Log) -> Array:
-    """Return the intervals in which bytes were counted, in s."""
-    column = log.columns.of["interval"]
-    unit, how = unit_of(column, "interval", log.options, TIME_UNITS)
-    if unit is None:
-        raise TraceError(
-            f"column {column!r}: an interval without its unit: expected one (--unit interval=ms)"
-        )
-    log.told["interval"] += f", in {unit}, {how}"
-    seconds = _not_negative(log, "interval") * TIME_UNITS[unit] / 1e6
-    return np.asarray(seconds, dtype=np.float64)
-
-
-def _not_negative(log: _Log, role: str) -> "pd.Series[float]":
-    values = numbers(log.cells(role), log.options, log.told)
-    wrong = (values < 0).to_numpy()
-    if wrong.any():
-        raise TraceError(f"{where(log.cells(role), wrong)}: expected a number >= 0")
-    return values
+    Example:
+        >>> _amount(180.0), _amount(90.0), _amount(7200.0), _amount(0.3)
+        ('3m', '90s', '2h', '0.3s')
+    """
+    for size, unit in ((3600, "h"), (60, "m")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s" if seconds < 10 else f"{np.ceil(seconds):.0f}s"

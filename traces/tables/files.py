@@ -1,53 +1,98 @@
-"""The rows of a foreign log: CSV in its dialects, or Parquet, as a table of pandas.
+"""The rows of a foreign log: CSV in its dialects, JSON, lines of pairs, or Parquet, as a table.
 
-Only what divides the text is found here: the encoding's mark, the separator, whether there is a
-header. What the cells mean is told by the options, or found in `columns` and `values`.
+Only what divides the text is found here: the encoding's mark, the separator, where the table begins
+and what its columns are called. What the cells mean is told by the options, or found in `columns`
+and `values`. A log may be in several files or a folder, one for each device.
 """
 
+import csv
 import io
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from fedstale.errors import TraceError, first_line
-from fedstale.traces import outline
+from fedstale.traces import Mask, outline
 from fedstale.traces.sources import read_file
+from fedstale.traces.tables.columns import FILE, is_datum, unit_of_text
+from fedstale.traces.tables.values import MISSING
 
 _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": "white space"}
 """From those that nothing but a separator would be, to those that occur in cells too."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_DATUM = re.compile(r"[-+]?\d[\d.,:TZ/ +-]*")
+_SAMPLE, _SPARE, _MOST_RAGGED, _MOST_SUMS = 60, 8, 0.05, 4
+_EMPTY = [f(text) for text in MISSING - {"none"} for f in (str.lower, str.upper, str.title)]
+_PAIR = re.compile(r'([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|[^\s,;]+)')
+_SYSLOG = re.compile(
+    r"^(?:<\d+>\d? ?)?(?P<time>[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+) "
+    r"(?P<host>\S+) (?P<program>[^\s:\[]+)\S*: (?P<message>.*)$"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as it is in a file."""
+    """A table as it is in a file, or in several."""
 
     frame: pd.DataFrame
     """Its rows, by the lines of a text file."""
     told: Mapping[str, str]
-    """How the file was read, in words."""
-    n_cut: int
-    """Last lines that were cut short, and are left out."""
+    """How it was read, in words."""
+    repairs: Mapping[str, int]
+    """Lines that were left out."""
 
     __repr__ = outline
 
 
-def open_table(path: Path, separator: str | None = None) -> Table:
-    """Return the table in a CSV, gzipped, xz or not, or in a Parquet file.
+def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> Table:
+    """Return the table in a file, gzipped, xz or not, in a folder of such files, or in several.
 
     Args:
-        path: the file.
+        paths: the files; of several each has the same columns, and rows are told apart by its name.
         separator: what stands between two cells, a character or its name, such as ";" or "tab";
             None finds out.
 
     Raises:
-        TraceError: the file is missing, damaged, or no table.
+        TraceError: a file is missing, damaged, or no table.
     """
+    paths = [paths] if isinstance(paths, Path) else list(paths)
+    files = [file for path in paths for file in (_inside(path) if path.is_dir() else [path])]
+    tables = [_open(file, separator) for file in files]
+    if len(tables) == 1 and not paths[0].is_dir():
+        return tables[0]
+    names = [_stem(file) for file in files]
+    if len(set(names)) < len(names):
+        names = [file.name for file in files]
+    frames = [t.frame.assign(**{FILE: n}) for t, n in zip(tables, names, strict=True)]
+    whole = pd.concat(frames, keys=names, names=["file"])
+    whole.attrs = frames[0].attrs
+    repairs: dict[str, int] = {}
+    for table in tables:
+        for kind, n in table.repairs.items():
+            repairs[kind] = repairs.get(kind, 0) + n
+    told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].told}
+    return Table(frame=whole, told=told, repairs=repairs)
+
+
+def _inside(folder: Path) -> list[Path]:
+    files = sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
+    if not files:
+        raise TraceError(f"{folder}: has no file: expected one for each device")
+    return files
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".xz").rpartition(".")[0] or path.name
+
+
+def _open(path: Path, separator: str | None) -> Table:
     data = read_file(path)
     if data.startswith(b"PAR1"):
         try:
@@ -57,37 +102,309 @@ def open_table(path: Path, separator: str | None = None) -> Table:
                 f"{path}: not a readable Parquet file ({first_line(problem)})"
             ) from None
         frame.columns = frame.columns.map(str)
-        return Table(frame=frame.reset_index(drop=True), told={"file": "Parquet"}, n_cut=0)
+        table = Table(frame=frame.reset_index(drop=True), told={"file": "Parquet"}, repairs={})
+    else:
+        text, encoding = _text(path, data)
+        records = _records(text) if separator is None else None
+        table = (
+            _of_text(path, text, separator)
+            if records is None
+            else Table(frame=_frame(records[1]), told={"file": records[0]}, repairs={})
+        )
+        told = {"file": f"text in {encoding}"} | dict(table.told)
+        table = Table(frame=table.frame, told=told, repairs=table.repairs)
+    year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
+    table.frame.attrs = {"name": _stem(path), "year": year}
+    return table
+
+
+def _text(path: Path, data: bytes) -> tuple[str, str]:
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     encoding = _MARKS.get(mark, "utf-8")
+    if not mark and data[1:400:2].count(0) > len(data[1:400:2]) * 0.9:
+        encoding = "utf-16-le"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        raise TraceError(f"{path}: not a text in UTF-8: expected a CSV or Parquet file") from None
+        raise TraceError(
+            f"{path}: not a text in UTF-8: expected a CSV, JSON or Parquet file"
+        ) from None
     if "\0" in text:
-        raise TraceError(f"{path}: not a text: expected a CSV or Parquet file")
+        raise TraceError(f"{path}: not a text: expected a CSV, JSON or Parquet file")
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
+
+
+def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
+    """Return the form and the rows of a text that is no table: JSON, pairs, or lines of a log."""
+    start = text.lstrip()[:1]
+    if start in ("{", "["):
+        try:
+            return "JSON", _longest(json.loads(text))
+        except ValueError:
+            pass
+    lines = [line.strip() for line in text.split("\n")]
+    some = [line for line in lines if line][:_SAMPLE]
+    if start == "{" and some[0].endswith("}"):
+        rows: list[dict[str, Any]] = []
+        for line in lines:
+            try:
+                one = json.loads(line) if line else {}
+            except ValueError:
+                one = {}
+            rows.append(next(iter(_flat(one))) if isinstance(one, dict) else {})
+        return "JSON lines", rows
+    if all(len(_PAIR.findall(line)) > 1 and _PAIR.match(line) for line in some):
+        return "lines of NAME=VALUE", [
+            {name: value.strip('"') for name, value in _PAIR.findall(line)} for line in lines
+        ]
+    if sum(_SYSLOG.match(line) is not None for line in some) > 0.9 * len(some):
+        found = (_SYSLOG.match(line) for line in lines)
+        return "lines of a system's log", [one.groupdict() if one else {} for one in found]
+    return None
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    texts = [{k: _cell(one) for k, one in row.items() if one is not None} for row in rows]
+    frame = pd.DataFrame(texts, index=pd.RangeIndex(1, len(rows) + 1, name="line"), dtype="str")
+    return frame.dropna(how="all")
+
+
+def _cell(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _longest(content: object) -> list[dict[str, Any]]:
+    """Return the rows of the list in a JSON value that has the most."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path, row in _walk(content, "", {}):
+        found.setdefault(path, []).append(row)
+    # The innermost of several that are as long says the most.
+    if found:
+        return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1]
+    return list(_flat(content)) if isinstance(content, Mapping) else []
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the plain values of a JSON object and of the objects in it, as one row."""
+    row: dict[str, Any] = {}
+    for name, one in value.items():
+        if isinstance(one, Mapping):
+            row |= next(iter(_flat(one, f"{prefix}{name}.")))
+        elif not isinstance(one, list):
+            row[f"{prefix}{name}"] = one
+    yield row
+
+
+def _lists(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    for name, one in value.items():
+        if isinstance(one, Mapping):
+            yield from _lists(one, f"{prefix}{name}.")
+        elif isinstance(one, list) and one:
+            yield f"{prefix}{name}", one
+
+
+def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row of each list of a JSON value, with what stands around it."""
+    if isinstance(value, Mapping):
+        if not path and value and all(isinstance(one, Mapping) for one in value.values()):
+            for name, one in value.items():
+                yield from _walk({"name": name, **one}, "*", outer)
+        # What stands around all rows is about the answer, such as its status, and not of a device.
+        row = outer
+        if path:
+            row = outer | {
+                (f"{path}.{name}" if name in outer else name): one
+                for name, one in next(iter(_flat(value))).items()
+            }
+            yield path, row
+        lists = list(_lists(value))
+        kinds = {tuple(one[0]) for _, one in lists if isinstance(one[0], Mapping)}
+        if len(lists) > 1 and len(kinds) == 1 and all(isinstance(v, list) for v in value.values()):
+            # Lists that are alike are each of what they are called.
+            for name, inner in lists:
+                yield from _of_list(inner, f"{path}.*", {**row, "key": name})
+            return
+        for name, inner in lists:
+            yield from _of_list(inner, f"{path}.{name}" if path else name, row)
+    elif isinstance(value, list):
+        yield from _of_list(value, path or "rows", outer)
+
+
+def _of_list(
+    inner: list[Any], path: str, row: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    if all(isinstance(one, Mapping) for one in inner):
+        for one in inner:
+            yield from _walk(one, path, row)
+    elif all(isinstance(one, list) and len(one) == len(inner[0]) for one in inner):
+        names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
+        firsts = [one[0] for one in inner]
+        if len(names) == 2 and all(isinstance(t, int | float) and t > 1e9 for t in firsts):
+            names = ["time", "value"]
+        for one in inner:
+            yield path, row | dict(zip(names, one, strict=True))
+
+
+def _of_text(path: Path, text: str, separator: str | None) -> Table:
+    """Return the table of a text that is divided by a separator."""
     by_name = {name: character for character, name in _SEPARATORS.items()}
-    separator = None if separator is None else by_name.get(separator, separator)
-    if separator is not None and len(separator) != 1 and separator not in _SEPARATORS:
+    found = None if separator is None else by_name.get(separator, separator)
+    if found is not None and len(found) != 1 and found not in _SEPARATORS:
         raise TraceError(
             f"separator = {separator!r}: expected one character, or one of {', '.join(by_name)}"
         )
-    found = separator or next((sep for sep in _SEPARATORS if len(_row(path, text, sep)) > 1), None)
-    if found is None:
-        raise TraceError(
-            f"{path}: one column in its first line: expected several, with a separator "
-            "(--separator) between them"
-        )
-    first = _row(path, text, found)
-    has_header = not any(_DATUM.fullmatch(str(cell).strip()) for cell in first.dropna())
-    last = text[text.rfind("\n") + 1 :]
-    n_cut = int(bool(last.strip()) and len(_row(path, last, found)) < len(first))
+    lines = text.split("\n")
+    if stated := re.match(r"(?i)sep=(.)\s*$", lines[0]):
+        found, lines[0] = found or stated[1], ""
+    said = [line.strip().lstrip("#").strip() for line in lines if line.lstrip().startswith("#")]
+    lines = ["" if line.lstrip().startswith("#") else line for line in lines]
+    some = [k for k, line in enumerate(lines) if line.strip()][:_SAMPLE]
+    found = found or _separator(path, [lines[k] for k in some])
+    rows = {k: _cells(lines[k], found) for k in some}
+    names, width, head, before = _layout(rows, [_cells(line, found) for line in said], found)
+    last, n_cut = lines[-1], 0
+    if last.strip() and len(_cells(last, found)) < width and len(some) > 1:
+        n_cut, lines = 1, lines[:-1]
+    frame, ragged = _read(path, lines[head:], found, width, head)
+    told = {
+        "separator": f"{_SEPARATORS.get(found, found)}, {'given' if separator else 'guessed'}",
+        "header": "none: columns are called 1, 2, ..." if names is None else ", ".join(names),
+    }
+    if before:
+        told["before the table"] = f"{len(before)} lines, passed over: {lines[before[0]][:40]!r}"
+    if last.strip() and not n_cut:
+        # It may be whole, or cut inside its last cell: nothing in the file says which.
+        told["last line"] = "has no end, read as it is: 25 may be the beginning of 2500"
+    names = [*(names or [str(k + 1) for k in range(width)]), *[""] * width][:width]
+    kept = [k for k, name in enumerate(names) if name or frame[k].notna().any()]
+    frame = frame[kept]
+    frame.columns = pd.Index([names[k] or f"column {k + 1}" for k in kept])
+    if all(re.fullmatch("'.*'", name) for name in frame.columns):
+        frame = frame.rename(columns=lambda name: name.strip("'"))
+        frame = frame.apply(lambda cells: cells.str.strip("'"))
+    again = (frame == frame.columns).all(axis=1).to_numpy(bool)
+    frame = frame[~again].dropna(how="all")
+    below = _sums_below(frame)
+    repairs = {
+        "dropped: last line, which was cut short": n_cut,
+        "dropped: line of too many cells": ragged,
+        "dropped: line that repeats the header": int(again.sum()),
+        "dropped: line of sums below the table": below,
+    }
+    return Table(frame=frame[: len(frame) - below], told=told, repairs=repairs)
+
+
+def _layout(
+    rows: Mapping[int, list[str]], said: list[list[str]], separator: str
+) -> tuple[list[str] | None, int, int, list[int]]:
+    """Return what the columns of a table are called, and where it begins.
+
+    Args:
+        rows: cells of the first lines that are not empty, by line.
+        said: cells of lines that are comments.
+        separator: what divides them.
+
+    Returns:
+        The names, None if nothing says them; the number of columns; the first line of the data;
+        lines before the table.
+    """
+    # A table has the number of cells that most lines have; what stands before it is a title.
+    counts = [len(row) for row in rows.values()]
+    width = max(counts, key=lambda n: (n > 1, counts.count(n)))
+    head = next(k for k, row in rows.items() if len(row) == width)
+    before = [k for k in rows if k < head]
+    if before and len(rows[before[-1]]) == width - 1 and separator == r"\s+":
+        return ["1", *rows[before.pop()]], width, head, before
+    block = _header(rows, head, width)
+    if not block:
+        # The last comment before the table may be its header.
+        fitting = [cells for cells in said if len(cells) == width and not _is_datum(cells).any()]
+        return (fitting[0] if fitting else None), width, head, before
+    # Of several lines the first that names each column by itself; units may stand below it.
+    distinct = [k for k in block if len(set(filter(None, rows[k]))) == len(rows[k])]
+    row = distinct[0] if distinct else block[-1]
+    names = rows[row]
+    if row != block[-1]:
+        units = [unit_of_text(cell) for cell in rows[block[-1]]] + [None] * len(names)
+        names = [f"{n} ({u})" if u else n for n, u in zip(names, units, strict=False)]
+    return names, max(width, len(names)), block[-1] + 1, before
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    if separator == r"\s+":
+        return line.split()
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [""])]
+
+
+def _separator(path: Path, lines: list[str]) -> str:
+    """Return what divides most lines into the same number of cells, of several."""
+    for separator in _SEPARATORS:
+        counts = pd.Series([len(_cells(line, separator)) for line in lines]).value_counts()
+        if counts.index[0] > 1 and counts.iloc[0] > 0.5 * len(lines):
+            return separator
+        # Of a few lines one may be a title, another cut short.
+        if len(lines) < 4 and counts.index.max() > 1:
+            return separator
+    raise TraceError(
+        f"{path}: one column in its first line: expected several, with a separator "
+        "(--separator) between them"
+    )
+
+
+def _is_datum(cells: list[str]) -> Mask:
+    return is_datum(pd.Series(cells, dtype="str")).to_numpy(bool)
+
+
+def _header(rows: Mapping[int, list[str]], head: int, width: int) -> list[int]:
+    """Return the lines that stand above the columns: in a column of numbers they have none."""
+    table = [k for k in rows if k >= head and len(rows[k]) >= width - 1]
+    data = np.array([_is_datum((rows[k] + [""] * width)[:width]) for k in table])
+    late = data[(len(table) + 1) // 2 :] if len(table) > 1 else data
+    numeric = late.mean(axis=0) > 0.5
+    if not numeric.any():
+        return table[:1] if not data[0].any() else []
+    block: list[int] = []
+    for k, is_number in zip(table, data, strict=True):
+        cells = (rows[k] + [""] * width)[:width]
+        named = [
+            bool(cell) and cell.lower() not in MISSING and not number
+            for cell, number in zip(cells, is_number, strict=True)
+        ]
+        # Hosts may be called by numbers, times are not.
+        title = numeric & np.array(named)
+        first = int(np.flatnonzero(numeric)[0])
+        if not (title[first] and not block) and title.sum() <= numeric.sum() / 2:
+            break
+        block.append(k)
+    return block
+
+
+def _sums_below(frame: pd.DataFrame) -> int:
+    """Return how many last lines have words where all others have numbers or times."""
+    if len(frame) < 2 * _MOST_SUMS:
+        return 0
+    is_number = frame.head(len(frame) // 2).head(_SAMPLE).apply(is_datum).mean() > 0.9
+    if not is_number.any():
+        return 0
+    last = is_datum(frame[is_number.idxmax()])[::-1]
+    n = int(last.cumsum().eq(0).sum())
+    return n if n <= _MOST_SUMS else 0
+
+
+def _read(
+    path: Path, lines: list[str], separator: str, width: int, above: int
+) -> tuple[pd.DataFrame, int]:
+    """Return the cells of a table by their lines, and the number of lines with too many."""
     try:
         frame = pd.read_csv(
-            io.StringIO(text[: len(text) - len(last)] if n_cut else text),
-            sep=found,
-            header=0 if has_header else None,
+            io.StringIO("\n".join(lines)),
+            sep=separator,
+            header=None,
+            names=range(width + _SPARE),
+            index_col=False,
             dtype="str",
+            keep_default_na=False,
+            na_values=_EMPTY,
             skip_blank_lines=False,
             skipinitialspace=True,
         )
@@ -95,33 +412,11 @@ def open_table(path: Path, separator: str | None = None) -> Table:
         raise TraceError(
             f"{path}: not a table ({first_line(problem)}): expected equally many cells"
         ) from None
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise TraceError(f"{path}: line 2 has more cells than the header: expected equally many")
-    frame.columns = (
-        frame.columns.str.strip()
-        if has_header
-        else pd.Index([str(k + 1) for k in range(frame.shape[1])])
-    )
-    frame.index = pd.RangeIndex(1 + has_header, 1 + has_header + len(frame), name="line")
-    told = {
-        "file": f"text in {encoding}",
-        "separator": f"{_SEPARATORS.get(found, found)}, {'given' if separator else 'guessed'}",
-        "header": "the first line" if has_header else "none: columns are called 1, 2, ...",
-    }
-    if last.strip() and not n_cut:
-        # It may be whole, or cut inside its last cell: nothing in the file says which.
-        told["last line"] = "has no end, read as it is: 25 may be the beginning of 2500"
-    return Table(frame=frame.dropna(how="all"), told=told, n_cut=n_cut)
-
-
-def _row(path: Path, text: str, separator: str) -> "pd.Series[str]":
-    """Return the cells of the first line of a text."""
-    line = text.lstrip("\r\n").partition("\n")[0]
-    try:
-        row = pd.read_csv(
-            io.StringIO(line), sep=separator, header=None, dtype="str", skipinitialspace=True
+    frame.index = pd.RangeIndex(above + 1, above + 1 + len(frame), name="line")
+    more = frame.iloc[:, width:].notna().any(axis=1)
+    if more.sum() > _MOST_RAGGED * len(frame):
+        raise TraceError(
+            f"{path}: line {frame.index[more.to_numpy()][0]} has more than {width} cells: expected "
+            f"equally many ({more.sum():,} of {len(frame):,} lines are so)"
         )
-    except (ValueError, pd.errors.ParserError):
-        raise TraceError(f"{path}: its first line is no row of a table") from None
-    cells: pd.Series[str] = row.iloc[0]
-    return cells
+    return frame.loc[~more].iloc[:, :width], int(more.sum())

@@ -147,3 +147,7 @@ def test_a_server_that_waits_for_no_round_is_told_of_no_setting_of_rounds(stalen
     jobs = table(status=["reported"] * 3, sent_at=0.0, staleness=staleness, **at)
     (found,) = (a for a in advise(with_causes(jobs), end_s=1000.0) if a.cause == IDLE)
     assert found.setting == setting
+    unknown = advise(with_causes(jobs), end_s=1000.0, unknown=0.6)
+    (found,) = (a for a in unknown if a.cause == IDLE)
+    assert found.setting == "the traces"
+    assert "unknown, not offline" in str(found)

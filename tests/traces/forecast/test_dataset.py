@@ -6,8 +6,10 @@ from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.forecast import TraceObserver, draw, examples_at
 from fedstale.traces.forecast.dataset import draw_parts, record_s, split, targets_at
+from fedstale.traces.forecast.evaluation import rolling
 from fedstale.traces.forecast.observation import RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
+from fedstale.traces.synthetic import LEVELS, availability_marginal
 
 DAY = 86_400.0
 
@@ -202,3 +204,31 @@ def test_most_devices_have_hours_to_test_on_where_one_was_logged_for_long():
     parts = split(traces, seed=0)
     assert parts.turn == 0.625 * 5 * DAY
     assert parts.end == 40 * DAY
+
+
+def gappy_set() -> TraceSet:
+    """Return two devices logged for four days, of which one day of the second is unknown."""
+    hours = np.arange(0, 4 * DAY, 7200.0)
+    windows = np.stack([hours, hours + 3600.0], axis=1)
+    seen = windows[(windows[:, 0] < DAY) | (windows[:, 0] >= 2 * DAY)]
+    online = Availability.of([windows, seen], 4 * DAY)
+    online = online.with_gaps(np.array([DAY]), np.array([2 * DAY]), [0, 1])
+    return TraceSet(device_ids=pd.Index(["a", "b"]), availability=online)
+
+
+def test_nothing_is_learnt_or_scored_in_a_gap_or_over_it():
+    observer = TraceObserver(gappy_set())
+    drawn = draw(observer, [0, 1], start=0.0, until=4 * DAY, n=400, seed=0)
+    rolled = rolling(observer, np.arange(2), start=0.0, until=4 * DAY, step_s=1800.0, seed=0)
+    for examples in (drawn, rolled):
+        now, of_b = examples.observed.now, examples.observed.devices == 1
+        assert now[~of_b].size > now[of_b].size > 0
+        assert not ((now >= DAY) & (now < 2 * DAY))[of_b].any()
+        # Before the gap a label ends with it, and after it no memory reaches behind it.
+        before, after = of_b & (now < DAY), of_b & (now >= 2 * DAY)
+        beyond = now[before][:, None] + HORIZONS_S >= DAY
+        assert np.isnan(examples.available[before][beyond]).all()
+        assert np.isfinite(examples.available[before][~beyond]).all()
+        assert (examples.observed.history_s[after] <= now[after] - 2 * DAY).all()
+    # Every session and every pause that was seen whole lasts an hour.
+    assert availability_marginal(gappy_set().availability)["gap_s"] == [3600.0] * len(LEVELS)

@@ -225,3 +225,16 @@ def test_a_device_that_cannot_be_is_rejected(tmp_path, column, value, expected):
     rewritten(path, change=altered)
     with pytest.raises(TraceError, match=expected):
         TraceSet.read(path)
+
+
+def test_gaps_of_logs_are_kept_and_files_without_have_no_column_for_them(tmp_path):
+    plain = Availability.of([[(1.0, 2.0)], [(1.0, 2.0), (6.0, 7.0)], np.empty((0, 2))], 10.0)
+    gappy = plain.with_gaps(np.array([3.0, 2.0, 5.0]), np.array([4.0, 3.0, 6.0]), [0, 1, 2])
+    gappy = replace(gappy, rows=np.array([2, 1], dtype=np.int32), shifts=np.zeros(2))
+    made = TraceSet(device_ids=pd.Index(["a", "b"], dtype="str"), availability=gappy)
+    made.write(tmp_path / "gaps.parquet")
+    again = TraceSet.read(tmp_path / "gaps.parquet").availability
+    assert again.log_at([0, 0, 1, 1], [2.5, 7.0, 3.5, 5.0])[1].tolist() == [2.5, 10.0, 3.5, 10.0]
+    assert again.gap_offsets.tolist() == [0, 1, 3]
+    TraceSet(device_ids=pd.Index(list("abc")), availability=plain).write(tmp_path / "plain.parquet")
+    assert "gap_starts_s" not in pq.read_schema(tmp_path / "plain.parquet").names

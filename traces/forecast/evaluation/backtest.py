@@ -24,7 +24,7 @@ from fedstale.errors import TraceError
 from fedstale.traces import DAY_S, Array, Index
 from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.baselines import LastValue
-from fedstale.traces.forecast.dataset import FEW, Examples, examples_at, log_span
+from fedstale.traces.forecast.dataset import FEW, Examples, examples_at, log_spans
 from fedstale.traces.forecast.observation import (
     LEVELS,
     RATE_HORIZONS_S,
@@ -78,10 +78,10 @@ def rolling(
     drawn: list[Index] = []
     when: list[Array] = []
     availability = observer.traces.availability
-    begins, ends = log_span(observer.traces, devices)
+    which, begins, ends = log_spans(observer.traces, devices)
     grid = np.arange(start, until, step_s)
     for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
-        recorded = devices[(begins <= now) & (now < ends)]
+        recorded = devices[which[(begins <= now) & (now < ends)]]
         if availability is None:
             chosen = _some(recorded, most, rng)
         else:

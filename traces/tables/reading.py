@@ -1,0 +1,177 @@
+"""What is known, asked and dropped while a log is read, so that all of it is said at once.
+
+What has two readings that differ in outcome is asked for. Reading then goes on with an answer that
+is likely, to find what else there is to ask; the answers are the command to type next. Cells that
+cannot be read are dropped and counted while they are few, and are faults where they are many.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces import Mask
+
+Kind = Literal["windows", "samples", "battery", "rates", "pings", "nodes"]
+
+_MOST_BAD = 0.05
+"""Share of the rows that may be dropped as bad; a log of more is not what it was taken for."""
+_SHOWN = 6
+
+
+class UnclearLogError(TraceError):
+    """A log that can be read in several ways, with the options that would say which."""
+
+    said: tuple[str, ...]
+    """What is unclear or wrong, a sentence each."""
+    words: tuple[str, ...]
+    """Options of the command and their values, the likeliest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """What a user states of a log in a table; None, or nothing, means not stated."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column of each role: device, start, end, duration, time, online, charging, plugged, level,
+    downlink (or rate), uplink, interval, speed. Two joined by "+" are a date and a time of day,
+    "*" is each column that has no other role and is named by its device, "none" is no column."""
+    kind: str | None = None
+    """One of windows, samples, battery, rates, pings and nodes."""
+    unit: tuple[str, ...] = ()
+    """Units of time and of rates, each alone or as ROLE=UNIT."""
+    time_zone: str | None = None
+    """IANA name of the zone of the devices' clocks, such as Europe/Oslo."""
+    time_format: str | None = None
+    """Format of texts of time, as of strptime; a year may stand before it where texts have none."""
+    device: str | None = None
+    """Id of the one device that the whole table is of."""
+    only: tuple[str, ...] = ()
+    """COLUMN=VALUE of the rows that are read."""
+    online_values: tuple[str, ...] = ()
+    """What counts as online, charging or plugged, as texts or as a comparison such as ">0";
+    anything else then does not."""
+    min_level: float | None = None
+    """Level of the battery from which on a device is online, in the column's own unit."""
+    max_gap_s: float | None = None
+    """For how long a reading holds at most, in s; inf for until the next one."""
+    compute_unit: str | None = None
+    """What one work unit of a column of speeds is, in words."""
+    decimal: str | None = None
+    """Decimal mark of numbers in texts, "." or ","."""
+
+    def __post_init__(self) -> None:
+        wrong = {
+            "kind": (self.kind in (None, *get_args(Kind)), f"one of {', '.join(get_args(Kind))}"),
+            "decimal": (self.decimal in (None, ".", ","), "'.' or ','"),
+            "max_gap_s": (self.max_gap_s is None or self.max_gap_s > 0, "a time > 0 s"),
+        }
+        for name, (is_right, expected) in wrong.items():
+            if not is_right:
+                raise TraceError(f"{name} = {getattr(self, name)!r}: expected {expected}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """A log that is being read."""
+
+    frame: pd.DataFrame
+    """Its rows; the index names them in sentences."""
+    options: TableOptions
+    """What is stated of it."""
+    of: dict[str, str] = field(default_factory=dict)
+    """Column of each role that is read."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What was dropped, merged or sorted."""
+    told: dict[str, str] = field(default_factory=dict)
+    """How it was understood, in words."""
+    gone: Mask = field(init=False)
+    """Rows that are dropped; each is counted for one reason."""
+    _said: list[str] = field(default_factory=list)
+    _words: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gone = np.zeros(len(self.frame), dtype=bool)
+
+    def cells(self, role: str) -> pd.Series:
+        """Return the column of a role."""
+        cells: pd.Series = self.frame[self.of[role]]
+        return cells
+
+    def ask(self, sentence: str, option: str | None = None, answer: str = "") -> None:
+        """Keep a question, or without an option a fault, and the answer that is likely."""
+        if sentence not in self._said:
+            self._said.append(sentence)
+            if option is not None:
+                self._words.append((option, answer))
+
+    def drop(self, bad: Mask, why: str, cells: pd.Series | None = None, expected: str = "") -> None:
+        """Drop rows that are not yet, and count them.
+
+        Args:
+            bad: which rows; shape (rows,).
+            why: in a few words.
+            cells: where the rows are wrong, and not merely empty; many of these are a fault.
+            expected: what is accepted there.
+        """
+        bad = bad & ~self.gone
+        n = int(np.count_nonzero(bad))
+        if not n:
+            return
+        if cells is not None:
+            share = n / bad.size
+            many = "" if n == 1 else f" ({n:,} of {bad.size:,} rows are so)"
+            if share > _MOST_BAD:
+                self.ask(f"{where(cells, bad)}: {expected}{many}")
+            else:
+                self.told[f"dropped for {why}"] = f"{n:,}, the first in {where(cells, bad)}"
+        self.counts[f"dropped: {why}"] += n
+        self.gone |= bad
+
+    def settle(self, last: TraceError | None = None) -> None:
+        """Raise what there is to ask, all in one.
+
+        Raises:
+            UnclearLogError: there is something, or a last fault that let nothing be read any more.
+        """
+        if last is not None and not self._said:
+            # After others it is what a guess or a fault led to.
+            self._said.append(str(last))
+        if not self._said:
+            return
+        problem = UnclearLogError("; ".join(self._said))
+        problem.said = tuple(self._said)
+        columns = " ".join(answer for option, answer in self._words if option == "--columns")
+        words = ["--columns", columns] if columns else []
+        for option, answer in dict.fromkeys(self._words):
+            if option == "--unit" or option not in (*words, "--columns"):
+                words += [option, answer]
+        problem.words = tuple(words)
+        raise problem
+
+
+def where(cells: pd.Series, bad: Mask) -> str:
+    """Return the first row that is bad, and its value, for a sentence."""
+    place = int(np.flatnonzero(bad)[0])
+    row = cells.index[place]
+    names = cells.index.names
+    rows = row if isinstance(row, tuple) else (row,)
+    text = ", ".join(f"{name or 'row'} {one}" for name, one in zip(names, rows, strict=True))
+    return f"{text}: {cells.name} = {str(cells.iloc[place])!r}"
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Return names for a sentence."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(str(name)) for name in names[:most]) + more
+
+
+def seen(texts: pd.Series) -> str:
+    """Return the commonest values with their counts, for a sentence."""
+    counts = texts.value_counts()
+    shown = ", ".join(f"{value!r} ({n:,})" for value, n in counts[:_SHOWN].items())
+    return f"{shown}{f' and {counts.size - _SHOWN:,} more' if counts.size > _SHOWN else ''}"
