@@ -27,7 +27,7 @@ GROUPS = {
     "names and contracts": ("tests/fedstale/flower", "tests/project/test_flower_inside.py"),
     "golden runs": ("tests/project/test_golden.py",),
     "strategies": (
-        *(f"{STRATEGIES}/test_strategy.py", f"{STRATEGIES}/test_pulling.py"),
+        f"{STRATEGIES}/test_strategy.py",
         *(f"{STRATEGIES}/server/test_{name}.py" for name in ("packing", "wrapped_strategies")),
         f"{STRATEGIES}/stages/test_older_clients.py",
     ),
@@ -39,7 +39,7 @@ GROUPS = {
         )
     ),
     "apps": ("tests/fedstale/flower_apps",),
-    "parts of a deployment": ("tests/fedstale/deployment",),
+    "parts of a deployment": ("tests/fedstale/deployment", f"{STRATEGIES}/test_pulling.py"),
     "a node killed, one joining late": (DEPLOYED, "-k", "survives_a_node_killed"),
 }
 """What pytest is told for each group, whose outcome is a column."""
