@@ -65,6 +65,7 @@ def simulate(
     evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     until: str | None = None,
     seed: int = 0,
+    seed_key: str | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -110,7 +111,10 @@ def simulate(
         evaluate: central evaluation of a strategy, called with version and model.
         until: when to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9).
             An app with a ServerApp also ends by itself.
-        seed: of everything that is random.
+        seed: of everything that is random, of the app too: a key of its run config takes it, unless
+            `run_config` sets another.
+        seed_key: that key; None takes what the app's [tool.fedstale] says, or `seed` if the app has
+            it, and an empty text none.
         out: folder of the run; None takes a temporary one, which goes with the returned object.
         overwrite: whether an earlier run in the folder may be removed.
         resume: whether to go on with the run in `out`: one that was interrupted, killed or paused,
@@ -187,6 +191,7 @@ def simulate(
         node_config=str(node_config) if isinstance(node_config, Path) else node_config,
         strategy=named,
         seed=seed,
+        seed_key=seed_key,
         until=until,
         on_interrupt=on_interrupt,
         after_end=after_end,

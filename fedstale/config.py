@@ -25,7 +25,7 @@ NODE_VALUES = f"a device id with {_PLAIN}"
 NodeTables = Mapping[str, Mapping[str, Any]]
 """What devices have in their node config, by device id."""
 _OPTIONAL = (
-    *("devices", "partitions", "node_config", "strategy"),
+    *("devices", "partitions", "node_config", "strategy", "seed_key"),
     *("workers", "gpus", "client_limit_s"),
 )
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
@@ -188,6 +188,9 @@ class SimulationConfig:
     config has such a text, the text."""
     seed: int = 0
     """Seeds everything that is random."""
+    seed_key: str | None = None
+    """Key of the app's run config that takes the seed, unless `run_config` sets it: what the app's
+    [tool.fedstale] says, or `seed` if the app has it, if not given; none if empty."""
     until: str | None = None
     """When to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9)."""
     on_interrupt: Literal["abort", "pause"] = "abort"
@@ -228,6 +231,7 @@ class SimulationConfig:
             ("strategy", isinstance(self.strategy, str), "a text such as 'FedBuff(20, 5)'"),
             ("workers", _is_number(self.workers, 1), "a whole number of processes >= 1"),
             ("seed", _is_number(self.seed, 0), "a whole number >= 0"),
+            ("seed_key", isinstance(self.seed_key, str), "a key of the app's run config"),
             (
                 "checkpoint_every",
                 _is_number(self.checkpoint_every, 0),
@@ -301,6 +305,8 @@ class SimulationConfig:
             # However it is spelt, a path means a place.
             if isinstance(found[name], str) and Path(found[name]).exists():
                 found[name] = str(Path(found[name]).resolve())
+        # What the key has got stands in the run config.
+        del found["seed-key"]
         del found["workers"], found["checkpoint-every"], found["client-limit-s"]
         # All others give the same bytes.
         found["executor"] = "batched" if self.executor == "batched" else "exact"

@@ -132,7 +132,9 @@ def up(
         ),
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the app, and of the draw of the devices that are acted.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.

@@ -49,7 +49,7 @@ _BESIDE_RESUME = {
 
 _MORE = (
     *("node_config", "partitions", "on_interrupt", "after_end"),
-    *("client_limit_s", "gpus", "checkpoint_every"),
+    *("client_limit_s", "gpus", "checkpoint_every", "seed_key"),
 )
 """Settings that `--set` says, as those of [costs]: few runs need another."""
 _NAMES = ", ".join(name.replace("_", "-") for name in _MORE)
@@ -89,7 +89,7 @@ def simulate(
         int | None,
         typer.Option(help="How many of the traces to enrol, drawn with the seed; default all."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds everything that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds everything that is random, in the app too.")] = 0,
     until: Annotated[
         str | None,
         typer.Option(
@@ -322,9 +322,17 @@ def _changed(
         overrides = overrides_in(run_config, "run-config")
         if config.run_config:
             # A file holds the number of epochs and not the key that it comes from.
-            own = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
-            before = {key: value for key, value in before.items() if own.get(key) != value}
-    merged = {**config.run_config, **overrides}
+            usual = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
+            before = {key: value for key, value in before.items() if usual.get(key) != value}
+    own = dict(config.run_config)
+    if "seed" in settings and own:
+        from fedstale.simulation import FlowerApp
+
+        # A file holds what the app's key has got of the seed, and not that it has.
+        key = FlowerApp.find(config.app).takes_seed(config.seed_key)
+        if key is not None and own.get(key) == config.seed:
+            del own[key]
+    merged = {**own, **overrides}
     return replace(config, **settings, run_config=merged, costs={**before, **costs})
 
 

@@ -9,6 +9,7 @@ import hashlib
 import html
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from fedstale.reports import (
     time_unit,
     without_folders,
 )
+from fedstale.runs import EVENTS, MODEL
 from fedstale.traces import outline
 
 _DECIDING = ("server", "evaluate")
@@ -94,6 +96,8 @@ class Comparison:
     """Virtual time of the longest run in s."""
     failures: tuple[tuple[str, int, str], ...] = ()
     """Variant, seed and reason of the runs that failed and are left out."""
+    alike: tuple[tuple[str, int, int], ...] = ()
+    """Variants of which two seeds have the same events and model, and the seeds."""
 
     @property
     def verdict(self) -> str:
@@ -210,6 +214,12 @@ class Comparison:
                 "such runs are on both sides."
             )
         found += [
+            f"{variant}: seeds {one} and {other} came out alike, in events and model, so intervals "
+            "are too narrow: run-config sets the app's seed, or the app draws from another key of "
+            "it, which `seed-key` can name, or nothing in it is random."
+            for variant, one, other in self.alike
+        ]
+        found += [
             f"Left out: {variant}, seed {seed}, which failed ({reason})."
             for variant, seed, reason in self.failures
         ]
@@ -292,7 +302,22 @@ def analyse(
         sources=sources,
         horizon_s=horizon_s,
         failures=tuple(failures),
+        alike=tuple((name, *seeds) for name, some in runs.items() if (seeds := _first_alike(some))),
     )
+
+
+def _first_alike(runs: Sequence[Run]) -> tuple[int, int] | None:
+    """Return the seeds of the first two runs with the same events and model, if there are two."""
+    seen: dict[bytes, int] = {}
+    for run in runs:
+        digest = hashlib.blake2b()
+        for name in (EVENTS, MODEL):
+            with suppress(FileNotFoundError):
+                digest.update((run.folder / name).read_bytes())
+        other = seen.setdefault(digest.digest(), run.seed)
+        if other != run.seed:
+            return other, run.seed
+    return None
 
 
 def finished(run: Run | str | Path) -> Run:

@@ -38,10 +38,9 @@ from fedstale.traces.io import Shared, share
 if TYPE_CHECKING:
     from fedstale.comparison.cluster_pool import ClusterPool
 
-_OWN = ("seeds", "seed-key", "target", "reference", "variants")
+_OWN = ("seeds", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
 _SETTINGS = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
-_SEED_KEY = "seed"
 _REPORT_EVERY_S = 0.5
 
 State = Literal["new", "half", "failed", "done"]
@@ -89,9 +88,6 @@ class Plan:
     """The variant that the others are compared with."""
     target: str | None = None
     """A metric and the value that it is to reach, as in `until`."""
-    seed_key: str | None = None
-    """Run-config key of the app that gets the seed too; empty for none, None for `seed` if the app
-    has it."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Plan":
@@ -109,9 +105,8 @@ class Plan:
             raise ConfigError(
                 f"{where}: reference = {reference!r}: expected {nearest(reference, variants)}"
             )
-        for name in ("target", "seed-key"):
-            if not isinstance(own[name], str | None):
-                raise ConfigError(f"{where}: {name} = {own[name]!r}: expected a text")
+        if not isinstance(own["target"], str | None):
+            raise ConfigError(f"{where}: target = {own['target']!r}: expected a text")
         check_target(own["target"])
         plan = cls(
             shared=shared,
@@ -119,7 +114,6 @@ class Plan:
             seeds=seeds_in(own["seeds"], f"{where}: seeds"),
             reference=reference,
             target=own["target"],
-            seed_key=own["seed-key"],
         )
         for name in variants:
             for key in ("app", "traces"):
@@ -137,11 +131,7 @@ class Plan:
         config = self._given(variant, seed)
         try:
             app = FlowerApp.find(config.app)
-            overrides = dict(config.run_config)
-            key = _SEED_KEY if self.seed_key is None else self.seed_key
-            if key and (self.seed_key is not None or key in app.defaults):
-                overrides.setdefault(key, seed)
-            resolved = app.resolved(replace(config, run_config=overrides))
+            resolved = app.resolved(config)
             if app.is_built_in:
                 # Loads all strategies, which a comparison of other apps never does here.
                 from fedstale.apps.strategy import check  # noqa: PLC0415
@@ -176,7 +166,6 @@ class Plan:
         """Return the plan as a table that `from_table` reads."""
         own = {"seeds": list(self.seeds), "reference": self.reference}
         own |= {} if self.target is None else {"target": self.target}
-        own |= {} if self.seed_key is None else {"seed-key": self.seed_key}
         return {**self.shared, **own, "variants": {k: dict(v) for k, v in self.variants.items()}}
 
     def _given(self, variant: str, seed: int) -> SimulationConfig:

@@ -26,7 +26,13 @@ from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.runs import RunFolder
-from fedstale.simulation import FlowerApp, RunMetrics, enrolled, stock_strategies_reporting
+from fedstale.simulation import (
+    FlowerApp,
+    RunMetrics,
+    enrolled,
+    overrides_in,
+    stock_strategies_reporting,
+)
 from fedstale.strategies.server import SuperLinkGrid
 from fedstale.traces import TraceSet
 
@@ -54,7 +60,7 @@ def replay_config(
         traces: file of traces, synthetic:N, synthetic:N@desktops or @sites, or ideal:N.
         nodes: how many devices of the traces are acted, drawn with the seed.
         run_config: overrides, as flwr run takes them.
-        seed: of the draw.
+        seed: of the draw, and of the app.
 
     Raises:
         ConfigError: a setting means nothing, or there are fewer devices.
@@ -65,7 +71,7 @@ def replay_config(
         traces=str(Path(traces).resolve()) if Path(traces).exists() else traces,
         devices=nodes,
         seed=seed,
-        run_config=app.run_config(run_config),
+        run_config=overrides_in([run_config], "run-config"),
     )
     config = app.resolved(config)
     enrolled(TraceSet.load(config.traces, seed=seed), config).complete()
@@ -96,6 +102,8 @@ def write_replayed(
     shutil.copytree(app, out, ignore=_OMITTED)
     project = tomllib.loads((out / "pyproject.toml").read_text(encoding="utf-8"))
     components = project["tool"]["flwr"]["app"]["components"]
+    # The seed of the run is no default of the app.
+    project["tool"]["flwr"]["app"]["config"] = dict(config.run_config)
     for key, module, wrapper, options in (
         ("clientapp", _CLIENT, RealtimeApp, {}),
         ("serverapp", _SERVER, ReplayedServerApp, settings),

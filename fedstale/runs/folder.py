@@ -340,7 +340,7 @@ def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:
             is_whole = sorted(order) == sorted(file.keys())
             names: list[str] = order if is_whole else file.keys()
             return {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError, TypeError) as problem:
+    except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as problem:
         raise ProtocolError(
             f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"
         ) from None

@@ -1,12 +1,13 @@
 """A Flower app directory, as `flwr run` accepts it, loaded into this process.
 
 pyproject.toml says where the ServerApp and the ClientApp are. The run config is combined as Flower
-combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what messages cost, and
-how clients can be trained together.
+combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what messages cost, how
+clients can be trained together, and which key of the run config takes the seed of a run.
 """
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ _App = TypeVar("_App", ServerApp, ClientApp)
 
 _STRATEGY = "strategy"
 """Key of a run config under which apps have their strategy as a text."""
+_SEED, _SEED_KEY = "seed", "seed-key"
+_LIKE_SEED = re.compile(r"(?i:(?<![^\W_])seeds?(?![^\W_])|random[-_.]?state)|[a-z]Seed(?![a-z])")
 LIBRARIES = {"site-packages", "dist-packages"}
 """Names of folders of what is installed, which may lie in an app's directory."""
 
@@ -141,6 +144,8 @@ class FlowerApp:
     """Reference of the function that says the work of a message, module:attribute; or itself."""
     strategy: Strategy | None = None
     """What takes the place of the app's own strategy, if it is an object."""
+    seed_key: str | None = None
+    """Key of the run config that takes the seed of a run; None for `seed` if the app has it."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -168,6 +173,11 @@ class FlowerApp:
                 f"[tool.fedstale] work = {work!r}: expected module:attribute of a function, or a "
                 "table of work units by type of message"
             )
+        seed_key = own.pop(_SEED_KEY, None)
+        if not isinstance(seed_key, str | None):
+            raise ConfigError(
+                f"[tool.fedstale] seed-key = {seed_key!r}: expected a key of the run config"
+            )
         return cls(
             directory=directory,
             name=project["project"]["name"],
@@ -178,6 +188,7 @@ class FlowerApp:
             batched=batched,
             dependencies=project["project"].get("dependencies", []),
             work=work,
+            seed_key=seed_key,
         )
 
     def run_config(self, overrides: str | Mapping[str, Any]) -> UserConfig:
@@ -226,8 +237,55 @@ class FlowerApp:
             costs=costs.table(),
         )
 
+    def takes_seed(self, named: str | None = None) -> str | None:
+        """Return the key of the run config that takes the seed of a run, if there is one.
+
+        Args:
+            named: `seed_key` of the settings.
+
+        Raises:
+            ConfigError: the key that is named is not one of the app's that has a whole number.
+        """
+        named = self.seed_key if named is None else named
+        key = _SEED if named is None else named
+        if not key or type(self.defaults.get(key)) is int:
+            return key or None
+        is_whole_config = isinstance(self.client, ClientApp)
+        if named is None or (is_whole_config and key not in self.defaults):
+            # What is made of objects has in its run config what it is given.
+            return named
+        numbers = sorted(key for key, value in self.defaults.items() if type(value) is int)
+        raise ConfigError(
+            f"seed-key = {key!r}: expected a run-config key with a whole number, such as "
+            f"{nearest(key, numbers)}; or an empty text for none"
+        )
+
+    def own_seed(self, config: SimulationConfig) -> str:
+        """Return in a sentence that the app draws from another seed than the run, or nothing.
+
+        Args:
+            config: resolved.
+        """
+        key, values = self.takes_seed(config.seed_key), config.run_config
+        if key is not None and values[key] != config.seed:
+            return (
+                f"the app draws from seed {values[key]!r} of its own (run-config {key}), "
+                f"all else from the run's, which is {config.seed}"
+            )
+        is_left_out = "" in (config.seed_key, self.seed_key)
+        alike = [k for k, v in values.items() if type(v) is int and _LIKE_SEED.search(k)]
+        if key is not None or is_left_out or not alike:
+            return ""
+        return (
+            f"the app draws from a seed of its own (run-config {alike[0]} = {values[alike[0]]}): "
+            f"--set 'seed-key=\"{alike[0]}\"', or seed-key in its [tool.fedstale], gives it the "
+            "run's"
+        )
+
     def with_strategy(self, config: SimulationConfig) -> tuple[UserConfig, str | None]:
         """Return the run config of a run, and the strategy that is named and not said there.
+
+        The seed of the run stands in it, unless the settings have another one there.
 
         Raises:
             ConfigError: a key is not one of the app's, or there is no such strategy.
@@ -236,6 +294,9 @@ class FlowerApp:
         from fedstale.strategies import parse, with_whole_paths  # noqa: PLC0415
 
         run_config, named = self.run_config(config.run_config), config.strategy
+        key = self.takes_seed(config.seed_key)
+        if key is not None and key not in config.run_config:
+            run_config[key] = config.seed
         if named is not None and self.strategy is None:
             parse(named)
             named = with_whole_paths(named)

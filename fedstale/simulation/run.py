@@ -241,8 +241,10 @@ def _until_change(
             messages.finish(grid.runtime)
             if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
                 status, reason = "failed", _NO_CHANGE
-            if app.says_strategy and (why := replacement.unheeded(str(run_config["strategy"]))):
-                grid.runtime.hints.append(why)
+            grid.runtime.hints += [
+                app.own_seed(config),
+                replacement.unheeded(str(run_config["strategy"])) if app.says_strategy else "",
+            ]
             facts = {
                 "app": app.name,
                 "devices": traces.n_devices,

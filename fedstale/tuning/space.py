@@ -31,7 +31,7 @@ Parameters = Mapping[str, Plain]
 
 _OWN = (
     *("objective", "trials", "budget", "rungs", "keep", "held-out", "search"),
-    *("seeds", "seed-key"),
+    "seeds",
 )
 _FIXED = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _ONE_PROCESS = {"executor", "workers", "gpus", "client-limit-s"}
@@ -114,7 +114,6 @@ class Space:
     """Wall time in s, after which no configuration is begun."""
     keep: float = _KEEP
     """Share of the configurations that goes on at a rung."""
-    seed_key: str | None = None
     table: Mapping[str, Any]
     """As it was given."""
 
@@ -167,7 +166,6 @@ class Space:
                 instant_s(given["budget"], f"{where}: budget") if "budget" in given else math.inf
             ),
             keep=_share(given.get("keep", _KEEP), where),
-            seed_key=given.get("seed-key"),
             table=given,
         )
         space._check_separate(where)
@@ -247,8 +245,6 @@ class Space:
         }
         if first.kind == "time":
             table["target"] = first.text.removeprefix("time to ")
-        if self.seed_key is not None:
-            table["seed-key"] = self.seed_key
         return Plan.from_table(table, where="space")
 
     def settings(self, parameters: Parameters) -> dict[str, Any]:
@@ -320,13 +316,13 @@ class Space:
         """Check the searched keys and their values, and that the defaults can run."""
         app = FlowerApp.find(self.shared["app"])
         has_strategy = any("strategy" in keys for keys in (self.shared, self.domains, app.defaults))
-        seed_key = "seed" if self.seed_key is None else self.seed_key
+        taken = {app.takes_seed(self.shared.get("seed-key")), *self.shared.get("run-config", {})}
         for key, domain in self.domains.items():
             if _is_argument(key, app.defaults) and has_strategy:
                 continue
             if key == "strategy" and self._names_strategy(app.defaults):
                 continue
-            _check_key(key, app.defaults, {seed_key, *self.shared.get("run-config", {})}, where)
+            _check_key(key, app.defaults, taken, where)
             default = app.defaults[key]
             is_number = isinstance(default, int | float) and not isinstance(default, bool)
             if isinstance(domain, Range) and not is_number and default != "":
@@ -360,7 +356,7 @@ def _is_argument(key: str, defaults: Mapping[str, Any]) -> bool:
     return key.startswith(_STRATEGY) and key not in defaults
 
 
-def _check_key(key: str, defaults: Mapping[str, Any], taken: set[str], where: str) -> None:
+def _check_key(key: str, defaults: Mapping[str, Any], taken: set[Any], where: str) -> None:
     """Check that a key is one of the app's that a search may set."""
     if key in taken:
         raise ConfigError(

@@ -28,7 +28,7 @@ FLAGS = {
 }
 MORE = set(simulate._MORE)
 """Settings that --set says."""
-TEXTS = {"on_interrupt", "after_end", "node_config"}
+TEXTS = {"on_interrupt", "after_end", "node_config", "seed_key"}
 SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "app",
     "run_config",
@@ -47,6 +47,7 @@ GIVEN = {
     "after_end": "stop",
     "node_config": "nodes.csv",
     "strategy": "FedBuff(4, 2)",
+    "seed_key": "rounds",
     "executor": "inline",
     "workers": "1",
     "run_config": "local-epochs=5",

@@ -40,7 +40,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
     folder, config = copied(app, tmp_path)
     copy = FlowerApp.find(folder)
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
-    assert copy.defaults == FlowerApp.find(app).defaults
+    assert copy.defaults == config.run_config, "with the seed of the run"
     with copy.importable():
         assert isinstance(copy.load_client(), RealtimeApp)
         server = import_module("replayed_server").app
