@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
+    from fedstale.live.by_run_config import watched
     from fedstale.live.prometheus import exported
     from fedstale.live.server import Board, observed, parse_address, serving
     from fedstale.live.watching import (
@@ -21,6 +22,7 @@ else:
     __getattr__, __dir__ = names_of(
         __name__,
         {
+            "by_run_config": "watched",
             "prometheus": "exported",
             "server": "Board observed parse_address serving",
             "watching": (
@@ -44,4 +46,5 @@ __all__ = [
     "parse_address",
     "progress_line",
     "serving",
+    "watched",
 ]

@@ -1,11 +1,12 @@
 """What a device does: train the model it receives, or evaluate it."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
+from fedstale.client import CompressionMod, ForecastMod, local_steps
 from starter_app import task
 
-app = ClientApp()
+# A ClientApp, whose mods do nothing unless the server asks: Compression(), ForecastRequest() ...
+app = ForecastMod(enabled_by="forecasts").client_app(around=[CompressionMod()])
 
 
 @app.train()
@@ -17,7 +18,7 @@ def train(message: Message, context: Context) -> Message:
     loss = task.train(
         network,
         data,
-        epochs=int(config["local-epochs"]),
+        steps=local_steps(message, int(config["local-epochs"]), task.steps_per_epoch(data)),
         learning_rate=float(config["learning-rate"]),
         seed=(int(config["seed"]), int(context.node_config["partition-id"]), _number_of(message)),
     )

@@ -3,6 +3,8 @@
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from fedstale.deployment import recorded
+from fedstale.live import watched
 from fedstale.strategies import parse
 from starter_app import task
 
@@ -30,10 +32,15 @@ def main(grid: Grid, context: Context) -> None:
         resume=str(config["resume"]) or None,
         seed=int(config["seed"]),
     )
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(task.Network().state_dict()),
-        num_rounds=int(config["num-server-rounds"]),
-        timeout=float(config["round-timeout"]),
-        evaluate_fn=evaluate,
-    )
+    # On real devices: a run folder, a live page and metrics, as the run config asks for them.
+    with (
+        recorded(grid, str(config["run-folder"]), context, app="starter-app") as kept,
+        watched(kept, context, app="starter-app") as shown,
+    ):
+        strategy.start(
+            grid=shown,
+            initial_arrays=ArrayRecord(task.Network().state_dict()),
+            num_rounds=int(config["num-server-rounds"]),
+            timeout=float(config["round-timeout"]),
+            evaluate_fn=evaluate,
+        )
