@@ -74,7 +74,7 @@ def run_of(name: str, traces: TraceSet, folder: Path) -> Run:
             seed=SEED,
             until=UNTIL,
             executor="inline",
-            run_config={"num-server-rounds": 100_000, "strategy": TEXTS[name]},
+            run_config={"num-server-rounds": 100_000, "strategy": TEXTS[name], "seed": 1},
         )
         simulate(config, path, traces=traces, overwrite=path.exists())
     return Run(path)
