@@ -48,7 +48,7 @@ def test_the_seed_reaches_the_app_unless_it_is_set_there():
     assert plan().config("FedAvg", 7).run_config["seed"] == 7
     assert plan(**{"seed-key": ""}).config("FedAvg", 7).run_config["seed"] == 1
     assert plan(**{"run-config": {"seed": 5}}).config("FedAvg", 7).run_config["seed"] == 5
-    with pytest.raises(ConfigError, match="seed-key = 'sed': expected .* such as 'seed'"):
+    with pytest.raises(ConfigError, match=r"seed-key = 'sed': expected .* such as 'seed'"):
         plan(**{"seed-key": "sed"}).config("FedAvg", 7)
 
 
