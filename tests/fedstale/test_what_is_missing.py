@@ -13,6 +13,7 @@ from places import ROOT
 from fedstale.errors import EXTRAS, installing, needs, not_installed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DISTRIBUTIONS = packages_distributions()
 
 
 class Distribution:
@@ -73,6 +74,6 @@ def test_a_package_of_no_extra_is_installed_by_itself_or_not_spoken_of():
 def test_an_extra_that_is_named_brings_the_packages_that_are_said(extra):
     lines = PROJECT["optional-dependencies"][extra]
     brought = {canonicalize_name(Requirement(line).name) for line in lines}
-    distributions = packages_distributions()
+    distributions = DISTRIBUTIONS
     for package in EXTRAS[extra]:
         assert set(map(canonicalize_name, distributions.get(package, [package]))) & brought, package
