@@ -48,7 +48,7 @@ def test_an_extra_comes_from_where_this_fedstale_came_from(name, came_from, tmp_
 
 
 @pytest.mark.parametrize(
-    "origin", [None, {"url": "file:///nowhere/fedstale.whl"}, {"url": "https://example.org"}]
+    "origin", [None, {"url": "file:///nowhere/fedstale.whl"}, {"url": "https://example.org/"}]
 )
 def test_where_that_is_gone_the_command_is_for_a_clone(origin, came_from):
     came_from(origin)
