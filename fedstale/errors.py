@@ -55,8 +55,9 @@ def installing(extra: str) -> str:
         origin = json.loads(distribution("fedstale").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
         origin = {}
-    place = unquote(urlsplit(origin.get("url", "")).path)
-    if not place or not Path(place).exists():
+    url = urlsplit(origin.get("url", ""))
+    place = unquote(url.path)
+    if url.scheme != "file" or not Path(place).exists():
         return f"pip install '.[{extra}]' in a clone of fedstale"
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
     return f"pip install {editable}{quote(f'{place}[{extra}]')}"

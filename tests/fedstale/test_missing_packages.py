@@ -13,6 +13,7 @@ from places import ROOT
 from fedstale.errors import EXTRAS, installing, needs, not_installed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DISTRIBUTIONS = packages_distributions()
 
 
 class Distribution:
@@ -47,7 +48,7 @@ def test_an_extra_comes_from_where_this_fedstale_came_from(name, came_from, tmp_
 
 
 @pytest.mark.parametrize(
-    "origin", [None, {"url": "file:///nowhere/fedstale.whl"}, {"url": "https://example.org"}]
+    "origin", [None, {"url": "file:///nowhere/fedstale.whl"}, {"url": "https://example.org/"}]
 )
 def test_where_that_is_gone_the_command_is_for_a_clone(origin, came_from):
     came_from(origin)
@@ -73,6 +74,6 @@ def test_a_package_of_no_extra_is_installed_by_itself_or_not_spoken_of():
 def test_an_extra_that_is_named_brings_the_packages_that_are_said(extra):
     lines = PROJECT["optional-dependencies"][extra]
     brought = {canonicalize_name(Requirement(line).name) for line in lines}
-    distributions = packages_distributions()
+    distributions = DISTRIBUTIONS
     for package in EXTRAS[extra]:
         assert set(map(canonicalize_name, distributions.get(package, [package]))) & brought, package
