@@ -28,6 +28,7 @@ from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
 from fedstale.live import progress_line
+from fedstale.quiet import quiet_flower
 from fedstale.reports import (
     FROM_ZERO,
     Figure,
@@ -135,6 +136,7 @@ class Tuning:
         return f"<p>{html.escape(self.verdict)}</p>{self.trials.to_html(index=False)}"
 
 
+@quiet_flower()
 def tune(
     space: str | Path | Mapping[str, Any] | Space,
     *,
