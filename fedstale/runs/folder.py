@@ -336,10 +336,10 @@ def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     try:
         with safe_open(path, "numpy") as file:
-            order = json.loads((file.metadata() or {}).get(_ORDER, "[]"))
-            is_whole = sorted(order) == sorted(file.keys())
-            names: list[str] = order if is_whole else file.keys()
-            return {name: file.get_tensor(name) for name in names}
+            order = json.loads((file.metadata() or {}).get(_ORDER, json.dumps(file.keys())))
+            if not isinstance(order, list) or sorted(order) != sorted(file.keys()):
+                raise ValueError("its order is not one of its arrays")
+            return {name: file.get_tensor(name) for name in order}
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as problem:
         raise ProtocolError(
             f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"

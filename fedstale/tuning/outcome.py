@@ -27,8 +27,8 @@ from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant
 from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
+from fedstale.flower import command_line
 from fedstale.live import progress_line
-from fedstale.quiet import quiet_flower
 from fedstale.reports import (
     FROM_ZERO,
     Figure,
@@ -136,7 +136,7 @@ class Tuning:
         return f"<p>{html.escape(self.verdict)}</p>{self.trials.to_html(index=False)}"
 
 
-@quiet_flower()
+@command_line.quiet_console()
 def tune(
     space: str | Path | Mapping[str, Any] | Space,
     *,

@@ -104,7 +104,7 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ),
         ({"search": {"strategy.weighting": ["Gap()", "Gaps()"]}}, "expected 'Gap'"),
         ({"search": {"strategy.etas": [0.5]}}, "FedBuff has no setting 'etas': expected 'eta'"),
-        ({"search": {"strategy.eta": {"from": -1.0, "to": 1.0}}}, "eta = -1.0: expected a finite number"),
+        ({"search": {"strategy.eta": {"from": -1.0, "to": 1.0}}}, "eta = -1.0: expected a finite"),
         ({"search": {}}, "search is missing"),
         ({"search": {"alpha": {"from": 1.0, "to": 0.5}}}, "from = 1.0 is above to = 0.5"),
         ({"search": {"alpha": {"from": 0.0, "to": 0.5, "log": True}}}, "expected a number > 0"),

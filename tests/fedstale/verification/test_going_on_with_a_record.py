@@ -247,7 +247,7 @@ def test_a_record_in_the_folder_of_the_run_needs_one():
 
 @pytest.mark.parametrize("path", ["", 1, True])
 def test_what_is_no_file_is_refused(path):
-    with pytest.raises(ConfigError, match=r"AuditRecord.path = .*expected a (file|text, a path), or None"):
+    with pytest.raises(ConfigError, match=r"AuditRecord.path = .*expected a .*, or None"):
         AuditRecord(path)
 
 

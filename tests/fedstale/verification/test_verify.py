@@ -461,7 +461,7 @@ def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
             },
             "Oort cannot be made",
         ),
-        ({"class": "Probing", "settings": {"selector": 3}}, "the selector raises"),
+        ({"class": "Probing", "settings": {"selector": 3}}, "Probing cannot be made"),
     ],
 )
 def test_a_selector_that_cannot_be_is_named(selector, words, recorded, tmp_path):
