@@ -22,6 +22,7 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedstale.compat import ServerThreads, VirtualTime, in_turn
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -34,15 +35,13 @@ from fedstale.flower import (
     stamp,
     stamp_reply,
 )
-from fedstale.simulation.app_waits import is_called_by_app
 from fedstale.simulation.clients import Clients, Replay
-from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
+from fedstale.simulation.clock import Kind, StallDetection, VirtualClock
 from fedstale.simulation.costs import CostModel, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.simulation.nodes import NodeConfigs
-from fedstale.simulation.server_threads import ServerThreads, in_turn
 from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
@@ -126,7 +125,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         # No cycle: a grid of a million devices must go with its last user, not with the collector.
         own = weakref.proxy(self)
         now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
-        self._time = VirtualTime(now, sleep, self._unix_base, is_called_by_app)
+        self._time = VirtualTime(now, sleep, self._unix_base)
         self._threads = ServerThreads(
             self._time,
             lambda: own._next_event,
