@@ -18,7 +18,7 @@ from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from fedstale.compat.callers import pools_of, set_packages
 from fedstale.compat.turns import AppThread, Ended, Turns
-from fedstale.compat.waits import waiting_on
+from fedstale.compat.waits import release_lock, waiting_on
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
 from fedstale.strategies.server import Callback, Runtime
 
@@ -165,8 +165,9 @@ class ServerThreads(Turns, Callback):
             self._gone.append(me.thread)
             self.several = len(self._app) > 1
             if self._holder is me:
-                self._holder = None
-        self.look_again()
+                self._holder = next((one for one in self._app if one.waiting), None)
+                if self._holder is not None:
+                    release_lock(self._holder.go)
 
     def enter(self) -> AppThread | None:
         """Wait for this thread's turn to use the grid; return the thread, None outside a run.

@@ -13,8 +13,7 @@ import logging
 import threading
 import time
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -28,9 +27,9 @@ _sleep, _wall, _wall_ns = time.sleep, time.perf_counter, time.perf_counter_ns
 _clock_of = getattr(time, "pthread_getcpuclockid", None)
 _clock_ns: Callable[[int], int] = getattr(time, "clock_gettime_ns", lambda _: 0)
 
-_LOOK_S, _POLL_S = 1.0, 0.01
-"""Wall time from one look at the thread whose turn it is to the next; and at files and processes,
-while all wait for these."""
+_LOOK_S, _POLL_S = 1.0, 0.002
+"""Wall time from one look at the thread whose turn it is to the next; and, while all wait for what
+no thread of the app does, at what they wait for."""
 _IDLE_S, _IDLE_SHARE = 5.0, 0.05
 """Wall time for which a thread stands still; it may have run for a share of it, since it may look
 from time to time."""
@@ -67,7 +66,7 @@ class AppThread:
     raises: bool = False
     """Whether its wait ends with the end of the run."""
     foreign: bool = False
-    """Whether it waits for what no thread of the app does."""
+    """Whether it may wait for what no thread of the app does."""
     away_since: float = inf
     """Wall time since which the others go on without it, for it stands still; inf if not."""
     depth: int = 0
@@ -77,15 +76,6 @@ class AppThread:
 
     def __post_init__(self) -> None:
         acquire_lock(self.go)
-
-    @contextmanager
-    def waits_for_others(self) -> Iterator[None]:
-        """Note that inside it waits for what no thread of the app does."""
-        self.foreign = True
-        try:
-            yield
-        finally:
-            self.foreign = False
 
 
 class Turns:
@@ -182,11 +172,13 @@ class Turns:
         timeout: float | None,
         ready: Callable[[], bool],
         taken: Callable[[], bool] | None = None,
+        *,
+        foreign: bool = False,
     ) -> bool:
         """Wait for another thread, at most for a time in virtual s; return whether it is ready."""
         end = inf if timeout is None else self.time.now() + timeout
         while True:
-            self._wait(me, end, ready=ready)
+            self._wait(me, end, ready=ready, foreign=foreign)
             if (taken or ready)():
                 return True
             if self.time.now() >= end:
@@ -205,6 +197,7 @@ class Turns:
         *,
         event: Callable[[], bool] | None = None,
         ready: Callable[[], bool] | None = None,
+        foreign: bool = False,
         arrived: LockType | None = None,
     ) -> None:
         """Let others go on until this thread's turn comes, whose wait is over or is the next.
@@ -214,7 +207,7 @@ class Turns:
         """
         with self._mutex:
             me.until, me.event, me.ready, me.asked = until, event, ready, self._n_turns
-            me.chosen, me.away_since, me.waiting = False, inf, True
+            me.foreign, me.chosen, me.away_since, me.waiting = foreign, False, inf, True
             acquire_lock(me.go, False)
             chooses = self._holder in (me, None)
             if chooses:
@@ -290,21 +283,12 @@ class Turns:
 
         return [one for one in waiting if is_over(one)]
 
-    def look_again(self) -> None:
-        """Let a thread choose anew whose turn it is, if it is nobody's."""
-        if self._holder is not None:
-            return
-        with self._mutex:
-            one = next((one for one in self._app if one.waiting), None)
-            if self._holder is None and one is not None:
-                self._holder = one
-                release_lock(one.go)
-
     # Threads that wait for what is not seen here.
 
     def _rest(self, me: AppThread) -> bool:
         """Wait to be told to choose, or look after a while; return whether to choose now."""
-        polls = self._holder is None and any(one.foreign for one in self._app)
+        # Whoever ends these waits is no thread of the app, and tells nobody.
+        polls = self._holder is None and me is next(one for one in self._app if one.waiting)
         if acquire_lock(me.go, True, _POLL_S if polls else _LOOK_S):
             return True
         with self._mutex:

@@ -15,7 +15,7 @@ import threading
 from _thread import LockType
 from _thread import RLock as RLockType
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedstale.compat.callers import computing, is_called_by_app, is_called_by_us, is_of_app
@@ -72,41 +72,21 @@ def waiting_on(threads: "ServerThreads") -> Iterator[None]:
 
 def _methods() -> dict[type, dict[str, Any]]:
     """Return the methods that wait, by the type that has them."""
-    locks = {
-        **dict.fromkeys(("acquire", "acquire_lock", "__enter__"), _taking(acquire_lock, _is_free)),
-        **dict.fromkeys(("release", "release_lock"), _releasing(release_lock)),
-        "__exit__": _leaving(release_lock),
-    }
-    take = _taking(_acquire_rlock, _may_take)
-    rlocks = {
-        **dict.fromkeys(("acquire", "__enter__"), take),
-        "release": _releasing(_release_rlock),
-        "__exit__": _leaving(_release_rlock),
-        "_release_save": _then_look(RLockType._release_save),  # type: ignore[attr-defined]
-        "_acquire_restore": _restoring(take),
-    }
-    queues = {
-        "get": _got,
-        **{name: _then_look(vars(queue.SimpleQueue)[name]) for name in ("put", "put_nowait")},
-    }
-    loops = {
-        kind: {"select": _selecting(vars(kind)["select"])}
-        for kind in vars(selectors).values()
-        if isinstance(kind, type)
-        and issubclass(kind, selectors.BaseSelector)
-        and "select" in vars(kind)
-        and not getattr(kind, "__abstractmethods__", None)
-    }
-    thread = {
-        "start": _starting(threading.Thread.start),
-        "join": _joining(threading.Thread.join),
-    }
+    take = _taking(acquire_lock, lambda lock: not lock.locked())
+    retake = _taking(_acquire_rlock, _may_take)
+    kinds = [k for k in vars(selectors).values() if isinstance(k, type) and "select" in vars(k)]
     return {
-        LockType: locks,
-        RLockType: rlocks,
-        queue.SimpleQueue: queues,
-        threading.Thread: thread,
-        **loops,
+        LockType: dict.fromkeys(("acquire", "acquire_lock", "__enter__"), take),
+        RLockType: {
+            **dict.fromkeys(("acquire", "__enter__"), retake),
+            "_acquire_restore": _restoring(retake),
+        },
+        queue.SimpleQueue: {"get": _got},
+        threading.Thread: {
+            "start": _starting(threading.Thread.start),
+            "join": _joining(threading.Thread.join),
+        },
+        **{kind: {"select": _selecting(vars(kind)["select"])} for kind in kinds},
     }
 
 
@@ -124,22 +104,21 @@ def _wait(
     ready: Callable[[], bool],
     taken: Callable[[], bool] | None = None,
     *,
-    for_files: bool = False,
+    foreign: bool = False,
 ) -> Any:  # noqa: ANN401 - what the real wait returns
-    """Wait for another thread, in virtual time if it is the app that waits; `real` does not."""
+    """Wait for another thread, in virtual time if it is the app that waits; `real` does not.
+
+    `foreign` says that it may be for what no thread of the app does.
+    """
     found = _waiter()
-    if found is None or (timeout is None and not found[0].several):
+    is_alone = found is not None and timeout is None and not found[0].several
+    if found is None or is_alone or not is_called_by_app():
         return real()
-    (threads, me), is_app = found, is_called_by_app()
-    with nullcontext() if is_app and not for_files else me.waits_for_others():
-        return threads.wait_until(me, timeout, ready, taken) if is_app else real()
+    threads, me = found
+    return threads.wait_until(me, timeout, ready, taken, foreign=foreign)
 
 
 # Locks.
-
-
-def _is_free(lock: LockType) -> bool:
-    return not lock.locked()
 
 
 def _may_take(lock: Any) -> bool:  # noqa: ANN401 - a lock of a thread
@@ -165,38 +144,6 @@ def _taking(take: Callable[..., bool], is_free: Callable[[Any], bool]) -> Callab
         return waited
 
     return acquire
-
-
-def _look() -> None:
-    """Let a thread go on that has waited for what this one has done."""
-    threads = _running
-    if threads is not None and threads.several:
-        threads.look_again()
-
-
-def _releasing(release: Callable[[Any], None]) -> Callable[[Any], None]:
-    def released(lock: Any) -> None:  # noqa: ANN401
-        release(lock)
-        _look()
-
-    return released
-
-
-def _leaving(release: Callable[[Any], None]) -> Callable[..., None]:
-    def left(lock: Any, *_: object) -> None:  # noqa: ANN401
-        release(lock)
-        _look()
-
-    return left
-
-
-def _then_look(work: Callable[..., Any]) -> Callable[..., Any]:
-    def done(one: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401
-        result = work(one, *given, **named)
-        _look()
-        return result
-
-    return done
 
 
 def _restoring(take: Callable[..., bool]) -> Callable[..., None]:
@@ -253,13 +200,10 @@ def _starting(start: Callable[[threading.Thread], None]) -> Callable[[threading.
 def _joining(join: Callable[..., None]) -> Callable[..., None]:
     def joined(thread: threading.Thread, timeout: float | None = None) -> None:
         found = _waiter()
-        if found is None or found[1].thread is thread:
-            join(thread, timeout)
-        elif found[0].has(thread):
+        if found is not None and found[1].thread is not thread and found[0].has(thread):
             found[0].wait_until(found[1], timeout, lambda: not found[0].has(thread))
         else:
-            with found[1].waits_for_others():
-                join(thread, timeout)
+            join(thread, timeout)
 
     return joined
 
@@ -275,7 +219,7 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
                 lambda: ready.extend(select(loop, timeout)),
                 timeout,
                 lambda: bool(select(loop, 0)),
-                for_files=True,
+                foreign=True,
             )
         return ready or select(loop, 0)
 
