@@ -30,6 +30,8 @@ _PASSED = (
 _PASSED_PACKAGES = {"pandas"}
 _APP_PACKAGES = {"flwr", "anyio", "joblib"}
 """Libraries that wait for what the app has given them to do."""
+_WITH_PROCESSES = {"joblib"}
+"""Those of them whose own threads look after processes."""
 
 _packages: set[str] = set()
 """Import names of the app that runs now."""
@@ -76,7 +78,7 @@ def is_of_app(thread: threading.Thread) -> bool:
         given = getattr(thread, "_args", ())
         is_local = any(isinstance(each, queue.SimpleQueue) for each in given)
         return is_local and code.co_name in ("worker", "_handle_tasks", "_handle_results")
-    if code.co_name == "_do_waitpid":
+    if code.co_name == "_do_waitpid" or _top_in(code.co_filename, _SITE) in _WITH_PROCESSES:
         return False
     return _is_passed(code.co_filename) or not is_library(code.co_filename)
 

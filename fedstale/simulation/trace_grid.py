@@ -31,6 +31,7 @@ from fedstale.flower import (
     empty_run,
     error_reply,
     identity,
+    own_messages,
     quick_arrays,
     stamp,
     stamp_reply,
@@ -312,7 +313,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     @in_turn
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; each node works on one at a time, in the order of sending.
+        """Send messages as they are now; each node works on one at a time, in the order of sending.
 
         Returns:
             Ids of the messages, in their order.
@@ -326,19 +327,21 @@ class TraceGrid(Stateful, RuntimeGrid):
         now = self._clock.now
         messages = list(messages)
         self.runtime.sending(messages)
-        rows, unseen_until = self._fleet.send(messages, now, self._jobs)
+        sent = own_messages(messages)
+        rows, unseen_until = self._fleet.send(sent, now, self._jobs)
         self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
         ids = [JobTable.message_id(number) for number in numbers]
         self._clients.sent(self._jobs, numbers)
-        for message, message_id in zip(messages, ids, strict=True):
+        for message, own, message_id in zip(messages, sent, ids, strict=True):
             stamp(message, message_id, self._unix_base + now)
-        self._jobs.note_reported(numbers, messages)
+            stamp(own, message_id, self._unix_base + now)
+        self._jobs.note_reported(numbers, sent)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
         self._open += len(messages)
-        for message, message_id in zip(messages, ids, strict=True):
-            self.runtime.job_sent(message_id, message)
+        for own, message_id in zip(sent, ids, strict=True):
+            self.runtime.job_sent(message_id, own)
         self._stalls.active(now)
         return ids
 

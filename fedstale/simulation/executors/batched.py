@@ -34,6 +34,7 @@ from fedstale.simulation.executors.base import (
     failed_reply,
     run_client,
     seed_streams,
+    unchanged_run_config,
     version_of,
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
@@ -102,7 +103,7 @@ class BatchedExecutor(Executor):
                 seed_streams(call.seed)
                 try:
                     messages[i] = _in_full(call.message, models)
-                    with noting() as note:
+                    with noting() as note, unchanged_run_config(call.context):
                         given = self._functions.job(messages[i], call.context)
                     tasks[i] = TrainingTask.of(given, note.done)
                 except ConfigError:
