@@ -8,6 +8,7 @@ import concurrent.futures.thread
 import multiprocessing.pool
 import os
 import queue
+import re
 import sys
 import sysconfig
 import threading
@@ -19,35 +20,44 @@ from types import FrameType
 from typing import Any
 
 _HERE = f"{Path(__file__).parent}{os.sep}"
-_SITE = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))
+# Of any environment: libraries may be those of another one that this one sees.
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _STDLIB = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
-_LIBRARIES = (*_SITE, *_STDLIB)
 # What these wait for, or read of the clock, is for their caller.
 _PASSED = (
     *("threading.", "queue.", "sched.", "contextlib.", "selectors.", "_pydatetime.", "asyncio/"),
     *("multiprocessing/pool.", "concurrent/futures/thread.", "concurrent/futures/_base."),
 )
 _PASSED_PACKAGES = {"pandas"}
-_APP_PACKAGES = {"flwr", "anyio", "joblib"}
+_APP_PACKAGES = {"flwr", "anyio"}
 """Libraries that wait for what the app has given them to do."""
-_WITH_PROCESSES = {"joblib"}
-"""Those of them whose own threads look after processes."""
+_POOLS = {"joblib"}
+"""Those that give it to threads of the app or else to processes, and poll."""
 
 _packages: set[str] = set()
 """Import names of the app that runs now."""
 
 
-def set_packages(packages: Sequence[str]) -> None:
-    """Say which packages are the app's, wherever they are installed."""
-    global _packages  # noqa: PLW0603 - there is one run a process
-    _packages = set(packages)
+_has_threads: Callable[[], bool] = bool
+"""Tells whether the app has more than one thread now."""
+
+
+def set_app(packages: Sequence[str], has_threads: Callable[[], bool]) -> None:
+    """Say which packages are the app's, wherever they are installed, and whether it has threads."""
+    global _packages, _has_threads
+    _packages, _has_threads = set(packages), has_threads
     is_library.cache_clear()
 
 
 def is_called_by_app() -> bool:
     """Return whether the app itself asks in this thread, and no library on its own account."""
     frame = _caller()
-    return frame is None or not (is_library(frame.f_code.co_filename) or _is_ours(frame))
+    if frame is None:
+        return True
+    file = frame.f_code.co_filename
+    if is_library(file):
+        return _package(file) in _POOLS and _has_threads()
+    return not _is_ours(frame)
 
 
 def is_called_by_us() -> bool:
@@ -78,7 +88,7 @@ def is_of_app(thread: threading.Thread) -> bool:
         given = getattr(thread, "_args", ())
         is_local = any(isinstance(each, queue.SimpleQueue) for each in given)
         return is_local and code.co_name in ("worker", "_handle_tasks", "_handle_results")
-    if code.co_name == "_do_waitpid" or _top_in(code.co_filename, _SITE) in _WITH_PROCESSES:
+    if code.co_name == "_do_waitpid":
         return False
     return _is_passed(code.co_filename) or not is_library(code.co_filename)
 
@@ -113,23 +123,21 @@ def computing(thread: threading.Thread) -> list[Callable[[], bool]]:
 def _is_passed(file: str) -> bool:
     if file.startswith((_HERE, "<frozen ")):
         return True
-    if _top_in(file, _SITE) in _PASSED_PACKAGES:
-        return True
+    if package := _package(file):
+        return package in _PASSED_PACKAGES
     return any(file.startswith(s) and file.removeprefix(s).startswith(_PASSED) for s in _STDLIB)
 
 
 @cache
 def is_library(file: str) -> bool:
     """Return whether a file is one of Python or of an installed package other than the app's."""
-    top = _top_in(file, _SITE)
-    if top:
-        return top not in _packages | _APP_PACKAGES
-    return file.startswith(_LIBRARIES)
+    if package := _package(file):
+        return package not in _packages | _APP_PACKAGES
+    return file.startswith(_STDLIB)
 
 
-def _top_in(file: str, folders: tuple[str, ...]) -> str:
-    """Return the package or module that a file belongs to in one of some folders, or nothing."""
-    for folder in folders:
-        if file.startswith(folder):
-            return file.removeprefix(folder).split(os.sep)[0].removesuffix(".py")
-    return ""
+@cache
+def _package(file: str) -> str:
+    """Return the package or module that is installed with a file, or nothing."""
+    found = _INSTALLED.match(file)
+    return found[1].removesuffix(".py") if found else ""

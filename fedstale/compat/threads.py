@@ -7,6 +7,7 @@ in is in `waits`. Threads that a library starts for itself see wall time.
 
 import logging
 import threading
+import weakref
 from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from math import inf
 from time import perf_counter
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
-from fedstale.compat.callers import pools_of, set_packages
+from fedstale.compat.callers import pools_of, set_app
 from fedstale.compat.turns import AppThread, Ended, Turns
 from fedstale.compat.waits import release_lock, waiting_on
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
@@ -55,7 +56,8 @@ class ServerThreads(Turns, Callback):
         main = self._holder = AppThread(0, threading.current_thread())
         self.first = threading.get_ident()
         self._app, self._by_ident = [main], {self.first: main}
-        set_packages(packages)
+        own = weakref.proxy(self)
+        set_app(packages, lambda: own.several)
         with waiting_on(self):
             try:
                 yield
