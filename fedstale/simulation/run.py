@@ -183,6 +183,7 @@ def _until_change(
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
                 nodes=nodes,
+                results=() if app.is_built_in else (Path.cwd(), app.directory),
             )
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)

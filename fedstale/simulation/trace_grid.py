@@ -12,6 +12,7 @@ import heapq
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedstale.compat import ServerThreads, VirtualTime, in_turn
+from fedstale.compat import ServerThreads, VirtualTime, free_start, in_turn
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -83,6 +84,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         run_id: int = 1,
         work: WorkHook | None = None,
         nodes: NodeConfigs | None = None,
+        results: Iterable[Path] = (),
     ) -> None:
         """Enrol every device of the traces.
 
@@ -99,6 +101,8 @@ class TraceGrid(Stateful, RuntimeGrid):
                 message to that.
             nodes: what each device has in its node config; None for a partition-id of its own,
                 their number, and its device-id.
+            results: folders in which the ServerApp may meet results that it has named by a date;
+                it begins on another one, as `free_start` says.
 
         Raises:
             TraceError: the traces lack a channel.
@@ -109,13 +113,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
         self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
-        self._unix_base = float((epoch - pd.Timestamp(0)).total_seconds())
+        first = float((epoch - pd.Timestamp(0)).total_seconds())
+        self._unix_base = free_start(first, results)
         self.nodes = nodes or NodeConfigs(traces.device_ids)
         """What each device has in its node config."""
         self._clients = Clients(
             executor,
             book,
-            Replay(traces, self._unix_base),
+            Replay(traces, first),
             seed=seed,
             run_id=run_id,
             run_config=config,
@@ -272,6 +277,9 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Take the grid back to where it was."""
         super().load_state_dict(state)
         self._arrived = {JobTable.message_id(row): self._jobs.open[row] for row in state["arrived"]}
+        for row, job in self._jobs.open.items():
+            # The run may go on on another date.
+            stamp(job.message, JobTable.message_id(row), self._unix_base + job.sent_at)
 
     # Flower's Grid.
 
