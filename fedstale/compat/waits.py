@@ -37,7 +37,7 @@ _get: Callable[..., Any] = queue.SimpleQueue.get
 _get_now: Callable[..., Any] = queue.SimpleQueue.get_nowait
 
 
-class Mutex(RLockType):
+class Mutex(RLockType):  # type: ignore[misc] # which CPython lets one subclass
     """A lock of the turns' own, which never waits in virtual time."""
 
     __enter__ = RLockType.__enter__

@@ -16,7 +16,7 @@ __all__ = ["no_pages"]
 WEEK_S = 7 * 86_400.0
 FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC).timestamp()
 
-BY_DATE = '''
+BY_DATE = """
 import datetime
 import time
 from pathlib import Path
@@ -48,7 +48,7 @@ def main(grid, context):
     FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord([np.zeros(3)]), num_rounds=2)
     with open(f"model-{int(began)}.txt", "x") as file:
         file.write(time.strftime("%a %H"))
-'''
+"""
 
 
 @pytest.mark.usefixtures("no_pages")
