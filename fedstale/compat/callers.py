@@ -29,8 +29,8 @@ _PASSED = (
     *("multiprocessing/pool.", "concurrent/futures/thread.", "concurrent/futures/_base."),
 )
 _PASSED_PACKAGES = {"pandas"}
-_APP_PACKAGES = {"flwr", "anyio"}
-"""Libraries that wait for what the app has given them to do."""
+_APP_PACKAGES = {"flwr", "anyio", "fedstale"}
+"""Libraries that wait for what the app has given them to do, and where apps come from."""
 _POOLS = {"joblib"}
 """Those that give it to threads of the app or else to processes, and poll."""
 

@@ -56,6 +56,7 @@ def test_what_the_pages_name_is_there(name):
                 "make test-all",
                 "make test-flower FLOWER=1.41.0",
                 "make test-flower FLOWER=nightly",
+                "make test-libraries",
             ],
         ),
     ],
