@@ -25,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
+from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
@@ -111,9 +112,10 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
     """
     seed_streams(call.seed)
     before = set(threading.enumerate()) if threading.active_count() > 1 else None
+    given = call.context.run_config.copy()
     try:
-        with unchanged_run_config(call.context):
-            reply = client_app(call.message, call.context)
+        reply = client_app(call.message, call.context)
+        check_run_config(call.context, given)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
         if threading.active_count() > (1 if before is None else len(before)):
@@ -122,23 +124,17 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
         own = reply if reply.has_error() else own_message(reply)
         return ClientReply(own, call.context)
     except (Exception, SystemExit) as problem:
+        call.context.run_config = given
         return failed_reply(call, problem)
 
 
-@contextmanager
-def unchanged_run_config(context: Context) -> Iterator[None]:
-    """Give a client's run config back, which is the run's.
+def check_run_config(context: Context, given: UserConfig) -> None:
+    """Look whether a client has left its run config as it was given, which is the run's.
 
     Raises:
         ValueError: the client has written to it.
     """
-    given = context.run_config
-    context.run_config = given.copy()
-    try:
-        yield
-        written = context.run_config
-    finally:
-        context.run_config = given
+    written = context.run_config
     if written != given:
         keys = sorted(k for k in {*given, *written} if given.get(k) != written.get(k))
         raise ValueError(

@@ -168,7 +168,7 @@ def run_on(app, run_config):
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("write", [changed, added, taken_out, put_in_its_place])
 def test_a_client_that_writes_to_its_run_config_fails_in_one_sentence(write, raises):
-    app, given = ClientApp(), {"lr": 0.5}
+    app = ClientApp()
 
     @app.train()
     def train(message, context):
@@ -177,10 +177,10 @@ def test_a_client_that_writes_to_its_run_config_fails_in_one_sentence(write, rai
             raise KeyError("mine")
         return Message(RecordDict(), reply_to=message)
 
-    reply, context = run_on(app, given)
+    reply, context = run_on(app, {"lr": 0.5})
     assert ("mine" if raises else "context.run_config was written to") in reply.error.reason
     assert "\n" not in reply.error.reason
-    assert context.run_config == given == {"lr": 0.5}
+    assert context.run_config == {"lr": 0.5}
 
 
 def test_a_thread_that_a_library_leaves_behind_fails_no_client(tmp_path, monkeypatch):
