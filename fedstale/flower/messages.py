@@ -240,17 +240,21 @@ def own_messages(messages: Iterable[Message]) -> list[Message]:
     return own
 
 
-def own_copy(content: RecordDict) -> RecordDict:
+def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
     """Return records that one may write to without changing what others send, receive or keep.
 
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
+
+    Args:
+        content: the records.
+        arrays: whether the objects that hold an array's bytes are copied too.
     """
     own: dict[str, Any] = {}
     for name, record in entries(content).items():
         held = entries(record).copy()
         if isinstance(record, ArrayRecord):
-            for key, array in held.items():
+            for key, array in held.items() if arrays else ():
                 held[key] = _shallow(array)
         else:
             for key, value in held.items():

@@ -31,7 +31,7 @@ from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
 from fedstale.compat import is_of_app
-from fedstale.flower import ErrorCode, own_message, quick_arrays
+from fedstale.flower import ErrorCode, own_copy, quick_arrays, with_content
 from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
@@ -121,8 +121,9 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
         if threading.active_count() > (1 if before is None else len(before)):
             _wait_for_threads(before or {threading.current_thread()})
         # The app may keep the records, and write to them for its next message.
-        own = reply if reply.has_error() else own_message(reply)
-        return ClientReply(own, call.context)
+        if not reply.has_error():
+            reply = with_content(reply, own_copy(reply.content, arrays=False))
+        return ClientReply(reply, call.context)
     except (Exception, SystemExit) as problem:
         call.context.run_config = given
         return failed_reply(call, problem)
