@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-all bench build check clean compare docs picture screenshots table-agent table-forecasts table-liars table-strategies
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-libraries test-all bench build check clean compare docs picture screenshots table-agent table-forecasts table-liars table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -75,6 +75,18 @@ FLOWER ?= 1.34.0 1.36.0 1.38.0 1.40.0 1.41.0 1.42.0 nightly
 
 test-flower: $(FLOWER:%=.venv-%/stamp) ## run what stands on Flower with others; FLOWER=1.41.0 for one
 	@for each in $(FLOWER); do .venv-$$each/bin/python -P tests/other_flower.py || failed=1; done; exit $${failed:-0}
+
+# Beside the pinned ones, whatever is newest; torch and Flower stay those of constraints.txt.
+LIBRARIES := .venv-libraries
+NEWEST := wandb mlflow joblib scikit-learn tensorboard pandas lightning
+
+test-libraries: setup ## run small apps with the newest of the libraries that people call
+	$(PYTHON) -m venv $(LIBRARIES)
+	grep -E '^(torch|flwr|numpy)==' constraints.txt > $(LIBRARIES)/constraints.txt
+	$(LIBRARIES)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(LIBRARIES)/bin/python -m pip install --quiet -c $(LIBRARIES)/constraints.txt -e ".[dev]"
+	$(LIBRARIES)/bin/python -m pip install --quiet --upgrade -c $(LIBRARIES)/constraints.txt $(NEWEST)
+	$(LIBRARIES)/bin/python -m pytest tests/system/simulation/test_libraries.py
 
 # For the accessibility check of pages, which is skipped where npm is not there.
 node_modules/axe-core:

@@ -186,8 +186,9 @@ def message_of(
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
-    about, made = _shallow(message.__dict__["_metadata"]), object.__new__(type(message))
-    made.__dict__ = message.__dict__ | {"_metadata": about, "_content": content, "_error": None}
+    made = _shallow(message)
+    held = made.__dict__
+    held["_metadata"], held["_content"], held["_error"] = _shallow(held["_metadata"]), content, None
     return made
 
 
@@ -256,22 +257,45 @@ def grows_with_model(record: str, name: str) -> bool:
 
 
 def own_message(message: Message) -> Message:
-    """Return a message whose records a client may write to; see `own_copy`."""
+    """Return a message whose records its receiver may write to; see `own_copy`."""
     return with_content(message, own_copy(message.__dict__["_content"]))
 
 
-def own_copy(content: RecordDict) -> RecordDict:
-    """Return records that a client may write to without changing what other clients receive.
+def own_messages(messages: Iterable[Message]) -> list[Message]:
+    """Return messages as they are now, whatever their sender then writes to their records.
+
+    Those with the same records share a copy of them.
+    """
+    copies: dict[int, RecordDict] = {}
+    own = []
+    for message in messages:
+        content = message.__dict__["_content"]
+        if id(content) not in copies:
+            copies[id(content)] = own_copy(content)
+        own.append(with_content(message, copies[id(content)]))
+    return own
+
+
+def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
+    """Return records that one may write to without changing what others send, receive or keep.
 
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
+
+    Args:
+        content: the records.
+        arrays: whether the objects that hold an array's bytes are copied too.
     """
     own: dict[str, Any] = {}
     for name, record in entries(content).items():
         held = entries(record).copy()
         if isinstance(record, ArrayRecord):
-            for key, array in held.items():
+            for key, array in held.items() if arrays else ():
                 held[key] = _shallow(array)
+        else:
+            for key, value in held.items():
+                if isinstance(value, list):
+                    held[key] = value.copy()
         own[name] = filled(record, held)
     return filled(content, own)
 
@@ -293,5 +317,5 @@ def filled(like: Records, held: dict[str, Any]) -> Records:
 def _shallow(original: T) -> T:
     """Return another object with the same attributes."""
     own = object.__new__(type(original))
-    own.__dict__ = original.__dict__.copy()
+    own.__dict__.update(original.__dict__)
     return own

@@ -193,6 +193,7 @@ def _until_change(
                 work=work,
                 nodes=nodes,
                 kinds=handled_kinds(client),
+                results=() if app.is_built_in else (Path.cwd(), app.directory),
             )
             if features.has("older API") and legacy.is_older_client(client):
                 grid.runtime.own_stages = (OlderClients(),)

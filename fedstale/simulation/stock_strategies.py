@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedstale.compat import replaced
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import features, legacy
-from fedstale.simulation.clock import replaced
 from fedstale.simulation.replacement import Replacement, started
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server import (

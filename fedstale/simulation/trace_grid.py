@@ -12,6 +12,7 @@ import heapq
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fedstale.compat import ServerThreads, VirtualTime, free_start, in_turn
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -29,19 +31,18 @@ from fedstale.flower import (
     empty_run,
     error_reply,
     identity,
+    own_messages,
     quick_arrays,
     stamp,
     stamp_reply,
 )
-from fedstale.simulation.app_waits import is_called_by_app
 from fedstale.simulation.clients import Clients, Replay
-from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
+from fedstale.simulation.clock import Kind, StallDetection, VirtualClock
 from fedstale.simulation.costs import CostModel, WorkHook, handled_kinds
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
 from fedstale.simulation.nodes import NodeConfigs
-from fedstale.simulation.server_threads import ServerThreads, in_turn
 from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
@@ -83,6 +84,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         work: WorkHook | None = None,
         nodes: NodeConfigs | None = None,
         kinds: Sequence[str] = (),
+        results: Iterable[Path] = (),
     ) -> None:
         """Enrol every device of the traces.
 
@@ -100,6 +102,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             nodes: what each device has in its node config; None for a partition-id of its own,
                 their number, and its device-id.
             kinds: of messages that clients answer; of a ClientApp it is known.
+            results: folders in which the ServerApp may meet results that it has named by a date;
+                it begins on another one, as `free_start` says.
 
         Raises:
             TraceError: the traces lack a channel.
@@ -111,13 +115,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
         self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
-        self._unix_base = float((epoch - pd.Timestamp(0)).total_seconds())
+        first = float((epoch - pd.Timestamp(0)).total_seconds())
+        self._unix_base = free_start(first, results)
         self.nodes = nodes or NodeConfigs(traces.device_ids)
         """What each device has in its node config."""
         self._clients = Clients(
             executor,
             book,
-            Replay(traces, self._unix_base),
+            Replay(traces, first),
             seed=seed,
             run_id=run_id,
             run_config=config,
@@ -128,7 +133,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         # No cycle: a grid of a million devices must go with its last user, not with the collector.
         own = weakref.proxy(self)
         now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
-        self._time = VirtualTime(now, sleep, self._unix_base, is_called_by_app)
+        self._time = VirtualTime(now, sleep, self._unix_base)
         self._threads = ServerThreads(
             self._time,
             lambda: own._next_event,
@@ -274,6 +279,9 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Take the grid back to where it was."""
         super().load_state_dict(state)
         self._arrived = {JobTable.message_id(row): self._jobs.open[row] for row in state["arrived"]}
+        for row, job in self._jobs.open.items():
+            # The run may go on on another date.
+            stamp(job.message, JobTable.message_id(row), self._unix_base + job.sent_at)
 
     # Flower's Grid.
 
@@ -315,7 +323,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     @in_turn
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; each node works on one at a time, in the order of sending.
+        """Send messages as they are now; each node works on one at a time, in the order of sending.
 
         Returns:
             Ids of the messages, in their order.
@@ -329,19 +337,21 @@ class TraceGrid(Stateful, RuntimeGrid):
         now = self._clock.now
         messages = list(messages)
         self.runtime.sending(messages)
-        rows, unseen_until = self._fleet.send(messages, now, self._jobs)
+        sent = own_messages(messages)
+        rows, unseen_until = self._fleet.send(sent, now, self._jobs)
         self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
         ids = [JobTable.message_id(number) for number in numbers]
         self._clients.sent(self._jobs, numbers)
-        for message, message_id in zip(messages, ids, strict=True):
+        for message, own, message_id in zip(messages, sent, ids, strict=True):
             stamp(message, message_id, self._unix_base + now)
-        self._jobs.note_reported(numbers, messages)
+            stamp(own, message_id, self._unix_base + now)
+        self._jobs.note_reported(numbers, sent)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
         self._open += len(messages)
-        for message, message_id in zip(messages, ids, strict=True):
-            self.runtime.job_sent(message_id, message)
+        for own, message_id in zip(sent, ids, strict=True):
+            self.runtime.job_sent(message_id, own)
         self._stalls.active(now)
         return ids
 

@@ -85,6 +85,7 @@ def test_what_the_pages_name_is_there(name):
                 "make lint typecheck",
                 "make test OPTIONS='-p randomly'",
                 "make test-all",
+                "make test-libraries",
             ],
         ),
         ("weekly", ["make test-flower FLOWER=${{ matrix.flower }}"]),

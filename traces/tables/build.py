@@ -338,7 +338,7 @@ def _rates(log: Reading) -> TraceSet:
     log.counts["dropped: device of which no time is known"] += int((n_of == 0).sum())
     if not used.any():
         raise _nothing_known()
-    bits = values[used] / lasts[used, None] if counted else values[used]
+    bits: Array = values[used] / lasts[used, None] if counted else values[used]
     links, epoch = _links(
         log, owner[used], begins[used], ends[used], bits, slack_s=slack_s, midnight=times.midnight
     )

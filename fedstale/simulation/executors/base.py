@@ -23,12 +23,13 @@ from sysconfig import get_path
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import ArrayRecord, Context, Error, Message, UserConfig
 from flwr.clientapp import ClientApp
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
-from fedstale.flower import ErrorCode, quick_arrays
+from fedstale.compat import is_of_app
+from fedstale.flower import ErrorCode, own_copy, quick_arrays, with_content
 from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
@@ -109,15 +110,36 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
     """
     seed_streams(call.seed)
     before = set(threading.enumerate()) if threading.active_count() > 1 else None
+    given = call.context.run_config.copy()
     try:
         reply = client_app(call.message, call.context)
+        check_run_config(call.context, given)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
         if threading.active_count() > (1 if before is None else len(before)):
             _wait_for_threads(before or {threading.current_thread()})
+        # The app may keep the records, and write to them for its next message.
+        if not reply.has_error():
+            reply = with_content(reply, own_copy(reply.content, arrays=False))
         return ClientReply(reply, call.context)
     except (Exception, SystemExit) as problem:
+        call.context.run_config = given
         return failed_reply(call, problem)
+
+
+def check_run_config(context: Context, given: UserConfig) -> None:
+    """Look whether a client has left its run config as it was given, which is the run's.
+
+    Raises:
+        ValueError: the client has written to it.
+    """
+    written = context.run_config
+    if written != given:
+        keys = sorted(k for k in {*given, *written} if given.get(k) != written.get(k))
+        raise ValueError(
+            f"context.run_config was written to ({', '.join(keys)}): a client cannot change the "
+            "run's settings; what its node is to remember goes into context.state"
+        )
 
 
 def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:
@@ -147,7 +169,8 @@ def _in_the_app(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSumm
 def _wait_for_threads(before: set[threading.Thread]) -> None:
     """Wait for the threads that a client has left behind, as the end of a process does.
 
-    One that ran on would draw from the random streams of the next client.
+    One that ran on would draw from the random streams of the next client. Those that a library has
+    started for itself, such as joblib for its processes, stay as long as the library wants.
 
     Raises:
         RuntimeError: one does not end.
@@ -155,7 +178,7 @@ def _wait_for_threads(before: set[threading.Thread]) -> None:
     # Idle workers of a thread pool wait for work that never comes.
     pooled = concurrent.futures.thread._threads_queues
     for thread in set(threading.enumerate()) - before:
-        if thread.daemon or thread in pooled:
+        if thread.daemon or thread in pooled or not is_of_app(thread):
             continue
         thread.join(_THREADS_PATIENCE_S)
         if thread.is_alive():

@@ -31,6 +31,7 @@ from fedstale.simulation.executors.base import (
     ClientReply,
     Executor,
     ServerStreams,
+    check_run_config,
     failed_reply,
     run_client,
     seed_streams,
@@ -100,14 +101,17 @@ class BatchedExecutor(Executor):
                     replies[i] = run_client(self._client_app, call)
                     continue
                 seed_streams(call.seed)
+                config = call.context.run_config.copy()
                 try:
                     messages[i] = _in_full(call.message, models)
                     with noting() as note:
                         given = self._functions.job(messages[i], call.context)
+                    check_run_config(call.context, config)
                     tasks[i] = TrainingTask.of(given, note.done)
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:
+                    call.context.run_config = config
                     replies[i] = failed_reply(call, problem)
             # Clients of about as many steps are trained together.
             todo = sorted(tasks, key=lambda i: (-tasks[i].n_steps, i))

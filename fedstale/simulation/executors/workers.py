@@ -9,6 +9,7 @@ joined by its address the app is sent; by RAY_ADDRESS alone it must be at the sa
 
 import faulthandler
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -276,7 +277,15 @@ def _start_worker(load: Callable[[], ClientApp], limit_s: float | None) -> None:
     # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
+    # Python joins them at the end of a worker, before joblib has told its own that it is over.
+    multiprocessing.util.Finalize(None, _end_children, exitpriority=0)
     _workers.append(ClientWorker(load, limit_s))
+
+
+def _end_children() -> None:
+    """End the processes that clients have left behind for their next messages."""
+    for child in multiprocessing.active_children():
+        child.terminate()
 
 
 def _run_in_worker(part: Part[str]) -> list[ClientReply]:

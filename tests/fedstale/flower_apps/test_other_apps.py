@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from small_app import CLIENT, SERVER, write_small_app
 
 import fedstale
-from fedstale.simulation import Costs, TraceGrid, app_waits
+from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg as OurFedAvg
 from fedstale.strategies import FedBuff, OlderClients
 from fedstale.traces import TraceSet
@@ -533,7 +533,6 @@ def test_a_library_that_polls_what_it_has_started_waits_on_the_wall(tmp_path, mo
     site.mkdir()
     (site / "polling_library.py").write_text(POLLING)
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(app_waits, "_LIBRARIES", (*app_waits._LIBRARIES, f"{site}/"))
     started = time.perf_counter()
 
     def main(grid, context):

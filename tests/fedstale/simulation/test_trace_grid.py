@@ -2,6 +2,7 @@ import gc
 import time
 import weakref
 from dataclasses import replace
+from time import perf_counter as wall_s
 
 import numpy as np
 import pytest
@@ -266,11 +267,11 @@ def test_when_nothing_can_ever_happen_the_run_ends_with_the_reason(make_grid):
 
 def test_a_stock_strategy_that_waits_for_nodes_neither_hangs_nor_sleeps(make_grid):
     grid = make_grid([[(0.0, 10.0)], [(700.0, 900.0)], [(700.0, 900.0)]])
-    started = time.perf_counter()
+    started = wall_s()
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
     arrays = message_to(1000).content["arrays"]
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
-    assert time.perf_counter() - started < 5
+    assert wall_s() - started < 5
     assert grid.now() >= 700.0
     assert np.array_equal(result.arrays.to_numpy_ndarrays()[0], np.ones(3))
 
@@ -307,11 +308,11 @@ def test_the_virtual_end_of_the_run_stops_it(make_grid):
 
 def test_sleep_and_time_of_the_server_are_virtual_and_cost_no_wall_time(make_grid):
     grid = make_grid([ALWAYS])
-    wall, before = time.perf_counter(), time.time()
+    wall, before = wall_s(), time.time()
     time.sleep(3600.0)
     assert time.time() - before == pytest.approx(3600.0)
     assert grid.now() == 3600.0
-    assert time.perf_counter() - wall < 1.0
+    assert wall_s() - wall < 1.0
 
 
 def test_clients_keep_the_wall_clock(make_grid):

@@ -2,24 +2,25 @@
 
 An app may ask clients from threads of its own, a pool or an event loop of asyncio. Those that it
 starts while it runs are of the app, and take turns on the virtual clock (`turns`); what they wait
-in is in `app_waits`. Threads that a library starts for itself see wall time.
+in is in `waits`. Threads that a library starts for itself see wall time.
 """
 
 import logging
 import threading
+import weakref
 from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
+from math import inf
 from time import perf_counter
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
-import numpy as np
-
+from fedstale.compat.callers import pools_of, set_app
+from fedstale.compat.turns import AppThread, Ended, Turns
+from fedstale.compat.waits import release_lock, waiting_on
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
-from fedstale.simulation.app_waits import pools_of, waiting_on
-from fedstale.simulation.turns import AppThread, Ended, Turns
 from fedstale.strategies.server import Callback, Runtime
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,9 @@ class ServerThreads(Turns, Callback):
         main = self._holder = AppThread(0, threading.current_thread())
         self.first = threading.get_ident()
         self._app, self._by_ident = [main], {self.first: main}
-        with waiting_on(self, packages):
+        own = weakref.proxy(self)
+        set_app(packages, lambda: own.several)
+        with waiting_on(self):
             try:
                 yield
             finally:
@@ -110,8 +113,7 @@ class ServerThreads(Turns, Callback):
 
     def _wait_to_close(self, main: AppThread, awaited: Callable[[AppThread], bool]) -> None:
         def has_gone(one: AppThread) -> bool:
-            stands = not one.waiting and one is not main and self._is_stuck(one)
-            return stands and perf_counter() - one.stands_since > _GIVEN_UP_S
+            return not one.waiting and perf_counter() - one.away_since > _GIVEN_UP_S
 
         def is_over() -> bool:
             with self._mutex:
@@ -134,7 +136,7 @@ class ServerThreads(Turns, Callback):
             self._by_ident[ident] = one
             self.time.threads.add(ident)
             try:
-                self._wait(one, until=-np.inf, arrived=arrived)
+                self._wait(one, until=-inf, arrived=arrived)
                 if self._ended is None:
                     run()
             except (RunEnded, FedstaleError, KeyboardInterrupt) as problem:
@@ -147,16 +149,13 @@ class ServerThreads(Turns, Callback):
         with self._mutex:
             self._app.append(one)
             self._n_started += 1
-            self.several, is_watched, self._is_watched = True, self._is_watched, True
+            self.several = True
         try:
             self.time.outside(original, thread)
         except BaseException:
             self._app.remove(one)
             raise
         self.time.outside(arrived.acquire)
-        if not is_watched:
-            watch = threading.Thread(target=self._watch, name="fedstale-turns", daemon=True)
-            self.time.outside(original, watch)
 
     def _leave(self, me: AppThread, ident: int) -> None:
         """End this thread's part, and give the turn to the next."""
@@ -168,8 +167,9 @@ class ServerThreads(Turns, Callback):
             self._gone.append(me.thread)
             self.several = len(self._app) > 1
             if self._holder is me:
-                self._holder = None
-        self.look_again()
+                self._holder = next((one for one in self._app if one.waiting), None)
+                if self._holder is not None:
+                    release_lock(self._holder.go)
 
     def enter(self) -> AppThread | None:
         """Wait for this thread's turn to use the grid; return the thread, None outside a run.
@@ -187,7 +187,7 @@ class ServerThreads(Turns, Callback):
                 "a ThreadPoolExecutor or asyncio while it runs, and not before"
             )
         if self._holder is not me:
-            self._wait(me, until=-np.inf)
+            self._wait(me, until=-inf)
         self._check()
         return me
 

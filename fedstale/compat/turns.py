@@ -4,42 +4,40 @@ A thread runs until it waits: for an instant or an event of the clock, or for an
 the next one goes on whose wait is over, in the order in which they began to wait and were started;
 so a run repeats. If no wait is over, the clock moves to the first instant that a thread waits for.
 
-A thread that the system holds back in a way that is not seen here (a lock made before the run, a
-socket) is found by its processor clock, which stands still, and the others go on without it.
+A thread that waits for what is not seen here, such as a socket, is found by its processor clock,
+which stands still, and the others go on without it. Who waits for a turn looks for that now and
+then; no thread watches.
 """
 
 import logging
-import platform
-import sys
 import threading
 import time
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from math import inf
 
-import numpy as np
-
+from fedstale.compat.virtual_time import VirtualTime
+from fedstale.compat.waits import Mutex, acquire_lock, release_lock
 from fedstale.errors import FedstaleError, RunEnded
-from fedstale.simulation.clock import VirtualTime
 
 logger = logging.getLogger(__name__)
 
-_sleep, _wall = time.sleep, time.perf_counter
+_sleep, _wall, _wall_ns = time.sleep, time.perf_counter, time.perf_counter_ns
+_clock_of = getattr(time, "pthread_getcpuclockid", None)
+_clock_ns: Callable[[int], int] = getattr(time, "clock_gettime_ns", lambda _: 0)
 
-_LOOK_S, _POLL_S = 0.02, 0.0005
-"""Wall time from one look at the thread whose turn it is to the next, and between two looks while
-one is waited for."""
-_STUCK_S, _IDLE_S, _IDLE_SHARE = 0.05, 5.0, 0.05
-"""Wall time for which a thread stands still that waits for a lock, or for anything else; then it
-may have run for a share of it, since it may look from time to time."""
+_LOOK_S, _POLL_S = 1.0, 0.002
+"""Wall time from one look at the thread whose turn it is to the next; and, while all wait for what
+no thread of the app does, at what they wait for."""
+_IDLE_S, _IDLE_SHARE = 5.0, 0.05
+"""Wall time for which a thread stands still; it may have run for a share of it, since it may look
+from time to time."""
 _DEADLOCK_S, _LONG_S = 5.0, 60.0
-"""Wall time after which threads that wait for each other end the run, and are told of."""
+"""Wall time after which threads that wait for each other end the run, and after which one that runs
+on is told of."""
 _SPINS = 100
 """Calls at one instant that wait for nothing, after which each takes time."""
-
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 Ended = FedstaleError | RunEnded | KeyboardInterrupt
@@ -53,13 +51,13 @@ class AppThread:
     order: int
     """Of being started."""
     thread: threading.Thread
-    until: float = -np.inf
+    until: float = -inf
     """Instant in s at which its wait is over in any case."""
     event: Callable[[], bool] | None = None
     """Tells whether it is over for what has arrived; then it waits for the next event too."""
     ready: Callable[[], bool] | None = None
     """Tells whether it is over for what another thread has done; None for a wait in the grid."""
-    target: float = -np.inf
+    target: float = -inf
     """Instant in s to which it moves the clock, once chosen; -inf if its wait is over."""
     asked: int = 0
     """Turns that had been taken when it began to wait."""
@@ -68,25 +66,16 @@ class AppThread:
     raises: bool = False
     """Whether its wait ends with the end of the run."""
     foreign: bool = False
-    """Whether it waits for what no thread of the app does."""
+    """Whether it may wait for what no thread of the app does."""
+    away_since: float = inf
+    """Wall time since which the others go on without it, for it stands still; inf if not."""
     depth: int = 0
     """Operations of the grid that it is in."""
     spins: int = 0
-    standing: tuple[bool, int] | None = None
-    stands_since: float = 0.0
     go: LockType = field(default_factory=allocate_lock)
 
     def __post_init__(self) -> None:
-        self.go.acquire()
-
-    @contextmanager
-    def waits_for_others(self) -> Iterator[None]:
-        """Note that inside it waits for what no thread of the app does."""
-        self.foreign = True
-        try:
-            yield
-        finally:
-            self.foreign = False
+        acquire_lock(self.go)
 
 
 class Turns:
@@ -112,12 +101,15 @@ class Turns:
         self._by_ident: dict[int, AppThread] = {}
         self._holder: AppThread | None = None
         # Python may run anything while it holds this, such as the end of a pool.
-        self._mutex = threading.RLock()
+        self._mutex = Mutex()
         self._gone: list[threading.Thread] = []
         self.computing: list[Callable[[], bool]] = []
         """Each tells whether processes work for a thread, which takes no virtual time."""
         self._n_turns = 0
-        self._is_watched = False
+        self._seen, self._seen_at = 0, 0.0
+        """Number of the turn that was last looked at, and the wall time at which it was first."""
+        self._stood = 0, 0.0
+        """Processor time in ns of the thread whose turn it is, and since when it is about that."""
         self._ended: Ended | None = None
         self._is_closing = False
         self._n_others = 0
@@ -160,7 +152,7 @@ class Turns:
         """Return whether another thread waits for an instant, or may go on."""
         me = self.current()
         return any(
-            one.ready is None or one.until < np.inf or one.ready()
+            one.ready is None or one.until < inf or one.ready()
             for one in self._app
             if one.waiting and one is not me
         )
@@ -180,16 +172,18 @@ class Turns:
         timeout: float | None,
         ready: Callable[[], bool],
         taken: Callable[[], bool] | None = None,
+        *,
+        foreign: bool = False,
     ) -> bool:
         """Wait for another thread, at most for a time in virtual s; return whether it is ready."""
-        end = np.inf if timeout is None else self.time.now() + timeout
+        end = inf if timeout is None else self.time.now() + timeout
         while True:
-            self._wait(me, end, ready=ready)
+            self._wait(me, end, ready=ready, foreign=foreign)
             if (taken or ready)():
                 return True
             if self.time.now() >= end:
                 return False
-            if me.target > -np.inf:
+            if me.target > -inf:
                 try:
                     self._advance(me.target)
                 except RunEnded as problem:
@@ -199,10 +193,11 @@ class Turns:
     def _wait(
         self,
         me: AppThread,
-        until: float = np.inf,
+        until: float = inf,
         *,
         event: Callable[[], bool] | None = None,
         ready: Callable[[], bool] | None = None,
+        foreign: bool = False,
         arrived: LockType | None = None,
     ) -> None:
         """Let others go on until this thread's turn comes, whose wait is over or is the next.
@@ -212,20 +207,19 @@ class Turns:
         """
         with self._mutex:
             me.until, me.event, me.ready, me.asked = until, event, ready, self._n_turns
-            me.chosen, me.standing, me.waiting = False, None, True
-            me.go.acquire(blocking=False)
+            me.foreign, me.chosen, me.away_since, me.waiting = foreign, False, inf, True
+            acquire_lock(me.go, False)
             chooses = self._holder in (me, None)
             if chooses:
                 self._holder = me
         if arrived is not None:
-            arrived.release()
+            release_lock(arrived)
         try:
             while not me.chosen:
                 if chooses:
                     self._choose(me)
                 if not me.chosen:
-                    me.go.acquire()
-                    chooses = True
+                    chooses = self._rest(me)
         except KeyboardInterrupt as problem:
             # On its way out the app may wait for its threads, which would go on.
             self._ended = self._ended or problem
@@ -240,8 +234,6 @@ class Turns:
 
     def _choose(self, me: AppThread) -> None:
         """Give the turn, which this thread has, to the one that goes on; possibly to this one."""
-        while not self._all_wait():
-            _sleep(_POLL_S)
         try:
             one = self._next()
         except (RunEnded, FedstaleError) as problem:
@@ -253,12 +245,7 @@ class Turns:
                 self._n_turns += 1
                 one.chosen = True
                 if one is not me:
-                    one.go.release()
-
-    def _all_wait(self) -> bool:
-        """Return whether each thread waits for its turn, or for what is not seen here."""
-        with self._mutex:
-            return all(one.waiting or self._is_stuck(one) for one in self._app)
+                    release_lock(one.go)
 
     def _next(self) -> AppThread | None:
         """Return the thread whose turn it is; None if all wait for others that do not."""
@@ -267,7 +254,7 @@ class Turns:
             _sleep(_POLL_S)
         if over:
             one = min(over, key=lambda one: (one.asked, one.order))
-            one.target = -np.inf
+            one.target = -inf
             return one
         if self._ended is not None:
             # Nobody is left to end these waits. The first thread goes first, unless it has ended.
@@ -275,11 +262,11 @@ class Turns:
             for one in held[:1]:
                 one.raises = True
             return held[0] if held else None
-        event = self._next_event() if any(one.event for one in waiting) else np.inf
+        event = self._next_event() if any(one.event for one in waiting) else inf
         for one in waiting:
             one.target = min(one.until, event) if one.event else one.until
         first = min(waiting, key=lambda one: (one.target, one.asked, one.order))
-        if first.target < np.inf:
+        if first.target < inf:
             return first
         return next((one for one in waiting if one.ready is None), None)
 
@@ -296,72 +283,62 @@ class Turns:
 
         return [one for one in waiting if is_over(one)]
 
-    def look_again(self) -> None:
-        """Let a thread choose anew whose turn it is, if it is nobody's."""
-        if self._holder is not None:
-            return
-        with self._mutex:
-            one = next((one for one in self._app if one.waiting), None)
-            if self._holder is None and one is not None:
-                self._holder = one
-                one.go.release()
-
     # Threads that wait for what is not seen here.
 
-    def _watch(self) -> None:
-        """Take the turn from threads that stand still, for as long as there are several."""
-        turn, since, is_told = self._n_turns, _wall(), False
-        while True:
-            _sleep(_LOOK_S)
-            with self._mutex:
-                if not self.several and not any(one.waiting for one in self._app):
-                    self._is_watched = False
-                    return
-                if turn != self._n_turns:
-                    turn, since, is_told = self._n_turns, _wall(), False
-                holder, waited_s = self._holder, _wall() - since
-                if holder is None:
-                    self._end_deadlock(waited_s)
-                elif self._acts_here(holder):
-                    holder.standing = None
-                elif self._is_stuck(holder):
-                    self._holder = None
-            if waited_s > _LONG_S and not is_told:
-                is_told = True
-                logger.warning(
-                    "for %.0f s the other threads of the app have waited for %r, which does not",
-                    *(waited_s, holder.thread.name if holder else "each other"),
-                )
-            self.look_again()
+    def _rest(self, me: AppThread) -> bool:
+        """Wait to be told to choose, or look after a while; return whether to choose now."""
+        # Whoever ends these waits is no thread of the app, and tells nobody.
+        polls = self._holder is None and me is next(one for one in self._app if one.waiting)
+        if acquire_lock(me.go, True, _POLL_S if polls else _LOOK_S):
+            return True
+        with self._mutex:
+            holder = self._holder
+            if holder is None:
+                # First, for whatever lets a lock go looks for one who chooses.
+                self._holder = me
+                self._end_deadlock()
+            elif holder is not me and self._stands_still(holder):
+                holder.away_since, self._holder = _wall(), me
+            else:
+                return False
+        return True
 
-    def _acts_here(self, holder: AppThread) -> bool:
-        """Return whether a thread is in the grid, or runs what sees wall time."""
-        is_outside = holder.thread.ident not in self.time.threads
-        return holder.waiting or holder.depth > 0 or is_outside
+    def _stands_still(self, holder: AppThread) -> bool:
+        """Return whether the thread whose turn it is has waited for long for what is not seen."""
+        if holder.waiting or holder.depth or holder.thread.ident not in self.time.threads:
+            return False  # It is in the grid, or runs what sees wall time.
+        lasts_s, now, spent_ns = self._turn_s(), _wall(), _processor_ns(holder.thread)
+        before_ns, since = self._stood
+        if not lasts_s or spent_ns - before_ns > 1e9 * _IDLE_SHARE * (now - since):
+            self._stood = spent_ns, now
+        elif now - since > _IDLE_S:
+            return True
+        if lasts_s > _LONG_S:
+            self._seen_at = inf
+            logger.warning(
+                "for %.0f s the other threads of the app have waited for %r, which does not",
+                *(lasts_s, holder.thread.name),
+            )
+        return False
 
-    def _end_deadlock(self, waited_s: float) -> None:
+    def _turn_s(self) -> float:
+        """Return for how long this turn has been looked at, in wall s; 0 at the first look."""
+        if self._seen != self._n_turns:
+            self._seen, self._seen_at = self._n_turns, _wall()
+            return 0.0
+        return _wall() - self._seen_at
+
+    def _end_deadlock(self) -> None:
         """End a run in which each thread has waited for another one for some wall time."""
-        n_others = threading.active_count() - len(self._app) - 1
+        n_others = threading.active_count() - len(self._app)
         may_go_on = n_others > self._n_others or any(
             one.foreign or not one.waiting for one in self._app
         )
-        if waited_s > _DEADLOCK_S and not may_go_on and self._ended is None:
+        if self._turn_s() > _DEADLOCK_S and not may_go_on and self._ended is None:
             self._ended = RunEnded(
                 "nothing can ever happen again: each thread of the app waits for another one",
                 stuck=True,
             )
-
-    def _is_stuck(self, one: AppThread) -> bool:
-        """Return whether a thread has stood still for so long that it waits for another one."""
-        standing, now = _standing(one.thread), _wall()
-        if standing is not None and one.standing is not None:
-            (is_lock, processor_ns), (was_lock, before_ns) = standing, one.standing
-            stood_s = now - one.stands_since
-            may_ns = 0 if is_lock else 1e9 * _IDLE_SHARE * stood_s
-            if is_lock == was_lock and abs(processor_ns - before_ns) <= may_ns:
-                return stood_s > (_STUCK_S if is_lock and not one.foreign else _IDLE_S)
-        one.standing, one.stands_since = standing, now
-        return False
 
     def _bury(self) -> None:
         """Wait until threads have really ended that were the last to run: `is_alive` tells."""
@@ -370,23 +347,8 @@ class Turns:
             self.time.outside(thread.join)
 
 
-def _standing(thread: threading.Thread) -> tuple[bool, int] | None:
-    """Return whether a thread waits for a lock, and its processor time in ns; None if it runs.
-
-    A thread that waits for Python's own lock does so with a timeout, of which it wakes up.
-    """
-    if thread.ident is None or thread.native_id is None:
-        return None
-    is_lock = False
-    try:
-        call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text("ascii").split()
-    except OSError:
-        pass  # Not Linux: then the processor time alone tells.
-    else:
-        if call[0] == "running":
-            return None
-        is_lock = call[0] == _FUTEX.get(platform.machine()) and call[4] == "0x0"
-    if hasattr(time, "pthread_getcpuclockid"):
-        return is_lock, time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
-    frame = sys._current_frames().get(thread.ident)
-    return None if frame is None else (is_lock, hash((id(frame), frame.f_lasti)))
+def _processor_ns(thread: threading.Thread) -> int:
+    """Return the processor time of a thread in ns; where none is told, it is taken to run."""
+    if _clock_of is None or thread.ident is None:
+        return _wall_ns()
+    return _clock_ns(_clock_of(thread.ident))

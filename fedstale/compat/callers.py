@@ -1,0 +1,143 @@
+"""Whose code runs: the app's, a library's, or fedstale's own.
+
+Time is virtual for the app, and for what it does through Python's own pools, queues and event
+loops. A library that polls what it has started, or measures how long it takes, means the wall.
+"""
+
+import concurrent.futures.thread
+import multiprocessing.pool
+import os
+import queue
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_HERE = f"{Path(__file__).parent}{os.sep}"
+# Of any environment: libraries may be those of another one that this one sees.
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+_STDLIB = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+# What these wait for, or read of the clock, is for their caller.
+_PASSED = (
+    *("threading.", "queue.", "sched.", "contextlib.", "selectors.", "_pydatetime.", "asyncio/"),
+    *("multiprocessing/pool.", "concurrent/futures/thread.", "concurrent/futures/_base."),
+)
+_PASSED_PACKAGES = {"pandas"}
+_APP_PACKAGES = {"flwr", "anyio", "fedstale"}
+"""Libraries that wait for what the app has given them to do, and where apps come from."""
+_POOLS = {"joblib"}
+"""Those that give it to threads of the app or else to processes, and poll."""
+
+_packages: set[str] = set()
+"""Import names of the app that runs now."""
+
+
+_has_threads: Callable[[], bool] = bool
+"""Tells whether the app has more than one thread now."""
+
+
+def set_app(packages: Sequence[str], has_threads: Callable[[], bool]) -> None:
+    """Say which packages are the app's, wherever they are installed, and whether it has threads."""
+    global _packages, _has_threads
+    _packages, _has_threads = set(packages), has_threads
+    is_library.cache_clear()
+
+
+def is_called_by_app() -> bool:
+    """Return whether the app itself asks in this thread, and no library on its own account."""
+    frame = _caller()
+    if frame is None:
+        return True
+    file = frame.f_code.co_filename
+    if is_library(file):
+        return _package(file) in _POOLS and _has_threads()
+    return not _is_ours(frame)
+
+
+def is_called_by_us() -> bool:
+    """Return whether fedstale asks in this thread."""
+    frame = _caller()
+    return frame is not None and _is_ours(frame)
+
+
+def _caller() -> FrameType | None:
+    """Return who asks, below what asks for its caller; None if all of a thread does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_passed(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("fedstale.")
+
+
+def is_of_app(thread: threading.Thread) -> bool:
+    """Return whether a thread does the work of the app, and not a library's own."""
+    code = getattr(_run_by(thread), "__code__", None)
+    if code is None:
+        return True
+    if code.co_filename == multiprocessing.pool.__file__:
+        # Those of a ThreadPool; others serve processes, or look after their workers.
+        given = getattr(thread, "_args", ())
+        is_local = any(isinstance(each, queue.SimpleQueue) for each in given)
+        return is_local and code.co_name in ("worker", "_handle_tasks", "_handle_results")
+    if code.co_name == "_do_waitpid":
+        return False
+    return _is_passed(code.co_filename) or not is_library(code.co_filename)
+
+
+def _run_by(thread: threading.Thread) -> object:
+    """Return the function that a thread runs, before it has begun."""
+    runs: Any = type(thread).run
+    if runs is threading.Thread.run:
+        runs = getattr(thread, "_target", None)
+    runs = getattr(runs, "func", runs)  # of a partial
+    return getattr(runs, "__func__", runs)
+
+
+def pools_of(thread: threading.Thread) -> list[Callable[[], ThreadPoolExecutor | None]]:
+    """Return the pool, weakly, for which a thread works that has not begun to; if it does."""
+    is_worker = getattr(thread, "_target", None) is concurrent.futures.thread._worker
+    return [thread._args[0]] if is_worker else []  # type: ignore[attr-defined]
+
+
+def computing(thread: threading.Thread) -> list[Callable[[], bool]]:
+    """Return what tells whether processes are at work, if a thread waits for their results."""
+    target: Any = getattr(thread, "_target", None)
+    given: Sequence[Any] = getattr(thread, "_args", ())
+    if target is multiprocessing.pool.Pool._handle_results:  # type: ignore[attr-defined]
+        open_: Any = given[2]
+    else:
+        open_ = getattr(thread, "pending_work_items", None)
+    return [] if open_ is None else [lambda: bool(open_) and thread.is_alive()]
+
+
+@cache
+def _is_passed(file: str) -> bool:
+    if file.startswith((_HERE, "<frozen ")):
+        return True
+    if package := _package(file):
+        return package in _PASSED_PACKAGES
+    return any(file.startswith(s) and file.removeprefix(s).startswith(_PASSED) for s in _STDLIB)
+
+
+@cache
+def is_library(file: str) -> bool:
+    """Return whether a file is one of Python or of an installed package other than the app's."""
+    if package := _package(file):
+        return package not in _packages | _APP_PACKAGES
+    return file.startswith(_STDLIB)
+
+
+@cache
+def _package(file: str) -> str:
+    """Return the package or module that is installed with a file, or nothing."""
+    found = _INSTALLED.match(file)
+    return found[1].removesuffix(".py") if found else ""

@@ -1,0 +1,184 @@
+"""The clock that a ServerApp reads: `time` and `datetime` mean the virtual clock of its grid.
+
+Only the threads of the ServerApp see virtual time, only while they train no client, and only where
+the app asks or Flower for it. The class `datetime` stays the one that it is: its methods that read
+the clock do so. What cannot be reached reads the clock in C without Python: `numpy.datetime64`.
+"""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
+
+from fedstale.compat.callers import is_called_by_app
+from fedstale.compat.replacing import changed, replaced
+
+T = TypeVar("T")
+
+_WAITING = "time", "threading", "queue", "sched"
+"""Modules of Python that have bound functions of `time` by name, and `time` itself."""
+
+_running: "VirtualTime | None" = None
+"""The clock of the run that goes on in this process."""
+
+
+@dataclass(eq=False, slots=True)
+class VirtualTime:
+    """The virtual clock of the thread that enters `running`, and of those that it starts.
+
+    A stock strategy sleeps while too few nodes are online, and an app may stamp or pace its own
+    loop. Under `TraceGrid` those seconds must be the devices' seconds, and cost none on the wall.
+    """
+
+    now: Callable[[], float]
+    """Returns the virtual instant in s."""
+    sleep: Callable[[float], None]
+    """Moves the virtual clock on by a duration in s."""
+    base: float
+    """Unix time of the virtual instant 0."""
+    threads: set[int] = field(default_factory=set)
+    """Those that see virtual time now, by `threading.get_ident`."""
+
+    @contextmanager
+    def running(self, packages: tuple[str, ...]) -> Iterator[None]:
+        """Show virtual time to this thread.
+
+        Args:
+            packages: names of those whose modules may have bound `from time import sleep` already.
+        """
+        global _running  # noqa: PLW0603 - there is one run a process
+        before, _running = _running, self
+        self.threads.add(threading.get_ident())
+        with ExitStack() as stack:
+            stack.enter_context(replaced(_STAND_INS, within=(*_WAITING, *packages)))
+            for kind, methods in _METHODS.items():
+                stack.enter_context(changed(kind, methods))
+            try:
+                yield
+            finally:
+                self.threads.clear()
+                _running = before
+
+    def unix(self) -> float:
+        """Return the Unix time of the virtual instant."""
+        return self.base + self.now()
+
+    def outside(self, work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what it takes
+        """Do something that sees wall time again, such as the work of clients."""
+        thread = threading.get_ident()
+        if thread not in self.threads:
+            return work(*given)
+        self.threads.remove(thread)
+        try:
+            return work(*given)
+        finally:
+            self.threads.add(thread)
+
+
+def _asked() -> VirtualTime | None:
+    """Return the clock of the run, if it is the app that asks for it."""
+    running = _running
+    if running is None or threading.get_ident() not in running.threads:
+        return None
+    return running if is_called_by_app() else None
+
+
+def _virtually(real: Callable[..., Any], virtual: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is virtual where the app asks, and else real."""
+
+    @wraps(real)
+    def here(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
+        clock = _asked()
+        return real(*given, **named) if clock is None else virtual(clock, *given, **named)
+
+    return here
+
+
+def _in_ns(read: Callable[..., float]) -> Callable[..., int]:
+    return lambda clock, *given: round(1e9 * read(clock, *given))
+
+
+def _of_kind(clock: VirtualTime, kind: int) -> float:
+    """Return a clock of the system by its number, virtually; processor time stays as it is."""
+    if kind == getattr(time, "CLOCK_REALTIME", None):
+        return clock.unix()
+    name = next((n for n in dir(time) if n.startswith("CLOCK_") and getattr(time, n) == kind), "")
+    return _read(kind) if name.endswith("CPUTIME_ID") or not name else clock.now()
+
+
+def _at(clock: VirtualTime, seconds: float | None) -> float:
+    return clock.unix() if seconds is None else seconds
+
+
+def _told(clock: VirtualTime, given: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a time in parts
+    return given[0] if given else _local(clock.unix())
+
+
+_read: Callable[[int], float] = getattr(time, "clock_gettime", lambda _: 0.0)
+_local, _ascii = time.localtime, time.asctime
+_gmtime, _ctime, _formatted = time.gmtime, time.ctime, time.strftime
+
+_VIRTUAL: dict[str, Callable[..., Any]] = {
+    "sleep": lambda clock, seconds: clock.sleep(seconds),
+    "time": VirtualTime.unix,
+    "time_ns": _in_ns(VirtualTime.unix),
+    "monotonic": lambda clock: clock.now(),
+    "monotonic_ns": _in_ns(lambda clock: clock.now()),
+    "perf_counter": lambda clock: clock.now(),
+    "perf_counter_ns": _in_ns(lambda clock: clock.now()),
+    "clock_gettime": _of_kind,
+    "clock_gettime_ns": _in_ns(_of_kind),
+    "localtime": lambda clock, seconds=None: _local(_at(clock, seconds)),
+    "gmtime": lambda clock, seconds=None: _gmtime(_at(clock, seconds)),
+    "ctime": lambda clock, seconds=None: _ctime(_at(clock, seconds)),
+    "asctime": lambda clock, *given: _ascii(_told(clock, given)),
+    "strftime": lambda clock, text, *given: _formatted(text, _told(clock, given)),
+}
+"""What functions of `time` do on a clock."""
+
+_STAND_INS = [
+    (getattr(time, name), _virtually(getattr(time, name), virtual))
+    for name, virtual in _VIRTUAL.items()
+    if hasattr(time, name)
+]
+
+
+def _class_method(
+    kind: type, name: str, virtual: Callable[..., Any]
+) -> "classmethod[Any, ..., Any]":
+    real = vars(kind)[name]
+
+    @wraps(getattr(kind, name))
+    def here(cls: type, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
+        clock = _asked()
+        if clock is None:
+            return real.__get__(None, cls)(*given, **named)
+        return virtual(clock, cls, *given, **named)
+
+    return classmethod(here)
+
+
+def _utc_now(clock: VirtualTime, cls: Any) -> Any:  # noqa: ANN401 - a class of dates
+    return cls.fromtimestamp(clock.unix(), datetime.UTC).replace(tzinfo=None)
+
+
+_METHODS: dict[type, dict[str, Any]] = {
+    datetime.datetime: {
+        "now": _class_method(
+            datetime.datetime,
+            "now",
+            lambda clock, cls, tz=None: cls.fromtimestamp(clock.unix(), tz),
+        ),
+        "utcnow": _class_method(datetime.datetime, "utcnow", _utc_now),
+    },
+    datetime.date: {
+        "today": _class_method(
+            datetime.date, "today", lambda clock, cls: cls.fromtimestamp(clock.unix())
+        )
+    },
+}
+"""Methods that read the clock, of types that stay what they are."""
