@@ -66,6 +66,7 @@ TOUCHED = {
     "fedstale/live/": system("live"),
     "fedstale/reports/": system("reports"),
     "fedstale/runs/": system("reports", "simulation", "deployment", "cli"),
+    "fedstale/compat/": system("simulation", "flower_apps"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
     "fedstale/tuning/": system("tuning"),
     "fedstale/verification/": system("simulation", "deployment/test_record_at_work.py"),

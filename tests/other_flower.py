@@ -31,12 +31,15 @@ GROUPS = {
         *(f"{STRATEGIES}/server/test_{name}.py" for name in ("packing", "wrapped_strategies")),
         f"{STRATEGIES}/stages/test_older_clients.py",
     ),
-    "simulation": tuple(
-        f"{SIMULATION}/test_{name}.py"
-        for name in (
-            *("against_flower", "executors", "message_costs", "resume", "run"),
-            *("server_fn", "server_threads", "trace_grid"),
-        )
+    "simulation": (
+        "tests/fedstale/compat",
+        *(
+            f"{SIMULATION}/test_{name}.py"
+            for name in (
+                *("against_flower", "executors", "message_costs", "resume", "run"),
+                *("server_fn", "trace_grid"),
+            )
+        ),
     ),
     "apps": ("tests/fedstale/flower_apps",),
     "parts of a deployment": ("tests/fedstale/deployment", f"{STRATEGIES}/test_pulling.py"),

@@ -302,7 +302,7 @@ def _rates(log: Reading) -> TraceSet:
     if counted and any(unit not in counted or len(counted) > 1 for _, unit in read.values()):
         units = ", ".join(unit for _, unit in read.values())
         raise TraceError(f"units {units}: expected both of one kind")
-    values = np.stack([read[role][0].to_numpy() for role in roles], axis=1)
+    values: Array = np.stack([read[role][0].to_numpy() for role in roles], axis=1)
     by_interval = counted == {PER_INTERVAL} and "interval" in log.of
     interval = np.zeros(len(log.frame))
     if by_interval:
@@ -338,7 +338,7 @@ def _rates(log: Reading) -> TraceSet:
     log.counts["dropped: device of which no time is known"] += int((n_of == 0).sum())
     if not used.any():
         raise _nothing_known()
-    bits: Array = values[used] / lasts[used, None] if counted else values[used]
+    bits = values[used] / lasts[used, None] if counted else values[used]
     links, epoch = _links(
         log, owner[used], begins[used], ends[used], bits, slack_s=slack_s, midnight=times.midnight
     )
