@@ -13,8 +13,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Any)
 DAY_S = 86_400.0
 """A day, in s."""
-_SLACK = 2.0**-49
-"""Share of an instant by which rounding may have moved it: up to 16 units in its last place."""
+ROUNDED = 1.0 + 2.0**-49
+"""An end times this is after all that fits by it exactly in decimals: rounding moves an instant by
+some units in its last place, and this is up to 16."""
 _LINE, _VALUE = 240, 80
 """Characters that `outline` shows at most, and of one value."""
 
@@ -120,23 +121,6 @@ def broadcast(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     array = np.asarray(x, dtype=np.float64)
     # Small queries call this many times, and broadcast_to alone takes ten microseconds.
     return array if array.shape == shape else np.broadcast_to(array, shape)
-
-
-def fits(finish: Array, end: Array) -> Mask:
-    """Return whether what finishes at an instant does so by the end, but for rounding.
-
-    Times that fit exactly in decimals are some units in the last place apart in binary.
-
-    Args:
-        finish: instants in s, or amounts; any shape.
-        end: the same; inf never ends.
-
-    Example:
-        >>> fits(np.array([0.1 + 0.2, 0.3000001]), np.array([0.3, 0.3]))
-        array([ True, False])
-    """
-    is_by: Mask = finish <= end * (1.0 + _SLACK)
-    return is_by
 
 
 def rounded(x: Array, digits: int) -> tuple[float, ...]:

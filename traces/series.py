@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import (
+    ROUNDED,
     Array,
     Channel,
     Index,
     broadcast,
-    fits,
     last_at_or_before,
     offsets_of,
     outline,
@@ -372,7 +372,7 @@ class Series(Channel):
                 if long.size:
                     duration[long] = self._search(row[long], needed[long], x[long])
         if self.until < np.inf:
-            in_time = fits(start + duration, np.asarray(self.until))
+            in_time = start + duration <= self.until * ROUNDED
             duration = np.where(in_time, np.clip(self.until - start, 0.0, duration), np.inf)
         return np.where(amount > 0, duration, 0.0)
 
@@ -407,7 +407,7 @@ class Series(Channel):
                 within = np.clip(target - cycles * total, 0.0, total)
                 reachable = (total > 0) & np.isfinite(target)
             else:
-                reachable = fits(target, total)
+                reachable = target <= total * ROUNDED
                 cycles, within = np.zeros(target.shape), np.minimum(target, total)
             within = np.where(reachable, within, 0.0)
             duration = self._reached(within, row) + cycles * length - x

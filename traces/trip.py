@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, fits, joined, outline
+from fedstale.traces.arrays import DAY_S, ROUNDED, Array, Index, joined, outline
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 
@@ -239,7 +239,7 @@ class _Trips:
             devices, np.where(never_free, 0.0, ready)
         )
         # Who is asked at the very end of a window is asked after it.
-        over = np.flatnonzero(fits(self.end, started) & (started < np.inf))
+        over = np.flatnonzero((self.end <= started * ROUNDED) & (started < np.inf))
         if over.size:
             started[over], self.end[over] = availability.window_at_or_after(
                 devices[over], self.end[over]
@@ -281,7 +281,7 @@ class _Trips:
         )
         # A last byte at the very end of a window has arrived.
         end = self.end[jobs]
-        made = fits(finish, end) & (finish < np.inf)
+        made = (finish <= end * ROUNDED) & (finish < np.inf)
         finish = np.minimum(finish, end)
         is_whole, whole = bool(made.all()), jobs
         if not is_whole:
@@ -327,7 +327,7 @@ class _Trips:
     def _outcomes(self) -> TripOutcomes:
         """Return what became of the jobs, once they are resolved."""
         reported, arrived = self.done_at[2], self.phase == _DONE
-        is_in_time = fits(reported, self.expires)
+        is_in_time = reported <= self.expires * ROUNDED
         reported = np.where(is_in_time, np.minimum(reported, self.expires), reported)
         self.ended = np.where(arrived, reported, self.ended)
         in_time = np.where(is_in_time, _REPORTED, _LATE).astype(np.int8)

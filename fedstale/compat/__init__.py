@@ -8,6 +8,14 @@ from fedstale.compat.callers import is_of_app
 from fedstale.compat.replacing import replaced
 from fedstale.compat.start_date import free_start
 from fedstale.compat.threads import ServerThreads, in_turn
-from fedstale.compat.virtual_time import VirtualTime
+from fedstale.compat.virtual_time import VirtualTime, importing
 
-__all__ = ["ServerThreads", "VirtualTime", "free_start", "in_turn", "is_of_app", "replaced"]
+__all__ = [
+    "ServerThreads",
+    "VirtualTime",
+    "free_start",
+    "importing",
+    "in_turn",
+    "is_of_app",
+    "replaced",
+]

@@ -147,6 +147,19 @@ _STAND_INS = [
 ]
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let modules that are imported inside get functions that can be virtual.
+
+    So those are, too, that an app keeps in a table, as a default, or in a class.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(replaced(_STAND_INS, within=_WAITING))
+        for kind, methods in _METHODS.items():
+            stack.enter_context(changed(kind, methods))
+        yield
+
+
 def _class_method(
     kind: type, name: str, virtual: Callable[..., Any]
 ) -> "classmethod[Any, ..., Any]":

@@ -186,9 +186,9 @@ def message_of(
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
-    made = _shallow(message)
-    held = made.__dict__
-    held["_metadata"], held["_content"], held["_error"] = _shallow(held["_metadata"]), content, None
+    made, about = object.__new__(Message), object.__new__(Metadata)
+    about.__dict__ = message.__dict__["_metadata"].__dict__.copy()
+    made.__dict__ = message.__dict__ | {"_metadata": about, "_content": content, "_error": None}
     return made
 
 
@@ -286,18 +286,23 @@ def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
         content: the records.
         arrays: whether the objects that hold an array's bytes are copied too.
     """
-    own: dict[str, Any] = {}
+    # Without a function for each object: this is done for each job.
+    new, own = object.__new__, dict[str, Any]()
     for name, record in entries(content).items():
         held = entries(record).copy()
-        if isinstance(record, ArrayRecord):
-            for key, array in held.items() if arrays else ():
-                held[key] = _shallow(array)
-        else:
+        if not isinstance(record, ArrayRecord):
             for key, value in held.items():
                 if isinstance(value, list):
                     held[key] = value.copy()
-        own[name] = filled(record, held)
-    return filled(content, own)
+        elif arrays:
+            for key, array in held.items():
+                held[key] = twin = new(type(array))
+                twin.__dict__ = array.__dict__.copy()
+        own[name] = made = new(type(record))
+        made.__dict__ = record.__dict__ | {"_data": held}
+    whole = new(RecordDict)
+    whole.__dict__ = content.__dict__ | {"_data": own}
+    return whole
 
 
 entries: Callable[[RecordDict | Record], dict[str, Any]] = attrgetter("_data")
@@ -312,10 +317,3 @@ def filled(like: Records, held: dict[str, Any]) -> Records:
     made = object.__new__(type(like))
     made.__dict__ = like.__dict__ | {"_data": held}
     return made
-
-
-def _shallow(original: T) -> T:
-    """Return another object with the same attributes."""
-    own = object.__new__(type(original))
-    own.__dict__.update(original.__dict__)
-    return own

@@ -6,12 +6,12 @@ messages.
 
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
+from time import perf_counter
 from typing import Any
 
 import pyarrow.compute as pc
@@ -140,7 +140,7 @@ class RunMetrics(Stateful, Callback):
             if source == "server" and not isfinite(value):
                 self._count_not_number(f"{source} {name}")
         if self.began is not None:
-            self.wall_s += [round(time.perf_counter() - self.began, 3)] * len(values)
+            self.wall_s += [round(perf_counter() - self.began, 3)] * len(values)
         self.rounds = run.rounds
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.

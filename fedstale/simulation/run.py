@@ -3,12 +3,12 @@
 import logging
 import random
 import shutil
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
+from fedstale.compat import importing
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import (
     ConfigError,
@@ -163,7 +164,7 @@ def _until_change(
     """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
     _require_end(metrics.until, traces, Costs.from_table(config.costs))
-    with ExitStack() as stack, app.importable(), seeded_entropy():
+    with ExitStack() as stack, app.importable(), importing(), seeded_entropy():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
         state = _last_checkpoint(folder) if folder else None
@@ -221,7 +222,7 @@ def _until_change(
             )
             del state
             seed_server(config.seed)
-            started = time.perf_counter()
+            started = perf_counter()
             # Of what was measured before a checkpoint nobody knows the wall time.
             metrics.began = None if resume else started
             modules = app.modules()
@@ -238,7 +239,7 @@ def _until_change(
                 return None
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
                 status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
-            wall_s = time.perf_counter() - started
+            wall_s = perf_counter() - started
             messages.finish(grid.runtime)
             if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
                 status, reason = "failed", _NO_CHANGE
@@ -365,7 +366,7 @@ class SimulationCheckpointer(Checkpointer):
         An app that starts a second strategy needs what the first has made of the model, which is on
         Python's stack: it goes on from the last checkpoint of the first.
         """
-        started = time.perf_counter()
+        started = perf_counter()
         is_change = self._grid.now() >= self._change_at
         is_due = started >= self._due_at and self._every and version % self._every == 0
         if not (is_due or is_change) or self.n_starts > 1:
@@ -379,7 +380,7 @@ class SimulationCheckpointer(Checkpointer):
                 "random": _random_streams(),
             },
         )
-        now = time.perf_counter()
+        now = perf_counter()
         self._due_at = now + (now - started) / _LARGEST_SHARE
         if is_change:
             self.is_change_due = True
