@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ from fedstale.reports import ForecastAudit, Run, audited
 from fedstale.runs import make_folder
 from fedstale.simulation import FlowerApp, WorkHook
 from fedstale.simulation import simulate as simulate_config
-from fedstale.strategies import parse
+from fedstale.strategies import StaleStrategy, parse
 from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 
@@ -174,6 +175,7 @@ def simulate(
             None,
         )
         objects = FlowerApp(Path.cwd(), name, server, app, dict(run_config or {}), own, work=hook)
+        objects = replace(objects, is_ours=_is_ours(made, evaluate, *callbacks))
     elif not isinstance(app, str | Path):
         name = "ServerApp"
         objects = FlowerApp(Path.cwd(), name, *app, dict(run_config or {}), own, work=hook)
@@ -211,7 +213,9 @@ def simulate(
         progress_line(progress) as say,
         command_line.quiet_console(),
     ):
-        callbacks = [*callbacks, RepeatedInterrupt(heard)]
+        if objects is None or not objects.is_ours:
+            # Somebody else's code may miss the exception.
+            callbacks = [*callbacks, RepeatedInterrupt(heard)]
         if say is not None:
             say("starting")
             notes = ProgressNotes(say, Until.parse(until), every_s=_LINE_EVERY_S)
@@ -232,6 +236,23 @@ def simulate(
             # Whoever stops a process waits for its end, and not for the rest of a script.
             raise SystemExit(exit_code(heard()))
     return run
+
+
+def _is_ours(strategy: object, *others: object) -> bool:
+    """Return whether what a server runs is fedstale's, as far as its parts and theirs show."""
+    todo, seen = [strategy, *others], set[int]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list | tuple | Mapping):
+            todo += part.values() if isinstance(part, Mapping) else part
+        elif id(part) not in seen and (callable(part) or hasattr(part, "__dict__")):
+            seen.add(id(part))
+            if str(getattr(part, "__module__", "")).partition(".")[0] not in {"fedstale", "flwr"}:
+                return False
+            if not isinstance(part, FunctionType | type):
+                names = getattr(part, "__dict__", getattr(part, "__slots__", ()))
+                todo += [getattr(part, name, None) for name in names]
+    return isinstance(strategy, StaleStrategy)
 
 
 def _declared(

@@ -12,10 +12,10 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from fedstale.compat.callers import pools_of, set_app
 from fedstale.compat.turns import AppThread, Ended, Turns
@@ -213,32 +213,36 @@ class ServerThreads(Turns, Callback):
             )
 
 
-class _HasThreads(Protocol):
-    _threads: ServerThreads
+@contextmanager
+def in_turns(grid: object, threads: ServerThreads, operations: Sequence[str]) -> Iterator[None]:
+    """Let methods of a grid wait for the turn of the thread that calls them while the block runs.
 
+    Args:
+        grid: which has methods of these names, and gets its own in their place.
+        threads: those of the app.
+        operations: names of the methods.
+    """
 
-G = TypeVar("G", bound=_HasThreads)
-
-
-def in_turn(operation: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
-    """Let a method of a grid wait for the turn of the thread that calls it."""
-
-    @wraps(operation)
-    def taking_turn(grid: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        threads = grid._threads
+    def taking_turn(operation: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if not threads.several and threads.first == threading.get_ident() and not threads._ended:
             # It is the only one, as in most apps.
-            return operation(grid, *args, **kwargs)
+            return operation(*args, **kwargs)
         me = threads.enter()
         if me is None:
-            return operation(grid, *args, **kwargs)
+            return operation(*args, **kwargs)
         me.depth += 1
         try:
-            return operation(grid, *args, **kwargs)
+            return operation(*args, **kwargs)
         except RunEnded as problem:
-            grid._threads.end(problem)
+            threads.end(problem)
             raise
         finally:
             me.depth -= 1
 
-    return taking_turn
+    for name in operations:
+        setattr(grid, name, partial(taking_turn, getattr(grid, name)))
+    try:
+        yield
+    finally:
+        for name in operations:
+            delattr(grid, name)

@@ -146,6 +146,8 @@ class FlowerApp:
     """What takes the place of the app's own strategy, if it is an object."""
     seed_key: str | None = None
     """Key of the run config that takes the seed of a run; None for `seed` if the app has it."""
+    is_ours: bool = False
+    """Whether its server runs nobody's code but fedstale's."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":

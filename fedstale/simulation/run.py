@@ -164,13 +164,14 @@ def _until_change(
     """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
     _require_end(metrics.until, traces, Costs.from_table(config.costs))
-    with ExitStack() as stack, app.importable(), importing(), seeded_entropy():
+    with ExitStack() as stack, app.importable(), seeded_entropy():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
         state = _last_checkpoint(folder) if folder else None
         run_config, change_at = _in_force(config, state)
         costs = _costs(app, config, run_config)
-        server, client, work = app.load_server(), app.load_client(), app.load_work()
+        with importing():
+            server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
             check_costs(client, costs)
         replacement = _replacement(app, config, server)
@@ -227,7 +228,7 @@ def _until_change(
             metrics.began = None if resume else started
             modules = app.modules()
             with (
-                grid.running(*modules),
+                grid.running(*modules, is_ours=app.is_ours),
                 stock_strategies_reporting(grid.runtime, replacement),
                 server_fn_on(grid, *modules),
             ):

@@ -11,7 +11,7 @@ import gc
 import heapq
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedstale.compat import ServerThreads, VirtualTime, free_start, in_turn
+from fedstale.compat import ServerThreads, VirtualTime, free_start, in_turns
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -49,6 +49,11 @@ from fedstale.traces import OnInterrupt, TraceSet
 
 # A heap compares plain numbers faster.
 _REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)
+
+_OPERATIONS = (
+    *("wait", "sleep", "online_nodes", "push_messages", "pull_messages", "send_and_receive"),
+)
+"""Methods that move the clock or send: threads of an app use them in turn."""
 
 
 class TraceGrid(Stateful, RuntimeGrid):
@@ -139,6 +144,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             lambda: own._next_event,
             lambda to: own._advance(to),  # noqa: PLW0108 - see above
         )
+        self._is_ours = False
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
         self._to_run: list[tuple[float, int]] = []
@@ -164,25 +170,28 @@ class TraceGrid(Stateful, RuntimeGrid):
     # The run.
 
     @contextmanager
-    def running(self, *packages: str) -> Iterator[None]:
+    def running(self, *packages: str, is_ours: bool = False) -> Iterator[None]:
         """Let the code inside act as the ServerApp: create messages, and see virtual time.
 
         Args:
             packages: import names of the app, whose modules may have bound `time.sleep` by name.
+            is_ours: whether the code is fedstale's alone, which asks for no time but the grid's,
+                starts no thread and writes to no record that it has sent.
 
         The threads that it has started then have ended after the block.
         """
         # Every message makes objects, so garbage is looked for often; what has been imported so
         # far is none, and to look through it each time takes an eighth of an empty simulation.
         gc.freeze()
-        virtual = self._time.running(("flwr.serverapp", *packages))
+        self._is_ours = is_ours
         try:
-            with (
-                identity(self._run.run_id),
-                virtual,
-                quick_arrays(),
-                self._threads.running(packages),
-            ):
+            with ExitStack() as stack:
+                stack.enter_context(identity(self._run.run_id))
+                stack.enter_context(quick_arrays())
+                if not is_ours:
+                    stack.enter_context(self._time.running(("flwr.serverapp", *packages)))
+                    stack.enter_context(self._threads.running(packages))
+                    stack.enter_context(in_turns(self, self._threads, _OPERATIONS))
                 yield
         finally:
             gc.unfreeze()
@@ -194,7 +203,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             RunEnded: the run is over, also where only a thread of the app has met its end.
             FedstaleError: a thread of the app has done what is not possible.
         """
-        with self._threads.closing():
+        with nullcontext() if self._is_ours else self._threads.closing():
             server(self, context)
 
     def events(self) -> pa.Table:
@@ -233,7 +242,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return the virtual instant in s."""
         return self._clock.now
 
-    @in_turn
     def wait(self, until: float) -> bool:
         """Move the clock to an instant, or to the next reply or failure if that comes first.
 
@@ -257,7 +265,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return whether a reply has arrived that no other thread waits for."""
         return bool(self._arrived.keys() - self._claimed if self._claimed else self._arrived)
 
-    @in_turn
     def sleep(self, seconds: float) -> None:
         """Move the clock on; what happens on the way can be pulled afterwards."""
         until = self._clock.now + max(seconds, 0.0)
@@ -298,7 +305,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return the nodes that are online now; see `online_nodes`."""
         return self.online_nodes().ids.tolist()
 
-    @in_turn
     def online_nodes(self) -> NodeSet:
         """Return the nodes that are online now.
 
@@ -321,7 +327,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._stalls.looked(nodes.words, self._clock.now, self._fleet.available.n_online)
         return nodes
 
-    @in_turn
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages as they are now; each node works on one at a time, in the order of sending.
 
@@ -337,7 +342,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         now = self._clock.now
         messages = list(messages)
         self.runtime.sending(messages)
-        sent = own_messages(messages)
+        sent = messages if self._is_ours else own_messages(messages)
         rows, unseen_until = self._fleet.send(sent, now, self._jobs)
         self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
@@ -345,7 +350,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._clients.sent(self._jobs, numbers)
         for message, own, message_id in zip(messages, sent, ids, strict=True):
             stamp(message, message_id, self._unix_base + now)
-            stamp(own, message_id, self._unix_base + now)
+            if own is not message:
+                stamp(own, message_id, self._unix_base + now)
         self._jobs.note_reported(numbers, sent)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
@@ -355,7 +361,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._stalls.active(now)
         return ids
 
-    @in_turn
     def pull_messages(  # type: ignore[override] # Flower 1.43's
         self,
         reply_to_message_ids: Iterable[str] | None = None,
@@ -396,7 +401,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             return [key for key in self._arrived if key not in self._claimed]
         return [key for key in self._arrived if key in wanted]
 
-    @in_turn
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
@@ -488,7 +492,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             rows.append(heapq.heappop(heap)[1])
             room -= 1
         jobs = [self._jobs.open[row] for row in rows]
-        changed = self._time.outside(self._clients.run, jobs, self._clock.now)
+        run, now = self._clients.run, self._clock.now
+        changed = run(jobs, now) if self._is_ours else self._time.outside(run, jobs, now)
         behind = self._fleet.finish(self._jobs, rows, changed)
         self._schedule(rows)
         if any(behind):
@@ -585,7 +590,11 @@ class TraceGrid(Stateful, RuntimeGrid):
         nodes, instants, codes = self._jobs.values(rows, "node_id", "visible_at", "error_code")
         answered = [job for job, code in zip(jobs, codes, strict=True) if code == ANSWERED]
         if answered:
-            self._time.outside(self._clients.have_replied, answered, coming)
+            have_replied = self._clients.have_replied
+            if self._is_ours:
+                have_replied(answered, coming)
+            else:
+                self._time.outside(have_replied, answered, coming)
         delivered = []
         for job, node_id, visible_at, code in zip(jobs, nodes, instants, codes, strict=True):
             if code == ANSWERED:
