@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": 
 """From those that nothing but a separator would be, to those that occur in cells too."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SAMPLE, _SPARE, _MOST_RAGGED, _MOST_SUMS = 60, 8, 0.05, 4
+_PAGES = frozenset([".md", ".pdf", ".html", ".rst"])
 _EMPTY = [f(text) for text in MISSING - {"none"} for f in (str.lower, str.upper, str.title)]
 _PAIR = re.compile(r'([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|[^\s,;]+)')
 _SYSLOG = re.compile(
@@ -85,7 +87,10 @@ def _inside(folder: Path) -> list[Path]:
     files = sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
     if not files:
         raise TraceError(f"{folder}: has no file: expected one for each device")
-    return files
+    # What lies beside them, such as a page about them, has another ending.
+    counts = Counter(file.suffix for file in files if file.suffix not in _PAGES)
+    usual = counts.most_common(1)[0][0] if counts else files[0].suffix
+    return [file for file in files if file.suffix == usual]
 
 
 def _stem(path: Path) -> str:
@@ -125,9 +130,9 @@ def _text(path: Path, data: bytes) -> tuple[str, str]:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        raise TraceError(
-            f"{path}: not a text in UTF-8: expected a CSV, JSON or Parquet file"
-        ) from None
+        # Letters of Western Europe; the digits are the same in any of them.
+        encoding = "cp1252"
+        text = data.decode(encoding, errors="replace")
     if "\0" in text:
         raise TraceError(f"{path}: not a text: expected a CSV, JSON or Parquet file")
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding

@@ -368,7 +368,7 @@ def _parsed(log: Reading, role: str, roles: tuple[str, ...], told: dict[str, str
         counted = texts.str.fullmatch(rf"{_NUMBER}", na=True)
         if not (texts.notna() & compact).any() or not compact[texts.notna()].all():
             share = counted[texts.notna()].mean() if texts.notna().any() else 0.0
-            if options.time_format is None and (is_number or share > 0.5):
+            if options.time_format is None and (is_number or share >= 0.5):
                 return _counted(log, role, cells if is_number else texts, told)
         times = _dated(log, role, roles, texts, told)
     zone = options.time_zone
