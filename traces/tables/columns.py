@@ -148,6 +148,10 @@ _DEVICE = _set(
     "ip id imsi iccid msisdn target"
 )
 _OF_DEVICE = _set("name number no key label code address addr hash uuid id identifier")
+_NO_DEVICE = _set(
+    "event session record row process message error task group category job request transaction "
+    "rule cell area server"
+)
 _OF_TIME = _set("at on session event utc")
 _DOWN, _UP = _set("down dl rx download downlink downstream recv"), _set("ul tx upload uplink")
 _IN = _set("in received receive ingress inbound incoming")
@@ -202,7 +206,11 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     (
         "device",
         lambda words, name: (
-            (last := name.rpartition("_")[2]) in _DEVICE or (last in _OF_DEVICE and words & _DEVICE)
+            not words & _NO_DEVICE
+            and (
+                (last := name.rpartition("_")[2]) in _DEVICE
+                or (last in _OF_DEVICE and words & _DEVICE)
+            )
         ),
     ),
 )
@@ -615,6 +623,7 @@ def _repeated(log: Reading, taken: set[str]) -> list[str]:
         for c in several
         if c not in taken
         and not _is_state(frame[c])
+        and not _NO_DEVICE & set(name_and_unit(c)[0].split("_"))
         and (name_and_unit(c)[0].endswith("id") or not is_datum(frame[c].dropna()).any())
     ]
     digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in names}

@@ -228,22 +228,39 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
             for name, inner in lists:
                 yield from _of_list(inner, f"{path}.*", {**row, "key": name})
             return
+        flat = {name: one for name, one in lists if not isinstance(one[0], list | Mapping)}
+        if len(flat) > 1 and len({len(one) for one in flat.values()}) == 1:
+            # Columns, each a list of its values.
+            for cells in zip(*flat.values(), strict=True):
+                yield f"{path}.", row | dict(zip(flat, cells, strict=True))
         for name, inner in lists:
-            yield from _of_list(inner, f"{path}.{name}" if path else name, row)
+            names = next((one for one in flat.values() if len(one) == _width(inner)), None)
+            yield from _of_list(inner, f"{path}.{name}" if path else name, row, names)
     elif isinstance(value, list):
         yield from _of_list(value, path or "rows", outer)
 
 
+def _width(inner: list[Any]) -> int:
+    return len(inner[0]) if isinstance(inner[0], list) else 0
+
+
 def _of_list(
-    inner: list[Any], path: str, row: dict[str, Any]
+    inner: list[Any], path: str, row: dict[str, Any], names: list[Any] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     if all(isinstance(one, Mapping) for one in inner):
         for one in inner:
             yield from _walk(one, path, row)
     elif all(isinstance(one, list) and len(one) == len(inner[0]) for one in inner):
-        names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
-        firsts = [one[0] for one in inner]
-        if len(names) == 2 and all(isinstance(t, int | float) and t > 1e9 for t in firsts):
+        if names is None:
+            names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
+            firsts = [one[0] for one in inner]
+        else:
+            firsts = []
+        if (
+            len(names) == 2
+            and firsts
+            and all(isinstance(t, int | float) and t > 1e9 for t in firsts)
+        ):
             names = ["time", "value"]
         for one in inner:
             yield path, row | dict(zip(names, one, strict=True))

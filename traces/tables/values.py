@@ -240,6 +240,8 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
             likely = "2,5"
         elif "loss" in str(cells.name).lower():
             likely = "<100"
+        elif values.nunique() < 4 and values.min() > 1:
+            likely = f"{values.min():g}"
         log.ask(
             f"column {cells.name!r}: numbers from {values.min():g} to {values.max():g}, of which "
             f"most are {seen(texts)}: expected which mean {role} (--online-values), such as "
