@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,13 @@ def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
             return "JSON", _longest(json.loads(text))
         except ValueError:
             pass
-    lines = [line.strip() for line in text.split("\n")]
-    some = [line for line in lines if line][:_SAMPLE]
+    lines = text.split("\n")
+    some = [*islice((line.strip() for line in lines if line.strip()), _SAMPLE)]
     if start == "{" and some[0].endswith("}"):
         rows: list[dict[str, Any]] = []
         for line in lines:
             try:
-                one = json.loads(line) if line else {}
+                one = json.loads(line) if line.strip() else {}
             except ValueError:
                 one = {}
             rows.append(next(iter(_flat(one))) if isinstance(one, dict) else {})
@@ -162,7 +163,7 @@ def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
             {name: value.strip('"') for name, value in _PAIR.findall(line)} for line in lines
         ]
     if sum(_SYSLOG.match(line) is not None for line in some) > 0.9 * len(some):
-        found = (_SYSLOG.match(line) for line in lines)
+        found = (_SYSLOG.match(line.strip()) for line in lines)
         return "lines of a system's log", [one.groupdict() if one else {} for one in found]
     return None
 
@@ -277,9 +278,11 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
     lines = text.split("\n")
     if stated := re.match(r"(?i)sep=(.)\s*$", lines[0]):
         found, lines[0] = found or stated[1], ""
-    said = [line.strip().lstrip("#").strip() for line in lines if line.lstrip().startswith("#")]
-    lines = ["" if line.lstrip().startswith("#") else line for line in lines]
-    some = [k for k, line in enumerate(lines) if line.strip()][:_SAMPLE]
+    is_said = [k for k, line in enumerate(lines) if "#" in line and line.lstrip()[0] == "#"]
+    said = [lines[k].strip().lstrip("#").strip() for k in is_said]
+    for k in is_said:
+        lines[k] = ""
+    some = [*islice((k for k, line in enumerate(lines) if line.strip()), _SAMPLE)]
     found = found or _separator(path, [lines[k] for k in some])
     rows = {k: _cells(lines[k], found) for k in some}
     names, width, head, before = _layout(rows, [_cells(line, found) for line in said], found)
