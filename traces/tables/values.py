@@ -510,20 +510,20 @@ def _dated(
             raise TraceError(f"time_format = {form!r}: {problem}") from None
         expected = f"expected a time as {form!r} says (--time-format)"
     else:
-        zones = texts.str.extract(_OFFSET, expand=False)
-        zones = zones.where(texts.str.contains(r":|T\d", na=False))
+        if texts.str.endswith("Z").all():
+            zones, bare = pd.Series("Z", index=texts.index), texts.str.slice(0, -1)
+        else:
+            zones = texts.str.extract(_OFFSET, expand=False)
+            zones = zones.where(texts.str.contains(r":|T\d", na=False))
+            bare = texts.str.replace(_OFFSET, "", regex=True).where(zones.notna(), texts)
         has_zone = zones.notna()
         if has_zone.any() and (texts.notna() & ~has_zone).any():
             naive = np.append(~has_zone, False)[codes]
             log.drop(naive, "no zone", every, "has no zone, other rows do: expected one zone")
             texts = texts.where(has_zone)
-        local = texts.str.replace(_OFFSET, "", regex=True).where(has_zone, texts)
-        times, told["format of time"], expected = _local(log, roles, local)
+        times, told["format of time"], expected = _local(log, roles, bare.where(texts.notna()))
         if has_zone.any():
-            offsets = zones.replace({"Z": "+00:00", "UTC": "+00:00", "GMT": "+00:00"})
-            hours = offsets.str[:3].astype("float64")
-            minutes = offsets.str.replace(":", "").str[3:5].replace("", "0").astype("float64")
-            ahead = pd.to_timedelta((hours * 60 + np.sign(hours + 0.5) * minutes) * 60e6, unit="us")
+            ahead = of_texts(zones, _ahead)
             times = (times - ahead).dt.tz_localize("UTC")
             distinct = sorted(set(zones.dropna()))
             single = len(distinct) == 1 and distinct[0][0] in "+-"
@@ -535,12 +535,21 @@ def _dated(
     return pd.Series(times.array.take(codes, allow_fill=True), index=every.index)
 
 
+def _ahead(zones: "pd.Series[str]") -> pd.Series:
+    """Return by how much clocks are ahead of UTC."""
+    offsets = zones.replace({"Z": "+00:00", "UTC": "+00:00", "GMT": "+00:00"})
+    hours = offsets.str[:3].astype("float64")
+    minutes = offsets.str.replace(":", "").str[3:5].replace("", "0").astype("float64")
+    return pd.to_timedelta((hours * 60 + np.sign(hours + 0.5) * minutes) * 60e6, unit="us")
+
+
 def _local(
     log: Reading, roles: tuple[str, ...], texts: "pd.Series[str]"
 ) -> tuple[pd.Series, str, str]:
     """Return texts without a zone as local times, how they were read, and what is expected."""
     # A comma may stand before fractions of a second.
-    texts = texts.str.replace(r"(:\d\d),(\d+)$", r"\1.\2", regex=True)
+    if texts.str.contains(",", regex=False, na=False).any():
+        texts = texts.str.replace(r"(:\d\d),(\d+)$", r"\1.\2", regex=True)
     expected = "expected year, month and day, or a format of time (--time-format)"
     first = texts.dropna()
     week = first.str.match(r"\d{4}-?W\d\d")
@@ -554,6 +563,9 @@ def _local(
     numeric = first.str.match(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{8}|\d{14}$")
     if numeric.mean() >= 0.5:
         iso: pd.Series[str] = texts.where(texts.str.match(r"\d{4}", na=False))
+        times = pd.to_datetime(iso, format="ISO8601", errors="coerce")
+        if times.notna().equals(iso.notna()):
+            return times, "ISO 8601", expected
         iso = iso.str.replace(r"^(\d{4})[/.](\d{1,2})[/.]", r"\1-\2-", regex=True)
         iso = iso.str.replace(r"_(\d\d)[.:](\d\d)[.:](\d\d)", r" \1:\2:\3", regex=True)
         iso = iso.str.replace(r"^(\d{8})(\d{6})$", r"\1T\2", regex=True)
