@@ -80,8 +80,9 @@ def name_and_unit(column: str) -> tuple[str, str | None]:
     """
     column = column.strip()
     unit: str | None = None
-    if (whole := unit_of_text(column)) in RATE_UNITS:
-        return "rate", whole
+    whole = unit_of_text(column)
+    if whole is not None and (whole in RATE_UNITS or len(column) > 3):
+        return ("rate" if whole in RATE_UNITS else "duration"), whole
     ends = [found.start() for found in re.finditer(r"(?<=[a-zA-Z0-9)\]])(?=[\s_.\[(-])", column)]
     ends += [found.start() for found in re.finditer(r"(?<=[a-z0-9])(?=[A-Z])", column)]
     # Rates are spelt like nothing else, and need nothing before them.
@@ -264,6 +265,7 @@ _NO_STATE = frozenset(word for _, words in STATE_WORDS.values() for word in word
 _SAID = YES | NO | _BATTERY | _NO_STATE
 _SAID |= {word for words, _ in STATE_WORDS.values() for word in words.split()}
 _FORMS = {
+    "word": r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5}|[0-9a-f]{8}-.*",
     "state": "|".join(re.escape(word) for word in sorted(_SAID)),
     "instant": r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}\b.*"
     r"|\[?1\d{9}(?:\d{3}){0,3}(?:\.\d*)?\D*|1\.\d+e\+?(?:9|09|1[258])|[a-z]{3}\w*,? +\d+ .*"
@@ -381,7 +383,7 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         found[role] = [] if role in given else fits
     if "interval" not in given and not found["interval"]:
         found["interval"] = found["duration"]
-    if len(log.frame) > 2 and (found["time"] or found["start"]):
+    if len(log.frame) > 2 and any(looks(log.sample[c]) == "instant" for c in log.frame.columns):
         # What is of one row is of no device, if it is a number or another column is of several.
         rows = [c for c in found["device"] if log.frame[c].is_unique]
         if len(rows) == len(found["device"]):
@@ -789,6 +791,7 @@ class _Proposal:
             f"the load in {listed(loads)} says neither when a device is online nor how fast it "
             "is: give a column that does, or --kind pings if it is online while rows come": loads,
             f"nothing says what {listed(values)} is a value of": values,
+            "nothing says which device a row is of": [] if self._is_of_one() else self.silent,
         }
         if problem := next((text for text, columns in why.items() if columns), None):
             raise TraceError(f"{self.sentence}; {problem}")
@@ -871,7 +874,7 @@ def _states_among(log: Reading, silent: list[str], values: list[str]) -> list[st
         [c for c in silent if look[c] == "state" and n_values[c] < 9],
         [c for c in silent if look[c] == "reply"],
         [c for c in silent if look[c] == "number" and "loss" in c.lower()],
-        [c for c in silent if look[c] == "word" and 1 < n_values[c] <= 6],
+        [c for c in silent if look[c] == "word" and 1 < n_values[c] <= 6 and not values],
     )
     return next((group for group in groups if group), [])
 

@@ -107,6 +107,21 @@ SPANS = {
         ),
         pytest.param({"Time": STAMPS, "a": UNEVEN, "b": UNEVEN[::-1]}, None, id="unknown numbers"),
         pytest.param(
+            {"ride_id": K, "bike": HOSTS, "left": STAMPS, "came": [*STAMPS[1:], "2024-06-02"]},
+            "--columns start=left end=came device=bike",
+            id="a number for each row is no device",
+        ),
+        pytest.param(
+            {"caller": HOSTS, "begin": STAMPS, "seconds": K + 60},
+            "--columns device=caller",
+            id="a name that is a unit",
+        ),
+        pytest.param(
+            {"t": STAMPS, "dst": [f"10.0.0.{k % 3}" for k in K], "success": K % 2},
+            "--columns device=dst online=success",
+            id="addresses are no numbers",
+        ),
+        pytest.param(
             {"kom": STAMPS, "gik": STAMPS[::-1], "box": HOSTS}, None, id="times in no order"
         ),
     ],
