@@ -346,12 +346,14 @@ def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_p
         "time=0 device=a online=on\ntime=60 device=a online=off\n",
         '{"device": ["a", "a"], "time": [0, 60], "online": [1, 0]}',
         '{"columns": ["time", "online"], "values": [[0, 1], [60, 0]]}',
+        '{"a": [{"time": 0, "online": 1}, {"time": 60, "online": 0}], '
+        '"b": [{"time": 0, "online": 0}]}',
     ],
 )
 def test_a_log_is_the_same_in_whatever_form_a_program_writes_it(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     Path("a.log").write_text(content)
-    more = [] if "device" in content else ["--device", "a"]
+    more = [] if "device" in content or '"b"' in content else ["--device", "a"]
     traces = read("a.log", "--unit", "s", *more)
     assert list(traces.device_ids) == ["a"]
     assert traces.availability.windows(0)[0].tolist() == [[0, 60]]

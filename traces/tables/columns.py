@@ -9,9 +9,8 @@ the same.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import cast
 
-import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError, nearest
@@ -155,6 +154,7 @@ _NO_DEVICE = _set(
 )
 _QUANTITIES = ("online", "charging", "plugged", "level", "downlink", "uplink")
 """What a cell may call the value that stands beside it."""
+_MOST_QUANTITIES = 50
 _VALUE = _set("value val reading")
 _LOAD = _set("cpu load usage utilization idle iowait user system steal memory mem ram")
 _OF_TIME = _set("at on session event utc")
@@ -318,13 +318,15 @@ def _fits(log: Reading, role: str, column: str) -> bool:
 def _name_by_cells(log: Reading) -> None:
     """Let a value be called what another column says, or ask which of several is meant."""
     values = [c for c in log.frame.columns if _VALUE & set(name_and_unit(c)[0].split("_"))]
-    if len(values) != 1 or values[0] in log.options.columns.values():
+    if len(values) != 1:
         return
-    value, frame = values[0], log.frame
-    for column in frame.columns.difference([value, *log.options.columns.values()], sort=False):
-        names = frame[column].dropna().unique()[:50] if looks(log.sample[column]) == "word" else []
-        of = {str(name): frame[value][frame[column] == name][:500] for name in names}
-        roles = {}
+    value, frame, some = values[0], log.frame, log.sample
+    given = log.options.columns.values()
+    for column in frame.columns.difference([value, *given], sort=False):
+        if looks(some[column]) != "word" or some[column].nunique() > _MOST_QUANTITIES:
+            continue
+        of = {str(name): cells for name, cells in some[value].groupby(some[column])}
+        roles: dict[str, str] = {}
         for name, cells in of.items():
             role = _quantity(name)
             is_state = looks(cells) == "state"
@@ -336,10 +338,9 @@ def _name_by_cells(log: Reading) -> None:
             log.names[value] = next(iter(roles))
             return
         # Rows of hosts are all alike; those of quantities are not.
-        named = [name for name in of if _quantity(name) is not None]
-        if len(of) > 1 and (named or 0 < len(roles) < len(of)) and not _is_role(log, column):
-            if not roles:
-                continue
+        named = [name for name in roles if _quantity(name) is not None]
+        is_told = named or 0 < len(roles) < len(of)
+        if is_told and value not in given and not _is_role(log, column):
             likely = min(roles, key=lambda name: _QUANTITIES.index(roles[name]))
             told = ", ".join(f"{name!r}, which may be {role}" for name, role in roles.items())
             log.ask(
@@ -348,8 +349,7 @@ def _name_by_cells(log: Reading) -> None:
                 "--only",
                 f"{column}={likely}",
             )
-            log.frame = frame[frame[column] == likely].copy()
-            log.gone = np.zeros(len(log.frame), dtype=bool)
+            log.take(frame[frame[column] == likely].copy())
             log.names[value] = likely
             return
 
@@ -594,8 +594,7 @@ def _melt(log: Reading, role: str, given: dict[str, str]) -> None:
         for c in wide
     )
     # A host that has no value at an instant was not asked then.
-    log.frame = long[long[value].notna()]
-    log.gone = np.zeros(len(log.frame), dtype=bool)
+    log.take(long[long[value].notna()])
     given |= {role: value, "device": device}
     log.told["devices by"] = f"columns: {listed(wide)}"
 
@@ -603,10 +602,8 @@ def _melt(log: Reading, role: str, given: dict[str, str]) -> None:
 def _kind(
     log: Reading, given: dict[str, str], found: dict[str, list[str]], present: set[str]
 ) -> Kind:
-    for name in get_args(Kind):
-        if name == log.options.kind:
-            stated: Kind = name
-            return stated
+    if log.options.kind is not None:
+        return cast(Kind, log.options.kind)
     # What is given tells it first, then what is found.
     telling = given.keys() - {"device", "time"}
     is_dated = bool(present & _DATED) or any(
@@ -628,13 +625,6 @@ def _kind(
         ]
     if len(fitting) > 1 and "pings" in fitting:
         fitting.remove("pings")
-    # A state that never changes is seldom one, where other columns do.
-    online = found["online"]
-    if len(log.frame) > 2 and online and log.frame[online].nunique().max() < 2:
-        others = [c for c in log.frame.columns if log.frame[c].nunique() > 1 and c != FILE]
-        if {*others} - {c for columns in found.values() for c in columns}:
-            fitting = [name for name in fitting if name not in ("samples", "windows")]
-            found["online"] = []
     # A device that says something else with each reading is more than a ping.
     known = {c for columns in found.values() for c in columns} | {*given.values(), FILE}
     least = 1 if len(log.frame) > 1 else 0
@@ -652,11 +642,9 @@ def _kind(
             likely,
         )
         return likely
-    return (
-        fitting[0]
-        if fitting
-        else _Proposal(log=log, given=given, found=found, silent=silent).kind()
-    )
+    if fitting:
+        return fitting[0]
+    return _Proposal(log=log, given=given, found=found, silent=silent).kind()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -851,8 +839,6 @@ def _role_of_hosts(log: Reading, time: str) -> str | None:
 def _repeated(log: Reading, taken: set[str]) -> list[str]:
     """Return the column that most likely names devices: words, or ids, that come again."""
     frame = log.frame
-    if "key" in frame and "value" not in frame:
-        return ["key"]
     several = [c for c in frame.columns if 1 < frame[c].nunique() < len(frame) and c != FILE]
     names = [
         c

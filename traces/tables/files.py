@@ -126,8 +126,6 @@ def _open(path: Path, separator: str | None) -> Table:
 def _text(path: Path, data: bytes) -> tuple[str, str]:
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     encoding = _MARKS.get(mark, "utf-8")
-    if not mark and data[1:400:2].count(0) > len(data[1:400:2]) * 0.9:
-        encoding = "utf-16-le"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
@@ -156,7 +154,7 @@ def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
                 one = json.loads(line) if line.strip() else {}
             except ValueError:
                 one = {}
-            rows.append(next(iter(_flat(one))) if isinstance(one, dict) else {})
+            rows.append(_flat(one) if isinstance(one, dict) else {})
         return "JSON lines", rows
     if all(len(_PAIR.findall(line)) > 1 and _PAIR.match(line) for line in some):
         return "lines of NAME=VALUE", [
@@ -186,18 +184,18 @@ def _longest(content: object) -> list[dict[str, Any]]:
     # The innermost of several that are as long says the most.
     if found:
         return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1]
-    return list(_flat(content)) if isinstance(content, Mapping) else []
+    return [_flat(content)] if isinstance(content, Mapping) else []
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the plain values of a JSON object and of the objects in it, as one row."""
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the plain values of a JSON object and of the objects in it, as one row."""
     row: dict[str, Any] = {}
     for name, one in value.items():
         if isinstance(one, Mapping):
-            row |= next(iter(_flat(one, f"{prefix}{name}.")))
+            row |= _flat(one, f"{prefix}{name}.")
         elif not isinstance(one, list):
             row[f"{prefix}{name}"] = one
-    yield row
+    return row
 
 
 def _lists(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -219,7 +217,7 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
         if path:
             row = outer | {
                 (f"{path}.{name}" if name in outer else name): one
-                for name, one in next(iter(_flat(value))).items()
+                for name, one in _flat(value).items()
             }
             yield path, row
         lists = list(_lists(value))
@@ -227,7 +225,7 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
         if len(lists) > 1 and len(kinds) == 1 and all(isinstance(v, list) for v in value.values()):
             # Lists that are alike are each of what they are called.
             for name, inner in lists:
-                yield from _of_list(inner, f"{path}.*", {**row, "key": name})
+                yield from _of_list(inner, f"{path}.*", {**row, "device": name})
             return
         flat = {name: one for name, one in lists if not isinstance(one[0], list | Mapping)}
         if len(flat) > 1 and len({len(one) for one in flat.values()}) == 1:
@@ -254,15 +252,8 @@ def _of_list(
     elif all(isinstance(one, list) and len(one) == len(inner[0]) for one in inner):
         if names is None:
             names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
-            firsts = [one[0] for one in inner]
-        else:
-            firsts = []
-        if (
-            len(names) == 2
-            and firsts
-            and all(isinstance(t, int | float) and t > 1e9 for t in firsts)
-        ):
-            names = ["time", "value"]
+            if len(names) == 2 and isinstance(inner[0][0], int | float) and inner[0][0] > 1e9:
+                names = ["time", "value"]
         for one in inner:
             yield path, row | dict(zip(names, one, strict=True))
 
@@ -303,9 +294,6 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
     kept = [k for k, name in enumerate(names) if name or frame[k].notna().any()]
     frame = frame[kept]
     frame.columns = pd.Index([names[k] or f"column {k + 1}" for k in kept])
-    if all(re.fullmatch("'.*'", name) for name in frame.columns):
-        frame = frame.rename(columns=lambda name: name.strip("'"))
-        frame = frame.apply(lambda cells: cells.str.strip("'"))
     again = (frame == frame.columns).all(axis=1).to_numpy(bool)
     frame = frame[~again].dropna(how="all")
     below = _sums_below(frame)

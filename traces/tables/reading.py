@@ -98,7 +98,11 @@ class Reading:
     _words: list[tuple[str | None, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gone = np.zeros(len(self.frame), dtype=bool)
+        self.take(self.frame)
+
+    def take(self, frame: pd.DataFrame) -> None:
+        """Read other rows, of which none is dropped yet."""
+        self.frame, self.gone = frame, np.zeros(len(frame), dtype=bool)
 
     def name_of(self, column: str) -> str:
         """Return what a column is called, by itself or by another one."""

@@ -48,8 +48,8 @@ def of_texts(cells: pd.Series, means: Callable[["pd.Series[str]"], pd.Series]) -
     """Return what cells mean as texts, with each distinct one looked at once."""
     codes, distinct = pd.factorize(cells)
     found = means(pd.Series(distinct).astype("str"))
-    whole = pd.Series(found.array.take(codes, allow_fill=True), index=cells.index)
-    return whole.rename(cells.name)
+    whole = found.array.take(codes, allow_fill=True)
+    return pd.Series(whole, index=cells.index, name=cells.name)
 
 
 def plain(cells: pd.Series, but: str | None = None) -> "pd.Series[str]":
