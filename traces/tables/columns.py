@@ -261,8 +261,8 @@ def is_datum(cells: pd.Series) -> pd.Series:
     return texts.str.match(form + r"|\w{3}, \d", na=False)
 
 
-_NO_STATE = frozenset(word for _, words in STATE_WORDS.values() for word in words.split())
-_SAID = YES | NO | _BATTERY | _NO_STATE
+NO_STATE = frozenset(word for _, words in STATE_WORDS.values() for word in words.split())
+_SAID = YES | NO | _BATTERY | NO_STATE
 _SAID |= {word for words, _ in STATE_WORDS.values() for word in words.split()}
 _FORMS = {
     "word": r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5}|[0-9a-f]{8}-.*",
@@ -289,7 +289,7 @@ def looks(cells: pd.Series) -> str:
         if texts.str.fullmatch(form).mean() >= (1.0 if look == "state" else 0.9):
             return look
     # A time that a thing took to answer, or a word that it did not.
-    is_number, is_lost = is_datum(texts), texts.isin(_NO_STATE)
+    is_number, is_lost = is_datum(texts), texts.isin(NO_STATE)
     if is_lost.any() and (is_number | is_lost).all():
         return "reply"
     return "number" if is_number.mean() > 0.9 else "word"

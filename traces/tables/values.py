@@ -17,6 +17,7 @@ from fedstale.traces import Array
 from fedstale.traces.tables.columns import (
     IN_ALL,
     NO,
+    NO_STATE,
     PER_INTERVAL,
     RATE_UNITS,
     RATES,
@@ -309,7 +310,8 @@ def _as_stated(log: Reading, cells: pd.Series, texts: "pd.Series[str]") -> "pd.S
     on = pd.Series(data=False, index=texts.index)
     for value in wanted:
         if found := re.fullmatch(r"([<>]=?)\s*(-?[\d.]+)", value):
-            size, limit = numbers(log, cells), float(found[2])
+            # A word that no reply came is no number, and is below none.
+            size, limit = numbers(log, cells.mask(texts.isin(NO_STATE))), float(found[2])
             on |= {"<": size < limit, "<=": size <= limit, ">": size > limit, ">=": size >= limit}[
                 found[1]
             ]

@@ -1,5 +1,7 @@
 """The command to type next is right by names or by cells, and is left out where neither tells."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,11 +20,26 @@ UNEVEN = [f"{12.5 + k % 17:.2f}" for k in K]
 
 
 def proposed(frame: pd.DataFrame) -> str | None:
-    """Return the options to type next, None if there are none; empty if nothing is asked."""
+    """Return the options to type next, None if there are none; empty if nothing is asked.
+
+    With those options the log is read.
+    """
+    frame = frame.astype("str")
     try:
-        read_table(frame.astype("str"), TableOptions())
+        read_table(frame, TableOptions())
     except UnclearLogError as problem:
-        return " ".join(problem.words) or None
+        words = problem.words
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        if given:
+            columns = dict(re.findall(r"(\w+)=(\S+)", given.get("--columns", "")))
+            values = tuple(filter(None, given.get("--online-values", "").split(",")))
+            more = {"time_zone": given.get("--time-zone"), "kind": given.get("--kind")}
+            form = given.get("--time-format")
+            read_table(
+                frame,
+                TableOptions(columns=columns, online_values=values, time_format=form, **more),
+            )
+        return " ".join(words) or None
     return ""
 
 
