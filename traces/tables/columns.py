@@ -295,12 +295,19 @@ def looks(cells: pd.Series) -> str:
     return "number" if is_number.mean() > 0.9 else "word"
 
 
+def _look(log: Reading, column: str) -> str:
+    """Return what a column looks like, by some of its rows."""
+    if column not in log.looks:
+        log.looks[column] = looks(log.sample[column])
+    return log.looks[column]
+
+
 def _fits(log: Reading, role: str, column: str) -> bool:
     """Return whether a column can be what its name says, from some of its cells."""
     some = log.sample[column].dropna()
     if some.empty:
         return False
-    look, texts = looks(some), some.astype("str")
+    look, texts = _look(log, column), some.astype("str")
     is_date = pd.api.types.is_datetime64_any_dtype(some.dtype)
     if role == "device":
         # A whole number with an empty cell in its column is a float.
@@ -323,7 +330,7 @@ def _name_by_cells(log: Reading) -> None:
     value, frame, some = values[0], log.frame, log.sample
     given = log.options.columns.values()
     for column in frame.columns.difference([value, *given], sort=False):
-        if looks(some[column]) != "word" or some[column].nunique() > _MOST_QUANTITIES:
+        if _look(log, column) != "word" or some[column].nunique() > _MOST_QUANTITIES:
             continue
         of = {str(name): cells for name, cells in some[value].groupby(some[column])}
         roles: dict[str, str] = {}
@@ -365,7 +372,7 @@ def _is_role(log: Reading, column: str) -> bool:
     """Return whether a column says a state or a device itself."""
     name = name_and_unit(column)[0]
     is_device = name in _NAMES_OF["device"] or _role_of(column) == "device"
-    return is_device or looks(log.sample[column]) == "state"
+    return is_device or _look(log, column) == "state"
 
 
 def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
@@ -383,15 +390,11 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         found[role] = [] if role in given else fits
     if "interval" not in given and not found["interval"]:
         found["interval"] = found["duration"]
-    if len(log.frame) > 2 and any(looks(log.sample[c]) == "instant" for c in log.frame.columns):
+    if len(log.frame) > 2 and any(_look(log, c) == "instant" for c in log.frame.columns):
         # What is of one row is of no device, if it is a number or another column is of several.
         rows = [c for c in found["device"] if log.frame[c].is_unique]
         if len(rows) == len(found["device"]):
-            rows = [
-                c
-                for c in rows
-                if called[c] == "id" or (told[c] and looks(log.sample[c]) == "number")
-            ]
+            rows = [c for c in rows if called[c] == "id" or (told[c] and _look(log, c) == "number")]
         found["device"] = [c for c in found["device"] if c not in rows]
     for role, columns in found.items():
         # What is raw says the same as its twin.
@@ -422,7 +425,7 @@ def _settle_states(log: Reading, found: dict[str, list[str]]) -> None:
     # What is up or down is a state, unless its numbers or its unit are those of a link.
     for column in set(found["online"]) & set(found["uplink"]):
         is_rate = name_and_unit(log.name_of(column))[1] in RATE_UNITS
-        is_rate |= looks(log.sample[column]) != "state"
+        is_rate |= _look(log, column) != "state"
         found["online" if is_rate else "uplink"].remove(column)
 
 
@@ -438,7 +441,7 @@ def _joined(log: Reading, columns: list[str]) -> list[str]:
 
 
 def _is_clock(log: Reading, column: str) -> bool:
-    return looks(log.sample[column]) == "clock"
+    return _look(log, column) == "clock"
 
 
 def _both(log: Reading, date: str, time: str) -> str:
@@ -524,7 +527,7 @@ def _settle_windows(
         devices = [given.get("device"), *found["device"][:1], FILE]
         device = next((c for c in devices if c in log.frame), None)
         rest = [c for c in log.frame.columns if c not in given.values() and c != FILE]
-        rest = [c for c in rest if looks(log.sample[c]) == "state" and _varies(log, c, device)]
+        rest = [c for c in rest if _look(log, c) == "state" and _varies(log, c, device)]
         if rest:
             log.ask(
                 f"column {rest[0]!r} holds {seen(log.frame[rest[0]])}: expected online={rest[0]} "
@@ -606,9 +609,7 @@ def _kind(
         return cast(Kind, log.options.kind)
     # What is given tells it first, then what is found.
     telling = given.keys() - {"device", "time"}
-    is_dated = bool(present & _DATED) or any(
-        looks(log.sample[c]) == "instant" for c in log.frame.columns
-    )
+    is_dated = bool(present & _DATED) or any(_look(log, c) == "instant" for c in log.frame.columns)
     fitting: list[Kind] = [
         name
         for name, roles in _KINDS.items()
@@ -722,13 +723,13 @@ class _Proposal:
     def _dated(self) -> list[str]:
         """Return the columns that hold instants, those of unknown names last."""
         found = [c for r in ("start", "end", "time") if r not in self.given for c in self.found[r]]
-        look = {c: looks(self.log.sample[c]) for c in self.silent}
+        look = {c: _look(self.log, c) for c in self.silent}
         more = [c for c in self.silent if look[c] in ("instant", "clock") and c not in found]
         return [c for c in _joined(self.log, [*found, *more]) if look.get(c) != "clock"]
 
     def _window(self) -> dict[str, str] | None:
         """Return the columns where windows begin and end, or how long they last."""
-        look = {c: looks(self.log.sample[c]) for c in self.silent}
+        look = {c: _look(self.log, c) for c in self.silent}
         dated, has_state = self._dated(), "state" in look.values()
         lasting = [c for c in self.silent if look[c] in ("length", "clock")]
         if self.given.keys() & _DATED or (has_state and self.found["time"]):
@@ -825,7 +826,7 @@ def _role_of_hosts(log: Reading, time: str) -> str | None:
     ]
     if len(hosts) < 2 or not frame[time].is_unique or any(w & (_MEASURES | _LOAD) for w in words):
         return None
-    if all(looks(frame[c]) == "state" for c in hosts):
+    if all(_look(log, c) == "state" for c in hosts):
         return "online"
     cells = [frame[c].dropna().astype("str").str.extract(r"^[-+\d.,\s]+(\D+)$")[0] for c in hosts]
     units = [
@@ -845,7 +846,7 @@ def _repeated(log: Reading, taken: set[str]) -> list[str]:
         for c in several
         if c not in taken
         and not _NO_DEVICE & set(name_and_unit(c)[0].split("_"))
-        and (name_and_unit(c)[0].endswith("id") or looks(log.sample[c]) == "word")
+        and (name_and_unit(c)[0].endswith("id") or _look(log, c) == "word")
     ]
     digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in names}
     return sorted(names, key=lambda c: (-frame[c].nunique(), -digits[c]))[:1]
@@ -853,7 +854,7 @@ def _repeated(log: Reading, taken: set[str]) -> list[str]:
 
 def _states_among(log: Reading, silent: list[str], values: list[str]) -> list[str]:
     """Return the columns of which one may say when devices are online, by their cells."""
-    look = {c: looks(log.sample[c]) for c in silent}
+    look = {c: _look(log, c) for c in silent}
     n_values = {c: log.frame[c].nunique() for c in silent}
     groups = (
         [c for c in values if look[c] == "state"],

@@ -94,6 +94,8 @@ class Reading:
     """What columns are called whose own names do not say it, as another column does."""
     gone: Mask = field(init=False)
     """Rows that are dropped; each is counted for one reason."""
+    looks: dict[str, str] = field(default_factory=dict)
+    """What columns were seen to look like."""
     _said: list[str] = field(default_factory=list)
     _words: list[tuple[str | None, str]] = field(default_factory=list)
 
@@ -103,6 +105,7 @@ class Reading:
     def take(self, frame: pd.DataFrame) -> None:
         """Read other rows, of which none is dropped yet."""
         self.frame, self.gone = frame, np.zeros(len(frame), dtype=bool)
+        self.looks.clear()
 
     def name_of(self, column: str) -> str:
         """Return what a column is called, by itself or by another one."""
