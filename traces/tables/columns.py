@@ -155,7 +155,7 @@ _NO_DEVICE = _set(
 _QUANTITIES = ("online", "charging", "plugged", "level", "downlink", "uplink")
 """What a cell may call the value that stands beside it."""
 _MOST_QUANTITIES = 50
-_VALUE = _set("value val reading")
+_VALUE = ("value", "reading")
 _LOAD = _set("cpu load usage utilization idle iowait user system steal memory mem ram")
 _OF_TIME = _set("at on session event utc")
 _DOWN, _UP = _set("down dl rx download downlink downstream recv"), _set("ul tx upload uplink")
@@ -214,6 +214,7 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
             not words & _NO_DEVICE
             and (
                 (last := name.rpartition("_")[2]) in _DEVICE
+                or (last.removesuffix("id") in _DEVICE)
                 or (last in _OF_DEVICE and words & _DEVICE)
             )
         ),
@@ -324,7 +325,7 @@ def _fits(log: Reading, role: str, column: str) -> bool:
 
 def _name_by_cells(log: Reading) -> None:
     """Let a value be called what another column says, or ask which of several is meant."""
-    values = [c for c in log.frame.columns if _VALUE & set(name_and_unit(c)[0].split("_"))]
+    values = [c for c in log.frame.columns if name_and_unit(c)[0].endswith(_VALUE)]
     if len(values) != 1:
         return
     value, frame, some = values[0], log.frame, log.sample
@@ -709,7 +710,7 @@ class _Proposal:
         return columns | {part for c in columns for part in c.split("+")}
 
     def _values(self) -> list[str]:
-        return [c for c in self.silent if _VALUE & set(name_and_unit(c)[0].split("_"))]
+        return [c for c in self.silent if name_and_unit(c)[0].endswith(_VALUE)]
 
     def _propose(self, role: str, column: str) -> None:
         self.found[role] = [column]
@@ -773,7 +774,7 @@ class _Proposal:
             of_battery = texts.isin(_BATTERY).all()
             self._propose("charging" if of_battery else "online", state[0])
             return self._asked("battery" if of_battery else "samples")
-        words = {c: set(name_and_unit(c)[0].split("_")) for c in self.silent}
+        words = {c: set(re.split(r"[\d_]+", name_and_unit(c)[0])) for c in self.silent}
         loads = [c for c in self.silent if words[c] & _LOAD]
         why = {
             f"{listed(state)} could each say when a device is online": state,

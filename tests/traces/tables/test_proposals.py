@@ -173,6 +173,20 @@ def test_of_several_quantities_the_one_that_tells_when_devices_are_online_is_pro
     ]
 
 
+def test_a_quantity_of_an_unknown_name_is_told_by_its_values():
+    log = pd.DataFrame(
+        {
+            "hostid": "h1",
+            "itemkey": np.where(K % 2, "icmpping", "icmppingloss"),
+            "clock": T + 60 * (K // 2),
+            "lastvalue": np.where(K % 2, K // 2 % 2, 100 - K // 2 % 2 * 100).astype("str"),
+        }
+    )
+    with pytest.raises(UnclearLogError) as problem:
+        read_table(log, TableOptions())
+    assert problem.value.words == ("--columns", "online=lastvalue", "--only", "itemkey=icmpping")
+
+
 @pytest.mark.parametrize(("name", "size"), [("downlink_mbps", 1e6), ("rx_kB/s", 8e3)])
 def test_a_quantity_that_another_column_names_has_its_unit(name, size):
     log = pd.DataFrame(
@@ -183,7 +197,9 @@ def test_a_quantity_that_another_column_names_has_its_unit(name, size):
     assert name in read.told["downlink"]
 
 
-@pytest.mark.parametrize("names", [("cpu_percent", "mem_used"), ("System load", "Load (15 min)")])
+@pytest.mark.parametrize(
+    "names", [("cpu_percent", "mem_used"), ("System load", "Load (15 min)"), ("load1", "load5")]
+)
 def test_load_alone_is_said_to_be_load(names):
     log = pd.DataFrame({"ts": STAMPS, "host": HOSTS} | dict.fromkeys(names, UNEVEN))
     with pytest.raises(TraceError, match=f"the load in '{names[0]}'"):
