@@ -40,6 +40,8 @@ MISSING = frozenset(
 )
 """Texts of a cell that says nothing, in lower case."""
 _NUMBER = r"[-+]?(?:\d+|\d{1,3}(?:[,.'\s]\d{3})+)?(?:[.,]\d*)?(?:[eE][-+]?\d+)?"
+_FORMS_FROM = 10_000
+"""How many cells tell how times are written."""
 _PLUGGED = (0, 1, 2, 4, 8)
 _OFFSET = r"(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2}))$"
 _BY_DAY = re.compile(r"^(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})\b")
@@ -392,10 +394,10 @@ def _parsed(log: Reading, role: str, roles: tuple[str, ...], told: dict[str, str
     if not pd.api.types.is_datetime64_any_dtype(cells.dtype):
         is_number = pd.api.types.is_numeric_dtype(cells.dtype)
         texts = of_texts(plain(cells), _bare)
-        distinct = texts.drop_duplicates().dropna()
+        some = texts.dropna().head(_FORMS_FROM).drop_duplicates()
         compact = r"(?:19|20)\d{2}[01]\d[0-3]\d(?:[0-2]\d[0-5]\d[0-5]\d)?"
-        if distinct.empty or not distinct.str.fullmatch(compact).all():
-            is_counted = is_number or distinct.str.fullmatch(_NUMBER).mean() >= 0.5
+        if some.empty or not some.str.fullmatch(compact).all():
+            is_counted = is_number or some.str.fullmatch(_NUMBER).mean() >= 0.5
             if options.time_format is None and is_counted:
                 return _counted(log, role, cells if is_number else texts, told)
         times = _dated(log, role, roles, texts, told)
