@@ -257,7 +257,7 @@ H = 3600.0
         pytest.param(
             "iperf3.json",
             IPERF,
-            "--columns time=sum.start --kind rates --device iperf3 --unit s",
+            "--kind rates --device iperf3 --unit s",
             {"iperf3": ([0, 1, 2], [0, 1e6, 2e6])},
             id="iperf3",
         ),
@@ -265,7 +265,7 @@ H = 3600.0
             "ereignisse.csv",
             GERMAN,
             "--columns 'time=Datum+Uhrzeit device=Rechner online=Ereignis' --time-zone UTC "
-            "--online-values an --max-gap none",
+            "--max-gap none",
             {"PC1": [[0, H]], "PC2": [[0, 2 * H]]},
             id="Windows, in German and UTF-16",
         ),

@@ -275,7 +275,6 @@ def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
         ('device,start,end\n"a,5,7\n', ["--unit", "s"], "not a table"),
         ('"device,start,end\n', ["--unit", "s"], "one column in its first line"),
         (b"PAR1 and no more", ["--unit", "s"], "not a readable Parquet file"),
-        (b"device,start,end\n\xe6,5,7\n", [], "not a text in UTF-8"),
         (b"\0,1\n\0,2\n", [], "not a text"),
         ("one\n1\n", [], "expected several, with a separator"),
         ("device,start,end\na,5,7\n", ["--dry-run"], "which has none"),
@@ -320,10 +319,14 @@ def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_p
         assert list(traces.device_ids) == ["u01", "u02"]
         assert traces.availability.windows(1)[0].tolist() == [[100, 700]]
     # A column of devices comes before the names of files, of whatever form they are.
-    Path("logs/u01.csv").write_text("start,end,phone\n0,600,p\n")
+    Path("logs/README.md").write_text("Of two phones.")
+    Path("logs/u01.csv").write_bytes(b"start,end,Ger\xe4t\n0,600,p\n")
+    Path("logs/u02.csv").write_bytes(
+        gzip.compress(b'{"Ger\xc3\xa4t": "q", "start": 5, "end": 9}\n')
+    )
+    traces = read("logs", "device=Gerät", "--unit", "s")
+    assert list(traces.device_ids) == ["p", "q"]
     Path("logs/u02.csv").unlink()
-    Path("logs/more.jsonl.gz").write_bytes(gzip.compress(b'{"phone": "q", "start": 5, "end": 9}\n'))
-    assert list(read("logs", "--unit", "s").device_ids) == ["p", "q"]
     Path("logs/u01.csv").write_text("start,end,phone\n0,6,p\n7,x,p\n")
     result = convert("logs", "--unit", "s", "--dry-run")
     assert "file u01, line 3: end = 'x': expected a number" in result.output
@@ -341,12 +344,16 @@ def test_files_of_a_folder_or_several_are_each_of_the_device_of_their_name(tmp_p
         '[{"device": "a", "time": 0, "online": 1}, {"device": "a", "time": 60, "online": 0}]',
         '{"logs": {"a": [{"time": 0, "online": "yes"}, {"time": 60, "online": "no"}]}}',
         "time=0 device=a online=on\ntime=60 device=a online=off\n",
+        '{"device": ["a", "a"], "time": [0, 60], "online": [1, 0]}',
+        '{"columns": ["time", "online"], "values": [[0, 1], [60, 0]]}',
+        '{"a": [{"time": 0, "online": 1}, {"time": 60, "online": 0}], '
+        '"b": [{"time": 0, "online": 0}]}',
     ],
 )
 def test_a_log_is_the_same_in_whatever_form_a_program_writes_it(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     Path("a.log").write_text(content)
-    more = [] if '"logs"' not in content else ["--device", "a"]
+    more = [] if "device" in content or '"b"' in content else ["--device", "a"]
     traces = read("a.log", "--unit", "s", *more)
     assert list(traces.device_ids) == ["a"]
     assert traces.availability.windows(0)[0].tolist() == [[0, 60]]

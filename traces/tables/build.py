@@ -338,7 +338,7 @@ def _rates(log: Reading) -> TraceSet:
     log.counts["dropped: device of which no time is known"] += int((n_of == 0).sum())
     if not used.any():
         raise _nothing_known()
-    bits = values[used] / lasts[used, None] if counted else values[used]
+    bits = np.asarray(values[used] / (lasts[used, None] if counted else 1.0), dtype=np.float64)
     links, epoch = _links(
         log, owner[used], begins[used], ends[used], bits, slack_s=slack_s, midnight=times.midnight
     )

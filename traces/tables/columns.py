@@ -8,10 +8,9 @@ the same.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, field
+from typing import cast
 
-import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError, nearest
@@ -80,8 +79,9 @@ def name_and_unit(column: str) -> tuple[str, str | None]:
     """
     column = column.strip()
     unit: str | None = None
-    if (whole := unit_of_text(column)) in RATE_UNITS:
-        return "rate", whole
+    whole = unit_of_text(column)
+    if whole is not None and (whole in RATE_UNITS or len(column) > 3):
+        return ("rate" if whole in RATE_UNITS else "duration"), whole
     ends = [found.start() for found in re.finditer(r"(?<=[a-zA-Z0-9)\]])(?=[\s_.\[(-])", column)]
     ends += [found.start() for found in re.finditer(r"(?<=[a-z0-9])(?=[A-Z])", column)]
     # Rates are spelt like nothing else, and need nothing before them.
@@ -118,13 +118,13 @@ _NAMES = {
 _NAMES_OF = {role: frozenset(names.split()) for role, names in _NAMES.items()}
 
 
-YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on"])
-NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off"])
+YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on", "ja", "an", "ein", "wahr", "oui"])
+NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off", "nein", "aus", "falsch", "non"])
 STATE_WORDS = {
     "online": (
         "online available connected up alive reachable ok success active joined associated",
         "offline unavailable disconnected down dead unreachable failed timeout inactive left "
-        "disassociated",
+        "disassociated lost",
     ),
     "charging": ("charging", "discharging not_charging"),
     "plugged": ("plugged plugged_in ac usb wireless", "unplugged not_plugged_in battery none"),
@@ -148,6 +148,15 @@ _DEVICE = _set(
     "ip id imsi iccid msisdn target"
 )
 _OF_DEVICE = _set("name number no key label code address addr hash uuid id identifier")
+_NO_DEVICE = _set(
+    "event session record row process message error task group category job request transaction "
+    "rule cell area server percent"
+)
+_QUANTITIES = ("online", "charging", "plugged", "level", "downlink", "uplink")
+"""What a cell may call the value that stands beside it."""
+_MOST_QUANTITIES = 50
+_VALUE = ("value", "reading")
+_LOAD = _set("cpu load usage utilization idle iowait user system steal memory mem ram")
 _OF_TIME = _set("at on session event utc")
 _DOWN, _UP = _set("down dl rx download downlink downstream recv"), _set("ul tx upload uplink")
 _IN = _set("in received receive ingress inbound incoming")
@@ -192,7 +201,7 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     ("end", lambda words, _: words & _END and _of_one(words - _END)),
     (
         "duration",
-        lambda words, _: words & {"duration", "lasted"},
+        lambda words, _: words & {"duration", "lasted"} or words > {"length"},
     ),
     ("time", lambda words, name: words & (_TIME | {"seen"}) or name.endswith("_at")),
     (
@@ -202,7 +211,12 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     (
         "device",
         lambda words, name: (
-            (last := name.rpartition("_")[2]) in _DEVICE or (last in _OF_DEVICE and words & _DEVICE)
+            not words & _NO_DEVICE
+            and (
+                (last := name.rpartition("_")[2]) in _DEVICE
+                or (last.removesuffix("id") in _DEVICE)
+                or (last in _OF_DEVICE and words & _DEVICE)
+            )
         ),
     ),
 )
@@ -212,7 +226,7 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
 def _role_of(column: str) -> str | None:
     """Return the role that the words of a name have by rule."""
     name, unit = name_and_unit(column)
-    words = set(name.split("_"))
+    words = set(name.split("_")) | ({"percent"} if "%" in column else set())
     return _direction(words, is_rate=unit in RATE_UNITS) or next(
         (role for role, tells in _RULES if tells(words, name)), None
     )
@@ -248,50 +262,143 @@ def is_datum(cells: pd.Series) -> pd.Series:
     return texts.str.match(form + r"|\w{3}, \d", na=False)
 
 
-_SAID = YES | NO | _BATTERY
-_SAID |= {word for words in STATE_WORDS.values() for part in words for word in part.split()}
+NO_STATE = frozenset(word for _, words in STATE_WORDS.values() for word in words.split())
+_SAID = YES | NO | _BATTERY | NO_STATE
+_SAID |= {word for words, _ in STATE_WORDS.values() for word in words.split()}
+_FORMS = {
+    "word": r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5}|[0-9a-f]{8}-.*",
+    "state": "|".join(re.escape(word) for word in sorted(_SAID)),
+    "instant": r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}.*|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}\b.*"
+    r"|\[?1\d{9}(?:\d{3}){0,3}(?:\.\d*)?\D*|1\.\d+e\+?(?:9|09|1[258])|[a-z]{3}\w*,? +\d+ .*"
+    r"|\w+, \d.*|\d{1,2}/[a-z]{3}/.*|\d{4}-?w\d.*|20\d{6}(?:t?\d{6}z?)?",
+    "clock": r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: [ap]m)?",
+    "length": r"\d+ days? .*|(?:\d+(?:[.,]\d+)? ?(?:d|h|m|s|days?|hours?|hrs?|min\w*|sec\w*),? ?)+",
+}
+"""How cells of each look are written, in lower case; all of a column are."""
 
 
-def _fits(role: str, cells: pd.Series) -> bool:
-    """Return whether a column can be what its name says, from its first cells."""
-    some = cells.dropna()[:500]
+def looks(cells: pd.Series) -> str:
+    """Return what cells look like: a state, instant, clock, length, reply, number or word."""
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype):
+        return "instant"
+    if pd.api.types.is_timedelta64_dtype(cells.dtype):
+        return "length"
+    texts = cells.dropna().astype("str").str.strip().str.lower().drop_duplicates()
+    if texts.empty:
+        return "word"
+    for look, form in _FORMS.items():
+        if texts.str.fullmatch(form).mean() >= (1.0 if look == "state" else 0.9):
+            return look
+    # A time that a thing took to answer, or a word that it did not.
+    is_number, is_lost = is_datum(texts), texts.isin(NO_STATE)
+    if is_lost.any() and (is_number | is_lost).all():
+        return "reply"
+    return "number" if is_number.mean() > 0.9 else "word"
+
+
+def _look(log: Reading, column: str) -> str:
+    """Return what a column looks like, by some of its rows."""
+    if column not in log.looks:
+        log.looks[column] = looks(log.sample[column])
+    return log.looks[column]
+
+
+def _fits(log: Reading, role: str, column: str) -> bool:
+    """Return whether a column can be what its name says, from some of its cells."""
+    some = log.sample[column].dropna()
     if some.empty:
         return False
+    look, texts = _look(log, column), some.astype("str")
+    is_date = pd.api.types.is_datetime64_any_dtype(some.dtype)
     if role == "device":
-        return not (pd.api.types.is_float_dtype(some.dtype) and (some % 1).any())
-    if pd.api.types.is_datetime64_any_dtype(some.dtype):
-        return role in _DATED
+        # A whole number with an empty cell in its column is a float.
+        return not texts.str.fullmatch(r"-?\d+[.,](?:\d*[1-9]\d*|\d\d+)").all()
     if role in STATES:
-        return some.nunique() <= max(12, len(some) // 20)
-    return bool(is_datum(some).mean() >= 0.5)
+        return not is_date and (look == "state" or some.nunique() <= 12)
+    if role == "duration" and "length" in name_and_unit(log.name_of(column))[0].split("_"):
+        return look in ("clock", "length") or name_and_unit(column)[1] in TIME_UNITS
+    if role in _DATED:
+        is_clock = look in ("clock", "length") and not (role == "time" and look == "clock")
+        return is_date or (not is_clock and bool(is_datum(some).mean() >= 0.5))
+    return not is_date and bool(is_datum(some).mean() >= 0.5)
+
+
+def _name_by_cells(log: Reading) -> None:
+    """Let a value be called what another column says, or ask which of several is meant."""
+    values = [c for c in log.frame.columns if name_and_unit(c)[0].endswith(_VALUE)]
+    if len(values) != 1:
+        return
+    value, frame, some = values[0], log.frame, log.sample
+    given = log.options.columns.values()
+    for column in frame.columns.difference([value, *given], sort=False):
+        if _look(log, column) != "word" or some[column].nunique() > _MOST_QUANTITIES:
+            continue
+        of = {str(name): cells for name, cells in some[value].groupby(some[column])}
+        roles: dict[str, str] = {}
+        for name, cells in of.items():
+            role = _quantity(name)
+            is_state = looks(cells) == "state"
+            if role is not None and (is_state or role in ("level", *RATES)):
+                roles[name] = role
+            elif is_state and len(of) > 1:
+                roles[name] = "online"
+        if len(of) == 1 and roles:
+            log.names[value] = next(iter(roles))
+            return
+        # Rows of hosts are all alike; those of quantities are not.
+        named = [name for name in roles if _quantity(name) is not None]
+        is_told = named or 0 < len(roles) < len(of)
+        if is_told and value not in given and not _is_role(log, column):
+            likely = min(roles, key=lambda name: _QUANTITIES.index(roles[name]))
+            told = ", ".join(f"{name!r}, which may be {role}" for name, role in roles.items())
+            log.ask(
+                f"column {value!r} is of what {column!r} says, {seen(frame[column])}: expected "
+                f"one of them (--only {column}=VALUE), such as {told}",
+                "--only",
+                f"{column}={likely}",
+            )
+            log.take(frame[frame[column] == likely].copy())
+            log.names[value] = likely
+            return
+
+
+def _quantity(name: str) -> str | None:
+    """Return the role of what a cell calls a value."""
+    known = name_and_unit(name)[0]
+    role = next((r for r in _QUANTITIES if known in _NAMES_OF[r]), None) or _role_of(name)
+    return role if role in _QUANTITIES else None
+
+
+def _is_role(log: Reading, column: str) -> bool:
+    """Return whether a column says a state or a device itself."""
+    name = name_and_unit(column)[0]
+    is_device = name in _NAMES_OF["device"] or _role_of(column) == "device"
+    return is_device or _look(log, column) == "state"
 
 
 def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the columns that may have each role which is not given, the likeliest ones."""
     free = [c for c in log.frame.columns if c not in given.values() and c != FILE]
-    found: dict[str, list[str]] = {role: [] for role in _NAMES}
-    for role, known in _NAMES_OF.items():
-        if role not in given:
-            found[role] = [c for c in free if name_and_unit(c)[0] in known]
-    named = {c for columns in found.values() for c in columns}
-    for column in free:
-        told = None if column in named else _role_of(column)
-        if told and told not in given and not found[told]:
-            found[told] = [c for c in free if c not in named and _role_of(c) == told]
+    called = {c: name_and_unit(log.name_of(c))[0] for c in free}
+    known = {c: [role for role, names in _NAMES_OF.items() if called[c] in names] for c in free}
+    told = {c: None if known[c] else _role_of(log.name_of(c)) for c in free}
+    found: dict[str, list[str]] = {}
+    for role in _NAMES:
+        columns = [c for c in free if role in known[c]] or [c for c in free if told[c] == role]
+        # What is called a time alone is meant to be one, with faults.
+        is_meant = role in _DATED and len(columns) == 1 and bool(known[columns[0]])
+        fits = [c for c in columns if (is_meant or _fits(log, role, c))]
+        found[role] = [] if role in given else fits
     if "interval" not in given and not found["interval"]:
         found["interval"] = found["duration"]
-    found = {
-        # What is called a time alone is meant to be one, with faults.
-        role: columns
-        if role in _DATED and len(columns) == 1 and named.issuperset(columns)
-        else [c for c in columns if _fits(role, log.frame[c])]
-        for role, columns in found.items()
-    }
-    # A number for each row is of no device, and what is raw says the same as its twin.
-    rows = [c for c in found["device"] if name_and_unit(c)[0] == "id" and log.frame[c].is_unique]
-    if len(log.frame) > 2 and (found["time"] or found["start"]):
+    if len(log.frame) > 2 and any(_look(log, c) == "instant" for c in log.frame.columns):
+        # What is of one row is of no device, if it is a number or another column is of several.
+        rows = [c for c in found["device"] if log.frame[c].is_unique]
+        if len(rows) == len(found["device"]):
+            rows = [c for c in rows if called[c] == "id" or (told[c] and _look(log, c) == "number")]
         found["device"] = [c for c in found["device"] if c not in rows]
     for role, columns in found.items():
+        # What is raw says the same as its twin.
         found[role] = [
             c for c in columns if c.removesuffix("(RAW)").strip() not in {*columns} - {c}
         ]
@@ -301,7 +408,7 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         for role in ("start", "end"):
             found[role] = [c for c in found[role] if log.frame[c].nunique() > 1]
     if len(found["time"]) == 1:
-        clocks = [c for c in free if c not in named and _role_of(c) is None and _is_clock(log, c)]
+        clocks = [c for c in free if not known[c] and not told[c] and _is_clock(log, c)]
         found["time"] = _joined(log, [*found["time"], *clocks])[:1]
     found["time"] = _joined(log, found["time"])
     return {role: _alike(log, role, columns) for role, columns in found.items()}
@@ -311,34 +418,31 @@ def _settle_states(log: Reading, found: dict[str, list[str]]) -> None:
     """Let columns whose names could be two things be what their cells are."""
     # A battery has a state too, in words or in the numbers of Android.
     for column in list(found["online"]):
-        texts = log.frame[column].dropna().astype("str").str.strip().str.lower()
+        texts = log.sample[column].dropna().astype("str").str.strip().str.lower()
         of_battery = bool(found["level"] or found["plugged"])
         if texts.isin(_BATTERY).all() or (of_battery and texts.isin([*"12345"]).all()):
             found["online"].remove(column)
             found["charging"] = [*found["charging"], column]
     # What is up or down is a state, unless its numbers or its unit are those of a link.
     for column in set(found["online"]) & set(found["uplink"]):
-        cells = log.frame[column].dropna().astype("str").str.strip()
-        is_state = name_and_unit(column)[1] is None and cells.isin(["0", "1"]).mean() > 0.9
-        is_state |= not is_datum(cells).any()
-        found["uplink" if is_state else "online"].remove(column)
+        is_rate = name_and_unit(log.name_of(column))[1] in RATE_UNITS
+        is_rate |= _look(log, column) != "state"
+        found["online" if is_rate else "uplink"].remove(column)
 
 
 def _joined(log: Reading, columns: list[str]) -> list[str]:
     """Return a date and a time of day as one column, where times are in two."""
     if len(columns) != 2:
         return columns
-    texts = {c: log.frame[c].dropna().astype("str").str.strip() for c in columns}
-    is_day = {c: not t.str.contains(":", regex=False).any() for c, t in texts.items()}
     for date, time in (columns, columns[::-1]):
-        if is_day[date] and _is_clock(log, time):
+        texts = log.sample[date].dropna().astype("str")
+        if not texts.str.contains(":", regex=False).any() and _is_clock(log, time):
             return [_both(log, date, time)]
     return columns
 
 
 def _is_clock(log: Reading, column: str) -> bool:
-    texts = log.frame[column].dropna().astype("str").str.strip()
-    return bool(texts.str.match(r"\d{1,2}:\d\d").all() and len(texts))
+    return _look(log, column) == "clock"
 
 
 def _both(log: Reading, date: str, time: str) -> str:
@@ -352,29 +456,29 @@ def _alike(log: Reading, role: str, columns: list[str]) -> list[str]:
     """Return the first of several columns, where the others say the same."""
     if len(columns) < 2:
         return columns
-    first = log.frame[columns[0]]
+    cells = [log.frame[c] for c in columns]
     if role == "device":
-        codes = [pd.factorize(log.frame[c])[0] for c in columns]
-        same = all((each == codes[0]).all() for each in codes)
-    else:
-        same = all(log.frame[c].equals(first) for c in columns)
-    return columns[:1] if same else columns
+        cells = [pd.Series(pd.factorize(each)[0]) for each in cells]
+    return columns[:1] if all(each.equals(cells[0]) for each in cells) else columns
 
 
 def understand(log: Reading) -> Kind:
     """Find which kind of log a table is, and which of its columns are read.
 
     Raises:
-        TraceError: a column that is given is not there.
+        TraceError: a column that is given is not there, or none can be what is needed.
     """
-    names = list(log.frame.columns)
     if not log.frame.columns.is_unique:
         twice = log.frame.columns[log.frame.columns.duplicated()][0]
         raise TraceError(f"column {twice!r} occurs twice: expected distinct names")
+    _name_by_cells(log)
     given, unused = _given(log)
+    names = list(log.frame.columns)
     found = {role: [] if role in unused else c for role, c in _found(log, given).items()}
     present = {*given, *(role for role, columns in found.items() if columns)}
     kind = _kind(log, given, found, present)
+    if kind == "rates" and not found["time"]:
+        found["time"] = found["start"]
     roles = _KINDS[kind]
     others = given.keys() - {*roles.all, *(() if log.options.device is not None else ("device",))}
     if others:
@@ -383,26 +487,12 @@ def understand(log: Reading) -> Kind:
             f"a log of {kind} has {', '.join(roles.all)}, and device in a column or by --device"
         )
     wanted = [role for role in roles.needs if role not in given]
-    if roles.one_of and present.isdisjoint(roles.one_of):
+    if roles.one_of and not any(role in given or found[role] for role in roles.one_of):
         wanted.append(roles.one_of[0])
     # Who names one direction of a link, or one sign of a battery, may not want the other.
     more = roles.also if kind != "nodes" and given.keys() & set(roles.one_of) else roles.all
-    if kind == "windows" and not any(role in given or found[role] for role in STATES):
-        devices = [given.get("device"), *found["device"][:1], *([FILE] if FILE in names else [])]
-        rest = [] if "online" in unused else [c for c in names if c not in given.values()]
-        rest = [c for c in rest if _is_state(log.frame[c]) and _varies(log, c, devices)]
-        if rest:
-            log.ask(
-                f"column {rest[0]!r} holds {seen(log.frame[rest[0]])}: expected online={rest[0]} "
-                "(--columns) if it says which rows are online, or online=none if all are",
-                "--columns",
-                f"online={rest[0]}",
-            )
-            found["online"] = rest[:1]
     if kind == "windows":
-        several = [role for role in ("end", "duration") if role in given or found[role]]
-        several = several[1:] + [role for role in STATES if role in given or found[role]][1:]
-        found |= {role: [] for role in several}
+        _settle_windows(log, given, found, unused)
     wanted += [role for role in more if role not in roles.needs and found.get(role)]
     if log.options.device is None and "device" not in given:
         wanted.append("device")
@@ -417,15 +507,38 @@ def understand(log: Reading) -> Kind:
     if log.options.device is not None:
         log.told["device"] = f"{log.options.device!r} for all rows, given"
     for role in ("device", *roles.all):
-        if role in log.of:
+        if (column := log.of.get(role)) is not None:
             how = "given" if role in given else "by its name"
-            log.told[role] = f"column {log.of[role]!r}, {how}"
+            how += f", {log.names[column]!r}" if column in log.names else ""
+            log.told[role] = f"column {column!r}, {how}"
     if log.of.get("device") == FILE:
         log.told["device"] = "the name of each file"
     rest = [c for c in names if c not in log.of.values() and c != FILE]
     if rest:
         log.told["not read"] = listed(rest)
     return kind
+
+
+def _settle_windows(
+    log: Reading, given: Mapping[str, str], found: dict[str, list[str]], unused: set[str]
+) -> None:
+    """Let windows have one end and one state, and ask whether a column says which are online."""
+    stated = [role for role in STATES if role in given or found[role]]
+    if not stated and "online" not in unused:
+        devices = [given.get("device"), *found["device"][:1], FILE]
+        device = next((c for c in devices if c in log.frame), None)
+        rest = [c for c in log.frame.columns if c not in given.values() and c != FILE]
+        rest = [c for c in rest if _look(log, c) == "state" and _varies(log, c, device)]
+        if rest:
+            log.ask(
+                f"column {rest[0]!r} holds {seen(log.frame[rest[0]])}: expected online={rest[0]} "
+                "(--columns) if it says which rows are online, or online=none if all are",
+                "--columns",
+                f"online={rest[0]}",
+            )
+            found["online"], stated = rest[:1], ["online"]
+    ends = [role for role in ("end", "duration") if role in given or found[role]]
+    found |= {role: [] for role in (*ends[1:], *stated[1:])}
 
 
 def _given(log: Reading) -> tuple[dict[str, str], set[str]]:
@@ -468,16 +581,24 @@ def _melt(log: Reading, role: str, given: dict[str, str]) -> None:
     value, device = "value of a column", "name of a column"
     wide = [c for c in log.frame.columns if c not in given.values() and c != FILE]
     wide = [c for c in wide if log.frame[c].notna().any()]
-    parts = [
-        pd.DataFrame({given["time"]: log.frame[given["time"]], device: c, value: log.frame[c]})
-        for c in wide
-    ]
-    if not parts:
+    if not wide:
         raise TraceError(f"columns: {role} = '*': expected columns that are each of one device")
-    long = pd.concat(parts)
+    units = {c: name_and_unit(c)[1] for c in wide}
+    is_stated = len({*units.values()}) == 1 and units[wide[0]] in RATE_UNITS
+    if is_stated:
+        log.names[value] = f"value ({units[wide[0]]})"
+    long = pd.concat(
+        pd.DataFrame(
+            {
+                given["time"]: log.frame[given["time"]],
+                device: re.sub(r"\s*[(\[][^(\[]*$", "", c) if is_stated else c,
+                value: log.frame[c],
+            }
+        )
+        for c in wide
+    )
     # A host that has no value at an instant was not asked then.
-    log.frame = long[long[value].notna()]
-    log.gone = np.zeros(len(log.frame), dtype=bool)
+    log.take(long[long[value].notna()])
     given |= {role: value, "device": device}
     log.told["devices by"] = f"columns: {listed(wide)}"
 
@@ -485,13 +606,11 @@ def _melt(log: Reading, role: str, given: dict[str, str]) -> None:
 def _kind(
     log: Reading, given: dict[str, str], found: dict[str, list[str]], present: set[str]
 ) -> Kind:
-    for name in get_args(Kind):
-        if name == log.options.kind:
-            stated: Kind = name
-            return stated
+    if log.options.kind is not None:
+        return cast(Kind, log.options.kind)
     # What is given tells it first, then what is found.
     telling = given.keys() - {"device", "time"}
-    is_dated = bool(present & _DATED) or any(_is_time(log.frame[c]) for c in log.frame.columns)
+    is_dated = bool(present & _DATED) or any(_look(log, c) == "instant" for c in log.frame.columns)
     fitting: list[Kind] = [
         name
         for name, roles in _KINDS.items()
@@ -508,18 +627,12 @@ def _kind(
         ]
     if len(fitting) > 1 and "pings" in fitting:
         fitting.remove("pings")
-    # A state that never changes is seldom one, where other columns do.
-    online = found["online"]
-    if len(log.frame) > 2 and online and log.frame[online].nunique().max() < 2:
-        others = [c for c in log.frame.columns if log.frame[c].nunique() > 1 and c != FILE]
-        if {*others} - {c for columns in found.values() for c in columns}:
-            fitting = [name for name in fitting if name not in ("samples", "windows")]
-            found["online"] = []
     # A device that says something else with each reading is more than a ping.
     known = {c for columns in found.values() for c in columns} | {*given.values(), FILE}
     least = 1 if len(log.frame) > 1 else 0
     silent = [c for c in log.frame.columns if c not in known and log.frame[c].nunique() > least]
-    if fitting == ["pings"] and silent:
+    is_wide = len(found["downlink"]) > 1 and not (present & {"device", "uplink", "interval"})
+    if (fitting == ["pings"] and silent) or is_wide:
         fitting = []
     if len(fitting) > 1:
         stated_rates = any(name_and_unit(c)[1] in RATE_UNITS for c in found["downlink"])
@@ -531,133 +644,234 @@ def _kind(
             likely,
         )
         return likely
-    return fitting[0] if fitting else _likely(log, given, found, silent)
+    if fitting:
+        return fitting[0]
+    return _Proposal(log=log, given=given, found=found, silent=silent).kind()
 
 
-def _likely(
-    log: Reading, given: dict[str, str], found: dict[str, list[str]], silent: list[str]
-) -> Kind:
-    """Return the kind that a table may be of whose names do not tell it, and ask."""
-    frame, answers = log.frame, []
-    shown = ", ".join(
-        f"{c!r} (such as {str(frame[c].dropna().iloc[0])[:24]!r})"
-        for c in frame.columns[:12]
-        if frame[c].notna().any() and c != FILE
-    )
-    sentence = (
-        f"cannot tell what the columns {shown} are: expected columns (--columns) device=NAME and "
-        "start= end= (or duration=) for windows, time= online= for samples, time= charging= (or "
-        "plugged=, level=) for a battery, time= downlink= (and uplink=) for rates, online=* or "
-        "downlink=* for one column a device, speed= downlink= uplink= for a list of nodes, or "
-        "--kind pings for devices that are online while rows come"
-    )
-    if not given.get("time") and not found["time"]:
-        times = _joined(log, [c for c in silent if _is_time(frame[c])])
-        if not times:
-            raise TraceError(sentence)
-        answers.append(f"time={times[0]}")
-        found["time"] = times[:1]
-        silent = [c for c in silent if c not in times[0].split("+") and c != times[0]]
+@dataclass(slots=True, kw_only=True)
+class _Proposal:
+    """Roles that the cells of a table support where its names do not tell them."""
+
+    log: Reading
+    given: dict[str, str]
+    found: dict[str, list[str]]
+    silent: list[str]
+    """Columns whose names tell no role."""
+    answers: list[str] = field(default_factory=list)
+    sentence: str = field(init=False)
+    """What was seen, and the choices."""
+
+    def __post_init__(self) -> None:
+        frame = self.log.frame
+        shown = ", ".join(
+            f"{c!r} (such as {str(frame[c].dropna().iloc[0])[:24]!r})"
+            for c in frame.columns[:12]
+            if frame[c].notna().any() and c != FILE
+        )
+        self.sentence = (
+            f"cannot tell what the columns {shown} are: expected columns (--columns) device=NAME "
+            "and start= end= (or duration=) for windows, time= online= for samples, time= "
+            "charging= (or plugged=, level=) for a battery, time= downlink= (and uplink=) for "
+            "rates, online=* or downlink=* for one column a device, speed= downlink= uplink= for "
+            "a list of nodes, or --kind pings for devices that are online while rows come"
+        )
+
+    def kind(self) -> Kind:
+        """Return the kind that the table may be of, and ask.
+
+        Raises:
+            TraceError: nothing supports one, or several alike.
+        """
+        log, given, found = self.log, self.given, self.found
+        is_timed = bool(given.get("time") or found["time"])
+        if is_timed and (wide := self._hosts()):
+            return self._asked(wide)
+        window = self._window()
+        if window is not None:
+            kind: Kind | None = "windows"
+            for role, column in window.items():
+                self._propose(role, column)
+        else:
+            kind = None if is_timed else self._time()
+        if kind not in (None, "windows"):
+            return self._asked(kind)
+        if not self._is_of_one() and (devices := _repeated(log, self._taken())):
+            self._propose("device", devices[0])
+        return self._asked("windows") if kind else self._state()
+
+    def _is_of_one(self) -> bool:
+        is_said = self.log.options.device is not None or FILE in self.log.frame
+        return is_said or bool(self.given.get("device") or self.found["device"])
+
+    def _taken(self) -> set[str]:
+        columns = {*self.given.values(), *self._values()}
+        columns |= {c for role in _DATED for c in self.found[role]}
+        return columns | {part for c in columns for part in c.split("+")}
+
+    def _values(self) -> list[str]:
+        return [c for c in self.silent if name_and_unit(c)[0].endswith(_VALUE)]
+
+    def _propose(self, role: str, column: str) -> None:
+        self.found[role] = [column]
+        self.answers.append(f"{role}={column}")
+        self.silent = [c for c in self.silent if c not in (column, *column.split("+"))]
+
+    def _asked(self, kind: Kind) -> Kind:
+        self.log.ask(self.sentence, "--columns", " ".join(self.answers))
+        return kind
+
+    def _dated(self) -> list[str]:
+        """Return the columns that hold instants, those of unknown names last."""
+        found = [c for r in ("start", "end", "time") if r not in self.given for c in self.found[r]]
+        look = {c: _look(self.log, c) for c in self.silent}
+        more = [c for c in self.silent if look[c] in ("instant", "clock") and c not in found]
+        return [c for c in _joined(self.log, [*found, *more]) if look.get(c) != "clock"]
+
+    def _window(self) -> dict[str, str] | None:
+        """Return the columns where windows begin and end, or how long they last."""
+        look = {c: _look(self.log, c) for c in self.silent}
+        dated, has_state = self._dated(), "state" in look.values()
+        lasting = [c for c in self.silent if look[c] in ("length", "clock")]
+        if self.given.keys() & _DATED or (has_state and self.found["time"]):
+            return None
+        if len(dated) == 2:
+            return _in_order(self.log, dated)
+        if len(dated) == len(lasting) == 1 and not has_state and not self.found["time"]:
+            return {"start": dated[0], "duration": lasting[0]}
+        return None
+
+    def _time(self) -> Kind | None:
+        """Propose the one column of instants, and return the kind if it is all that was wanted."""
+        dated, found = self._dated(), self.found
+        if len(dated) != 1:
+            several = listed(dated) if dated else "no column"
+            raise TraceError(f"{self.sentence}; {several} could be the time")
+        self._propose("time", dated[0])
+        if wide := self._hosts():
+            return wide
         whole: dict[str, Kind] = {"online": "samples", "charging": "battery", "downlink": "rates"}
-        if role := next((role for role in whole if role in given or found[role]), None):
-            log.ask(sentence, "--columns", answers[0])
-            return whole[role]
-    time = given.get("time") or found["time"][0]
-    values = [c for c in silent if "value" in name_and_unit(c)[0].split("_")]
-    if not (given.get("device") or found["device"] or log.options.device or FILE in frame):
-        if hosts := [] if values else _hosts(log, time):
-            role = "online" if all(_is_state(frame[c]) for c in hosts) else "downlink"
-            log.ask(sentence, "--columns", " ".join([*answers, f"{role}=*"]))
-            given["time"] = time
-            _melt(log, role, given)
-            found |= {each: [] for each in found}
-            return "samples" if role == "online" else "rates"
-        found["device"] = _repeated(log, {time, *values})
-        answers += [f"device={c}" for c in found["device"]]
-        silent = [c for c in silent if c not in found["device"]]
-    state = _state_among(log, silent, values, found)
-    if state is None:
-        log.ask(sentence, "--kind", "pings")
-        if answers:
-            log.ask("their contents say what they may be", "--columns", " ".join(answers))
+        return next((whole[role] for role in whole if role in self.given or found[role]), None)
+
+    def _hosts(self) -> Kind | None:
+        """Make rows out of columns that are each of a device, and return their kind."""
+        time = self.given.get("time") or self.found["time"][0]
+        role = None if self._is_of_one() else _role_of_hosts(self.log, time)
+        if role is None:
+            return None
+        self.answers.append(f"{role}=*")
+        self.given["time"] = time
+        _melt(self.log, role, self.given)
+        self.found.update({each: [] for each in self.found})
+        return "samples" if role == "online" else "rates"
+
+    def _state(self) -> Kind:
+        """Propose the one column that may say when devices are online, else pings."""
+        values, log = self._values(), self.log
+        state = _states_among(log, self.silent, values)
+        if len(state) == 1:
+            texts = log.sample[state[0]].dropna().astype("str").str.strip().str.lower()
+            of_battery = texts.isin(_BATTERY).all()
+            self._propose("charging" if of_battery else "online", state[0])
+            return self._asked("battery" if of_battery else "samples")
+        words = {c: set(re.split(r"[\d_]+", name_and_unit(c)[0])) for c in self.silent}
+        loads = [c for c in self.silent if words[c] & _LOAD]
+        why = {
+            f"{listed(state)} could each say when a device is online": state,
+            f"the load in {listed(loads)} says neither when a device is online nor how fast it "
+            "is: give a column that does, or --kind pings if it is online while rows come": loads,
+            f"nothing says what {listed(values)} is a value of": values,
+            "nothing says which device a row is of": [] if self._is_of_one() else self.silent,
+        }
+        if problem := next((text for text, columns in why.items() if columns), None):
+            raise TraceError(f"{self.sentence}; {problem}")
+        log.ask(self.sentence, "--kind", "pings")
+        if self.answers:
+            sentence = "their contents say what they may be"
+            log.ask(sentence, "--columns", " ".join(self.answers))
         return "pings"
-    log.ask(sentence, "--columns", " ".join([*answers, f"{state}={found[state][0]}"]))
-    return "battery" if state == "charging" else "samples"
+
+
+def _in_order(log: Reading, columns: Sequence[str]) -> dict[str, str] | None:
+    """Return two columns of times as start and end, if one is never before the other in a row."""
+    times = []
+    for column in columns:
+        cells = log.sample[column].astype("str").str.strip()
+        numbers = pd.to_numeric(cells, errors="coerce")
+        dates = pd.to_datetime(cells, errors="coerce", format="mixed", dayfirst=True, utc=True)
+        dated = pd.Series(dates).astype("int64").where(pd.Series(dates).notna())
+        times.append(numbers if numbers.notna().any() else dated)
+    first, second = times
+    both = first.notna() & second.notna()
+    if not both.any() or (first == second)[both].all():
+        return None
+    for k, (start, end) in enumerate(((first, second), (second, first))):
+        if (start <= end)[both].all():
+            return {"start": columns[k], "end": columns[1 - k]}
+    return None
 
 
 _MEASURES = _set(
-    "loss median mean min max avg average stddev rtt latency jitter uptime total count"
+    "loss median mean min max avg average stddev rtt latency jitter uptime total count percent"
 )
 """Words of columns that are of one device, each a measure of it."""
 
 
-def _hosts(log: Reading, time: str) -> list[str]:
-    """Return the columns that are each of a device, if all but the time are of one kind."""
-    frame = log.frame
-    # A column that never changes may be a host, too.
-    hosts = [c for c in frame.columns if frame[c].notna().any() and c != time]
-    hosts = [c for c in hosts if c not in time.split("+")]
-    are_states = all(_is_state(frame[c]) for c in hosts)
-    are_numbers = all(is_datum(frame[c].dropna()).mean() > 0.9 for c in hosts)
-    is_wide = len(hosts) > 1 and frame[time].is_unique
-    is_wide &= not any(_MEASURES & set(name_and_unit(c)[0].split("_")) for c in hosts)
-    return hosts if is_wide and (are_states or are_numbers) else []
+def _role_of_hosts(log: Reading, time: str) -> str | None:
+    """Return what all columns but the time are of, if each is of one device."""
+    frame = log.sample
+    hosts = [c for c in frame.columns if frame[c].notna().any() and c not in time.split("+")]
+    hosts = [c for c in hosts if c != time]
+    words = [
+        {*name_and_unit(c)[0].split("_")} | ({"percent"} if "%" in c else set()) for c in hosts
+    ]
+    if len(hosts) < 2 or not frame[time].is_unique or any(w & (_MEASURES | _LOAD) for w in words):
+        return None
+    if all(_look(log, c) == "state" for c in hosts):
+        return "online"
+    cells = [frame[c].dropna().astype("str").str.extract(r"^[-+\d.,\s]+(\D+)$")[0] for c in hosts]
+    units = [
+        {name_and_unit(c)[1], *map(unit_of_text, texts.dropna().unique())} - {None}
+        for c, texts in zip(hosts, cells, strict=True)
+    ]
+    are_rates = all(unit and unit <= RATE_UNITS.keys() for unit in units)
+    return "downlink" if are_rates and not any(w & (_DOWN | _UP) for w in words) else None
 
 
 def _repeated(log: Reading, taken: set[str]) -> list[str]:
     """Return the column that most likely names devices: words, or ids, that come again."""
     frame = log.frame
-    if "key" in frame:
-        return ["key"]
     several = [c for c in frame.columns if 1 < frame[c].nunique() < len(frame) and c != FILE]
     names = [
         c
         for c in several
         if c not in taken
-        and not _is_state(frame[c])
-        and (name_and_unit(c)[0].endswith("id") or not is_datum(frame[c].dropna()).any())
+        and not _NO_DEVICE & set(name_and_unit(c)[0].split("_"))
+        and (name_and_unit(c)[0].endswith("id") or _look(log, c) == "word")
     ]
     digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in names}
     return sorted(names, key=lambda c: (-frame[c].nunique(), -digits[c]))[:1]
 
 
-def _state_among(
-    log: Reading, silent: list[str], values: list[str], found: dict[str, list[str]]
-) -> str | None:
-    """Return the role of the column that may say when devices are online, and let it be found."""
-    frame = log.frame
-    told = [c for c in silent if _is_state(frame[c])]
-    words = [c for c in silent if c not in told and not is_datum(frame[c].dropna()).any()]
-    numbers = [c for c in silent if c not in words and c not in told]
-    losses = [c for c in numbers if "loss" in c.lower()]
-    few = [c for c in words if 1 < frame[c].nunique() <= 6]
-    of = [*values[:1], *told, *losses, *few] or (numbers if len(numbers) == 1 else [])
-    if not of:
-        return None
-    texts = frame[of[0]].dropna().astype("str").str.strip().str.lower()
-    role = "charging" if texts.isin(_BATTERY).all() else "online"
-    found[role] = of[:1]
-    return role
+def _states_among(log: Reading, silent: list[str], values: list[str]) -> list[str]:
+    """Return the columns of which one may say when devices are online, by their cells."""
+    look = {c: _look(log, c) for c in silent}
+    n_values = {c: log.frame[c].nunique() for c in silent}
+    groups = (
+        [c for c in values if look[c] == "state"],
+        [c for c in silent if look[c] == "state" and n_values[c] < 9],
+        [c for c in silent if look[c] == "reply"],
+        [c for c in silent if look[c] == "number" and "loss" in c.lower()],
+        [c for c in silent if look[c] == "word" and 1 < n_values[c] <= 6 and not values],
+    )
+    return next((group for group in groups if group), [])
 
 
-def _varies(log: Reading, column: str, devices: Sequence[str | None]) -> bool:
+def _varies(log: Reading, column: str, device: str | None) -> bool:
     """Return whether a column has several values, also of one device."""
-    device = next((name for name in devices if name is not None), None)
     if device is None or log.frame[column].nunique() < 2:
         return log.frame[column].nunique() > 1
     return bool(log.frame.groupby(device)[column].nunique().max() > 1)
-
-
-def _is_state(cells: pd.Series) -> bool:
-    """Return whether all cells are words of a state."""
-    return bool(cells.dropna().astype("str").str.strip().str.lower().isin(_SAID).all())
-
-
-def _is_time(cells: pd.Series) -> bool:
-    """Return whether cells are dates, times of day, or numbers that count since 1970."""
-    texts = cells.dropna().astype("str").str.strip()
-    form = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}:\d\d|\[?1\d{9}|[A-Za-z]{3}\w*,? +\d"
-    return bool(texts.str.match(form).mean() > 0.5)
 
 
 def _only(log: Reading, role: str, columns: list[str], taken: set[str]) -> str | None:
@@ -677,15 +891,12 @@ def _only(log: Reading, role: str, columns: list[str], taken: set[str]) -> str |
     if role == "device" and FILE in names:
         return FILE
     sentence = f"none of the columns {listed(names)} is known to be {role}: expected {role}=NAME "
-    if role == "device":
-        sentence += "(--columns), or a device (--device) if all rows are of one"
-        if repeated := _repeated(log, taken):
-            log.ask(sentence, "--columns", f"device={repeated[0]}")
-            return repeated[0]
-        log.ask(sentence, "--device", str(log.frame.attrs.get("name", "NAME")))
-        return None
-    likely = [c for c in names if c not in taken and c != FILE and _fits(role, log.frame[c])]
-    if not likely:
+    if role != "device":
         raise TraceError(f"{sentence}(--columns)")
-    log.ask(f"{sentence}(--columns)", "--columns", f"{role}={likely[0]}")
-    return likely[0]
+    sentence += "(--columns), or a device (--device) if all rows are of one"
+    if repeated := _repeated(log, taken):
+        log.ask(sentence, "--columns", f"device={repeated[0]}")
+        return repeated[0]
+    file = log.frame.attrs.get("name")
+    log.ask(sentence, "--device" if file else None, str(file))
+    return None

@@ -9,9 +9,11 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": 
 """From those that nothing but a separator would be, to those that occur in cells too."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SAMPLE, _SPARE, _MOST_RAGGED, _MOST_SUMS = 60, 8, 0.05, 4
+_PAGES = frozenset([".md", ".pdf", ".html", ".rst"])
 _EMPTY = [f(text) for text in MISSING - {"none"} for f in (str.lower, str.upper, str.title)]
 _PAIR = re.compile(r'([A-Za-z_][\w.]*)=("(?:[^"\\]|\\.)*"|[^\s,;]+)')
 _SYSLOG = re.compile(
@@ -85,7 +88,10 @@ def _inside(folder: Path) -> list[Path]:
     files = sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
     if not files:
         raise TraceError(f"{folder}: has no file: expected one for each device")
-    return files
+    # What lies beside them, such as a page about them, has another ending.
+    counts = Counter(file.suffix for file in files if file.suffix not in _PAGES)
+    usual = counts.most_common(1)[0][0] if counts else files[0].suffix
+    return [file for file in files if file.suffix == usual]
 
 
 def _stem(path: Path) -> str:
@@ -121,14 +127,12 @@ def _open(path: Path, separator: str | None) -> Table:
 def _text(path: Path, data: bytes) -> tuple[str, str]:
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     encoding = _MARKS.get(mark, "utf-8")
-    if not mark and data[1:400:2].count(0) > len(data[1:400:2]) * 0.9:
-        encoding = "utf-16-le"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        raise TraceError(
-            f"{path}: not a text in UTF-8: expected a CSV, JSON or Parquet file"
-        ) from None
+        # Letters of Western Europe; the digits are the same in any of them.
+        encoding = "cp1252"
+        text = data.decode(encoding, errors="replace")
     if "\0" in text:
         raise TraceError(f"{path}: not a text: expected a CSV, JSON or Parquet file")
     return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
@@ -142,23 +146,23 @@ def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
             return "JSON", _longest(json.loads(text))
         except ValueError:
             pass
-    lines = [line.strip() for line in text.split("\n")]
-    some = [line for line in lines if line][:_SAMPLE]
+    lines = text.split("\n")
+    some = [*islice((line.strip() for line in lines if line.strip()), _SAMPLE)]
     if start == "{" and some[0].endswith("}"):
         rows: list[dict[str, Any]] = []
         for line in lines:
             try:
-                one = json.loads(line) if line else {}
+                one = json.loads(line) if line.strip() else {}
             except ValueError:
                 one = {}
-            rows.append(next(iter(_flat(one))) if isinstance(one, dict) else {})
+            rows.append(_flat(one) if isinstance(one, dict) else {})
         return "JSON lines", rows
     if all(len(_PAIR.findall(line)) > 1 and _PAIR.match(line) for line in some):
         return "lines of NAME=VALUE", [
             {name: value.strip('"') for name, value in _PAIR.findall(line)} for line in lines
         ]
     if sum(_SYSLOG.match(line) is not None for line in some) > 0.9 * len(some):
-        found = (_SYSLOG.match(line) for line in lines)
+        found = (_SYSLOG.match(line.strip()) for line in lines)
         return "lines of a system's log", [one.groupdict() if one else {} for one in found]
     return None
 
@@ -181,18 +185,18 @@ def _longest(content: object) -> list[dict[str, Any]]:
     # The innermost of several that are as long says the most.
     if found:
         return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1]
-    return list(_flat(content)) if isinstance(content, Mapping) else []
+    return [_flat(content)] if isinstance(content, Mapping) else []
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the plain values of a JSON object and of the objects in it, as one row."""
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the plain values of a JSON object and of the objects in it, as one row."""
     row: dict[str, Any] = {}
     for name, one in value.items():
         if isinstance(one, Mapping):
-            row |= next(iter(_flat(one, f"{prefix}{name}.")))
+            row |= _flat(one, f"{prefix}{name}.")
         elif not isinstance(one, list):
             row[f"{prefix}{name}"] = one
-    yield row
+    return row
 
 
 def _lists(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -214,7 +218,7 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
         if path:
             row = outer | {
                 (f"{path}.{name}" if name in outer else name): one
-                for name, one in next(iter(_flat(value))).items()
+                for name, one in _flat(value).items()
             }
             yield path, row
         lists = list(_lists(value))
@@ -222,25 +226,35 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
         if len(lists) > 1 and len(kinds) == 1 and all(isinstance(v, list) for v in value.values()):
             # Lists that are alike are each of what they are called.
             for name, inner in lists:
-                yield from _of_list(inner, f"{path}.*", {**row, "key": name})
+                yield from _of_list(inner, f"{path}.*", {**row, "device": name})
             return
+        flat = {name: one for name, one in lists if not isinstance(one[0], list | Mapping)}
+        if len(flat) > 1 and len({len(one) for one in flat.values()}) == 1:
+            # Columns, each a list of its values.
+            for cells in zip(*flat.values(), strict=True):
+                yield f"{path}.", row | dict(zip(flat, cells, strict=True))
         for name, inner in lists:
-            yield from _of_list(inner, f"{path}.{name}" if path else name, row)
+            names = next((one for one in flat.values() if len(one) == _width(inner)), None)
+            yield from _of_list(inner, f"{path}.{name}" if path else name, row, names)
     elif isinstance(value, list):
         yield from _of_list(value, path or "rows", outer)
 
 
+def _width(inner: list[Any]) -> int:
+    return len(inner[0]) if isinstance(inner[0], list) else 0
+
+
 def _of_list(
-    inner: list[Any], path: str, row: dict[str, Any]
+    inner: list[Any], path: str, row: dict[str, Any], names: list[Any] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     if all(isinstance(one, Mapping) for one in inner):
         for one in inner:
             yield from _walk(one, path, row)
     elif all(isinstance(one, list) and len(one) == len(inner[0]) for one in inner):
-        names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
-        firsts = [one[0] for one in inner]
-        if len(names) == 2 and all(isinstance(t, int | float) and t > 1e9 for t in firsts):
-            names = ["time", "value"]
+        if names is None:
+            names = [f"{path.rpartition('.')[2]}.{k + 1}" for k in range(len(inner[0]))]
+            if len(names) == 2 and isinstance(inner[0][0], int | float) and inner[0][0] > 1e9:
+                names = ["time", "value"]
         for one in inner:
             yield path, row | dict(zip(names, one, strict=True))
 
@@ -256,9 +270,11 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
     lines = text.split("\n")
     if stated := re.match(r"(?i)sep=(.)\s*$", lines[0]):
         found, lines[0] = found or stated[1], ""
-    said = [line.strip().lstrip("#").strip() for line in lines if line.lstrip().startswith("#")]
-    lines = ["" if line.lstrip().startswith("#") else line for line in lines]
-    some = [k for k, line in enumerate(lines) if line.strip()][:_SAMPLE]
+    is_said = [k for k, line in enumerate(lines) if "#" in line and line.lstrip()[0] == "#"]
+    said = [lines[k].strip().lstrip("#").strip() for k in is_said]
+    for k in is_said:
+        lines[k] = ""
+    some = [*islice((k for k, line in enumerate(lines) if line.strip()), _SAMPLE)]
     found = found or _separator(path, [lines[k] for k in some])
     rows = {k: _cells(lines[k], found) for k in some}
     names, width, head, before = _layout(rows, [_cells(line, found) for line in said], found)
@@ -279,9 +295,6 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
     kept = [k for k, name in enumerate(names) if name or frame[k].notna().any()]
     frame = frame[kept]
     frame.columns = pd.Index([names[k] or f"column {k + 1}" for k in kept])
-    if all(re.fullmatch("'.*'", name) for name in frame.columns):
-        frame = frame.rename(columns=lambda name: name.strip("'"))
-        frame = frame.apply(lambda cells: cells.str.strip("'"))
     again = (frame == frame.columns).all(axis=1).to_numpy(bool)
     frame = frame[~again].dropna(how="all")
     below = _sums_below(frame)

@@ -21,6 +21,7 @@ Kind = Literal["windows", "samples", "battery", "rates", "pings", "nodes"]
 _MOST_BAD = 0.05
 """Share of the rows that may be dropped as bad; a log of more is not what it was taken for."""
 _SHOWN = 6
+_SAMPLE = 1000
 
 
 class UnclearLogError(TraceError):
@@ -89,13 +90,34 @@ class Reading:
     """What was dropped, merged or sorted."""
     told: dict[str, str] = field(default_factory=dict)
     """How it was understood, in words."""
+    names: dict[str, str] = field(default_factory=dict)
+    """What columns are called whose own names do not say it, as another column does."""
     gone: Mask = field(init=False)
     """Rows that are dropped; each is counted for one reason."""
+    looks: dict[str, str] = field(default_factory=dict)
+    """What columns were seen to look like."""
     _said: list[str] = field(default_factory=list)
-    _words: list[tuple[str, str]] = field(default_factory=list)
+    _words: list[tuple[str | None, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.gone = np.zeros(len(self.frame), dtype=bool)
+        self.take(self.frame)
+
+    def take(self, frame: pd.DataFrame) -> None:
+        """Read other rows, of which none is dropped yet."""
+        self.frame, self.gone = frame, np.zeros(len(frame), dtype=bool)
+        self.looks.clear()
+
+    def name_of(self, column: str) -> str:
+        """Return what a column is called, by itself or by another one."""
+        return self.names.get(column, column)
+
+    @property
+    def sample(self) -> pd.DataFrame:
+        """Some rows: all of a small log, the first and some others of a large one."""
+        if len(self.frame) <= 2 * _SAMPLE:
+            return self.frame
+        places = np.linspace(_SAMPLE, len(self.frame) - 1, _SAMPLE).astype(np.int64)
+        return self.frame.iloc[np.append(np.arange(_SAMPLE), places)]
 
     def cells(self, role: str) -> pd.Series:
         """Return the column of a role."""
@@ -103,11 +125,10 @@ class Reading:
         return cells
 
     def ask(self, sentence: str, option: str | None = None, answer: str = "") -> None:
-        """Keep a question, or without an option a fault, and the answer that is likely."""
+        """Keep a question and the answer that is likely; without an option there is none."""
         if sentence not in self._said:
             self._said.append(sentence)
-            if option is not None:
-                self._words.append((option, answer))
+            self._words.append((option, answer))
 
     def drop(self, bad: Mask, why: str, cells: pd.Series | None = None, expected: str = "") -> None:
         """Drop rows that are not yet, and count them.
@@ -148,9 +169,11 @@ class Reading:
         columns = " ".join(answer for option, answer in self._words if option == "--columns")
         words = ["--columns", columns] if columns else []
         for option, answer in dict.fromkeys(self._words):
-            if option == "--unit" or option not in (*words, "--columns"):
+            if option and (option == "--unit" or option not in (*words, "--columns")):
                 words += [option, answer]
-        problem.words = tuple(words)
+        # A command of which a part is missing, or that led to a fault, is none to type.
+        is_whole = last is None and all(option for option, _ in self._words)
+        problem.words = tuple(words) if is_whole else ()
         raise problem
 
 

@@ -5,7 +5,7 @@ the day. What has two is asked for: a local time without its zone, 1,500 which m
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -17,12 +17,14 @@ from fedstale.traces import Array
 from fedstale.traces.tables.columns import (
     IN_ALL,
     NO,
+    NO_STATE,
     PER_INTERVAL,
     RATE_UNITS,
     RATES,
     STATE_WORDS,
     TIME_UNITS,
     YES,
+    looks,
     name_and_unit,
     unit_of_text,
 )
@@ -38,15 +40,29 @@ MISSING = frozenset(
 )
 """Texts of a cell that says nothing, in lower case."""
 _NUMBER = r"[-+]?(?:\d+|\d{1,3}(?:[,.'\s]\d{3})+)?(?:[.,]\d*)?(?:[eE][-+]?\d+)?"
+_FORMS_FROM = 10_000
+"""How many cells tell how times are written."""
 _PLUGGED = (0, 1, 2, 4, 8)
 _OFFSET = r"(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}|[+-]\d{2}))$"
 _BY_DAY = re.compile(r"^(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})\b")
 
 
+def of_texts(cells: pd.Series, means: Callable[["pd.Series[str]"], pd.Series]) -> pd.Series:
+    """Return what cells mean as texts, with each distinct one looked at once."""
+    codes, distinct = pd.factorize(cells)
+    found = means(pd.Series(distinct).astype("str"))
+    whole = found.array.take(codes, allow_fill=True)
+    return pd.Series(whole, index=cells.index, name=cells.name)
+
+
 def plain(cells: pd.Series, but: str | None = None) -> "pd.Series[str]":
     """Return cells as texts, NaN where they say nothing, but for one text that does."""
-    texts = cells.astype("str").where(cells.notna()).str.strip()
-    return texts.mask(texts.str.lower().isin(MISSING - {but}))
+
+    def means(few: "pd.Series[str]") -> "pd.Series[str]":
+        texts = few.str.strip()
+        return texts.mask(texts.str.lower().isin(MISSING - {but}))
+
+    return of_texts(cells, means)
 
 
 def _stated(log: Reading) -> Iterator[tuple[str, str]]:
@@ -81,7 +97,7 @@ def unit_of(log: Reading, role: str, known: Mapping[str, float]) -> tuple[str | 
     is_length = role in ("interval", "duration")
     if (unit := stated.get(role, None if is_length else stated.get(""))) is not None:
         return unit, "given"
-    named = name_and_unit(log.of[role])[1]
+    named = name_and_unit(log.name_of(log.of[role]))[1]
     if named in known:
         return named, "by its name"
     return (stated[""], "given") if role == "duration" and "" in stated else (None, "")
@@ -94,6 +110,9 @@ def numbers(log: Reading, cells: pd.Series, what: str = "number") -> "pd.Series[
     """
     if pd.api.types.is_numeric_dtype(cells.dtype):
         return cells.astype("float64")
+    values = pd.to_numeric(cells, errors="coerce").astype("float64")
+    if log.options.decimal is None and np.isfinite(values).all():
+        return values
     texts = plain(cells).str.replace(r"\s*%$", "", regex=True)
     mark = log.options.decimal or _decimal_mark(log, texts)
     other = "," if mark == "." else "."
@@ -167,10 +186,14 @@ def rates(log: Reading, role: str) -> tuple["pd.Series[float]", str]:
 def _likely_unit(log: Reading, role: str) -> str:
     """Return the unit that is likely for numbers of that size, and that a counter has."""
     values = pd.to_numeric(plain(log.cells(role).astype("str")), errors="coerce")
-    if re.search("octets|bytes|traffic", name_and_unit(log.of[role])[0]):
+    if re.search("octets|bytes|traffic", name_and_unit(log.name_of(log.of[role]))[0]):
         steps = values.groupby(log.cells("device")).diff() if "device" in log.of else values.diff()
         grows = (steps.dropna() >= 0).mean() > 0.9
-        unit = IN_ALL if grows or "octets" in name_and_unit(log.of[role])[0] else PER_INTERVAL
+        unit = (
+            IN_ALL
+            if grows or "octets" in name_and_unit(log.name_of(log.of[role]))[0]
+            else PER_INTERVAL
+        )
     else:
         middle = values.median()
         unit = "bit/s" if middle > 1e6 else "kbit/s" if middle > 1e4 else "Mbit/s"
@@ -219,12 +242,15 @@ def not_negative(log: Reading, cells: pd.Series, what: str) -> "pd.Series[float]
 def states(log: Reading, role: str) -> "pd.Series[float]":
     """Return a column of yes and no as 1 and 0, NaN where there is neither."""
     cells = log.cells(role)
-    texts = plain(cells, "none").str.lower().str.replace(r"(?<=\d)\.0+$", "", regex=True)
     yes = {*YES, *STATE_WORDS[role][0].split()}
     no = {*NO, *STATE_WORDS[role][1].split()}
-    spelt = texts.str.replace(r"[\s_-]+", "_", regex=True)
+    texts = of_texts(
+        plain(cells, "none"),
+        lambda few: few.str.lower().str.replace(r"(\d)\.0+$", r"\1", regex=True),
+    )
+    spelt = of_texts(texts, lambda few: few.str.replace(r"[\s_-]+", "_", regex=True))
     known = spelt.isin(yes | no)
-    values = pd.to_numeric(texts, errors="coerce")
+    values = of_texts(texts, lambda few: pd.to_numeric(few, errors="coerce"))
     if role == "plugged" and (values.isin(_PLUGGED) | texts.isna()).all():
         # Android numbers what a device is plugged into.
         return (values > 0).astype("float64").where(values.notna())
@@ -235,16 +261,18 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
     if (known | texts.isna()).all():
         return spelt.isin(yes).astype("float64").where(known)
     if (values.notna() | texts.isna()).all():
-        likely = ">0"
+        likely = ""
         if role == "charging" and values.dropna().isin(range(1, 6)).all():
             likely = "2,5"
         elif "loss" in str(cells.name).lower():
             likely = "<100"
+        elif values.min() == 0 and values.nunique() <= 12:
+            likely = ">0"
         log.ask(
             f"column {cells.name!r}: numbers from {values.min():g} to {values.max():g}, of which "
             f"most are {seen(texts)}: expected which mean {role} (--online-values), such as "
             "'1,2', '>0' or '<100'",
-            "--online-values",
+            "--online-values" if likely else None,
             likely,
         )
         return (values > 0).astype("float64").where(values.notna())
@@ -256,16 +284,20 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
         log.told[role] += f", by its words: {seen(texts[says[0] & sure])} are online"
         return says[0].astype("float64").where(sure)
     likely_yes = [v for v in texts.dropna().unique() if v.replace(" ", "_") in yes]
-    others = [v for v in texts.dropna().unique() if v.replace(" ", "_") not in yes | no]
-    if role == "charging" and "full" in others:
+    if role == "charging" and "full" in set(texts):
         likely_yes.append("full")
+    # Where some have no reply, the numbers are those of the others.
+    rest = texts[~known].dropna()
+    if looks(texts) == "reply" and not likely_yes:
+        ends = set(rest.str.replace(r"^[-+\d.,\s]+", "", regex=True))
+        likely_yes = [f"* {end}" if end else ">=0" for end in sorted(ends)]
     unknown = (texts.notna() & ~known).to_numpy()
     log.ask(
         f"{where(cells, unknown)}: expected true or false for {role}, or online values "
         f"(--online-values), or {role}=none if it says something else; the column has "
         f"{seen(texts)}",
-        "--online-values",
-        ",".join(likely_yes or others[:1]),
+        "--online-values" if likely_yes else None,
+        ",".join(likely_yes),
     )
     return spelt.isin(yes).astype("float64").where(texts.notna())
 
@@ -280,7 +312,8 @@ def _as_stated(log: Reading, cells: pd.Series, texts: "pd.Series[str]") -> "pd.S
     on = pd.Series(data=False, index=texts.index)
     for value in wanted:
         if found := re.fullmatch(r"([<>]=?)\s*(-?[\d.]+)", value):
-            size, limit = numbers(log, cells), float(found[2])
+            # A word that no reply came is no number, and is below none.
+            size, limit = numbers(log, cells.mask(texts.isin(NO_STATE))), float(found[2])
             on |= {"<": size < limit, "<=": size <= limit, ">": size > limit, ">=": size >= limit}[
                 found[1]
             ]
@@ -360,15 +393,12 @@ def _parsed(log: Reading, role: str, roles: tuple[str, ...], told: dict[str, str
     times = cells
     if not pd.api.types.is_datetime64_any_dtype(cells.dtype):
         is_number = pd.api.types.is_numeric_dtype(cells.dtype)
-        # A table of rrdtool ends its times with a colon, others stand in brackets.
-        texts = plain(cells).str.strip(" :[]").rename(str(cells.name))
-        # An interval is named by its beginning.
-        texts = texts.str.replace(r"(?<=\d) - \d.*$", "", regex=True)
-        compact = texts.str.fullmatch(r"(?:19|20)\d{2}[01]\d[0-3]\d(?:[0-2]\d[0-5]\d[0-5]\d)?")
-        counted = texts.str.fullmatch(rf"{_NUMBER}", na=True)
-        if not (texts.notna() & compact).any() or not compact[texts.notna()].all():
-            share = counted[texts.notna()].mean() if texts.notna().any() else 0.0
-            if options.time_format is None and (is_number or share > 0.5):
+        texts = of_texts(plain(cells), _bare)
+        some = texts.dropna().head(_FORMS_FROM).drop_duplicates()
+        compact = r"(?:19|20)\d{2}[01]\d[0-3]\d(?:[0-2]\d[0-5]\d[0-5]\d)?"
+        if some.empty or not some.str.fullmatch(compact).all():
+            is_counted = is_number or some.str.fullmatch(_NUMBER).mean() >= 0.5
+            if options.time_format is None and is_counted:
                 return _counted(log, role, cells if is_number else texts, told)
         times = _dated(log, role, roles, texts, told)
     zone = options.time_zone
@@ -400,6 +430,11 @@ def _parsed(log: Reading, role: str, roles: tuple[str, ...], told: dict[str, str
         "expected a date from 1990 to 2100",
     )
     return us.mask(outside)
+
+
+def _bare(texts: "pd.Series[str]") -> "pd.Series[str]":
+    """Return times without the colon of a table of rrdtool, brackets, and an interval's end."""
+    return texts.str.strip(" :[]").str.replace(r"(\d) - \d.*$", r"\1", regex=True)
 
 
 def _counted(log: Reading, role: str, cells: pd.Series, told: dict[str, str]) -> pd.Series:
@@ -455,7 +490,10 @@ def _dated(
     log: Reading, role: str, roles: tuple[str, ...], texts: "pd.Series[str]", told: dict[str, str]
 ) -> pd.Series:
     """Return texts as instants, with a zone if they have one; NaT where there is none."""
-    form = log.options.time_format
+    form, every = log.options.time_format, texts
+    # Few of the times of a long log are distinct.
+    codes = pd.factorize(every)[0]
+    texts = every.drop_duplicates().dropna()
     if form is None and texts.str.match(r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d", na=True).all():
         form = f"{log.frame.attrs.get('year', 2024)} %b %d %H:%M:%S"
         log.ask(
@@ -476,29 +514,37 @@ def _dated(
             raise TraceError(f"time_format = {form!r}: {problem}") from None
         expected = f"expected a time as {form!r} says (--time-format)"
     else:
-        zones = texts.str.extract(_OFFSET, expand=False)
-        zones = zones.where(texts.str.contains(r":|T\d", na=False))
+        if texts.str.endswith("Z").all():
+            zones, bare = pd.Series("Z", index=texts.index), texts.str.slice(0, -1)
+        else:
+            zones = texts.str.extract(_OFFSET, expand=False)
+            zones = zones.where(texts.str.contains(r":|T\d", na=False))
+            bare = texts.str.replace(_OFFSET, "", regex=True).where(zones.notna(), texts)
         has_zone = zones.notna()
         if has_zone.any() and (texts.notna() & ~has_zone).any():
-            naive = (texts.notna() & ~has_zone).to_numpy()
-            log.drop(naive, "no zone", texts, "has no zone, other rows do: expected one zone")
+            naive = np.append(~has_zone, False)[codes]
+            log.drop(naive, "no zone", every, "has no zone, other rows do: expected one zone")
             texts = texts.where(has_zone)
-        local = texts.str.replace(_OFFSET, "", regex=True).where(has_zone, texts)
-        times, told["format of time"], expected = _local(log, roles, local)
+        times, told["format of time"], expected = _local(log, roles, bare.where(texts.notna()))
         if has_zone.any():
-            offsets = zones.replace({"Z": "+00:00", "UTC": "+00:00", "GMT": "+00:00"})
-            hours = offsets.str[:3].astype("float64")
-            minutes = offsets.str.replace(":", "").str[3:5].replace("", "0").astype("float64")
-            ahead = pd.to_timedelta((hours * 60 + np.sign(hours + 0.5) * minutes) * 60e6, unit="us")
+            ahead = of_texts(zones, _ahead)
             times = (times - ahead).dt.tz_localize("UTC")
             distinct = sorted(set(zones.dropna()))
             single = len(distinct) == 1 and distinct[0][0] in "+-"
             told["zone"] = (
                 f"UTC{distinct[0][:3]}:{distinct[0][3:][-2:] or '00'}" if single else "UTC"
             )
-    wrong = (texts.notna() & times.isna()).to_numpy()
-    log.drop(wrong, f"no {role}", texts, expected)
-    return times
+    wrong = np.append(texts.notna() & times.isna(), False)[codes]
+    log.drop(wrong, f"no {role}", every, expected)
+    return pd.Series(times.array.take(codes, allow_fill=True), index=every.index)
+
+
+def _ahead(zones: "pd.Series[str]") -> pd.Series:
+    """Return by how much clocks are ahead of UTC."""
+    offsets = zones.replace({"Z": "+00:00", "UTC": "+00:00", "GMT": "+00:00"})
+    hours = offsets.str[:3].astype("float64")
+    minutes = offsets.str.replace(":", "").str[3:5].replace("", "0").astype("float64")
+    return pd.to_timedelta((hours * 60 + np.sign(hours + 0.5) * minutes) * 60e6, unit="us")
 
 
 def _local(
@@ -506,7 +552,8 @@ def _local(
 ) -> tuple[pd.Series, str, str]:
     """Return texts without a zone as local times, how they were read, and what is expected."""
     # A comma may stand before fractions of a second.
-    texts = texts.str.replace(r"(:\d\d),(\d+)$", r"\1.\2", regex=True)
+    if texts.str.contains(",", regex=False, na=False).any():
+        texts = texts.str.replace(r"(:\d\d),(\d+)$", r"\1.\2", regex=True)
     expected = "expected year, month and day, or a format of time (--time-format)"
     first = texts.dropna()
     week = first.str.match(r"\d{4}-?W\d\d")
@@ -520,6 +567,9 @@ def _local(
     numeric = first.str.match(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{8}|\d{14}$")
     if numeric.mean() >= 0.5:
         iso: pd.Series[str] = texts.where(texts.str.match(r"\d{4}", na=False))
+        times = pd.to_datetime(iso, format="ISO8601", errors="coerce")
+        if times.notna().equals(iso.notna()):
+            return times, "ISO 8601", expected
         iso = iso.str.replace(r"^(\d{4})[/.](\d{1,2})[/.]", r"\1-\2-", regex=True)
         iso = iso.str.replace(r"_(\d\d)[.:](\d\d)[.:](\d\d)", r" \1:\2:\3", regex=True)
         iso = iso.str.replace(r"^(\d{8})(\d{6})$", r"\1T\2", regex=True)
@@ -528,7 +578,12 @@ def _local(
     if by_parts[0].notna().mean() >= 0.5:
         dated = first[by_parts[0].notna()].iloc[0]
         # All times of a log are written alike.
-        dates = pd.concat([plain(log.cells(role)).str.extract(_BY_DAY.pattern) for role in roles])
+        dates = pd.concat(
+            [
+                plain(log.cells(role).drop_duplicates()).str.extract(_BY_DAY.pattern)
+                for role in roles
+            ]
+        )
         one, two = (dates[k].dropna().astype(int) for k in (0, 2))
         by_day, by_month = bool((one > 12).any()), bool((two > 12).any())
         if by_day and by_month:

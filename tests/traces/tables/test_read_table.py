@@ -564,11 +564,12 @@ def test_all_that_is_unclear_is_said_at_once():
     with pytest.raises(UnclearLogError) as problem:
         TraceSet.from_frame(frame)
     assert len(problem.value.said) == 5
-    columns, device, form, zone, values = zip(*[iter(problem.value.words)] * 2, strict=True)
-    assert (columns, device, zone) == (
-        ("--columns", "online=st"),
-        ("--device", "NAME"),
-        ("--time-zone", "UTC"),
+    # Nothing says the device, nor which word means so: there is no command to type yet.
+    assert problem.value.words == ()
+    frame["st"], frame.attrs = ["up", "busy"], {"name": "my box"}
+    with pytest.raises(UnclearLogError) as problem:
+        TraceSet.from_frame(frame)
+    assert problem.value.words == (
+        *("--columns", "online=st", "--device", "my box"),
+        *("--time-format", "%d/%m/%Y %H:%M", "--time-zone", "UTC", "--online-values", "up"),
     )
-    assert form == ("--time-format", "%d/%m/%Y %H:%M")
-    assert values == ("--online-values", "standby")
