@@ -1,6 +1,5 @@
 """What each message and each reply costs: its own bytes, and the work of its type and action."""
 
-import logging
 from dataclasses import replace
 
 import numpy as np
@@ -253,7 +252,6 @@ def secure_run(n_nodes=5, n=4000, **costs):
         min_available_clients=n_nodes,
         initial_parameters=ndarrays_to_parameters([np.zeros(n, np.float32)]),
     )
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     with grid.running(), server_fn_on(grid):
         context = Context(1, 1, {}, RecordDict(), {})
         legacy = LegacyContext(context, config=ServerConfig(num_rounds=1), strategy=strategy)
