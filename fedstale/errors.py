@@ -46,15 +46,14 @@ def installing(extra: str) -> str:
     """Return the command that adds an extra to this fedstale."""
     # Slow to import, and of no use where nothing is missing.
     import json  # noqa: PLC0415
-    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415
+    from importlib.metadata import distributions  # noqa: PLC0415
     from pathlib import Path  # noqa: PLC0415
     from shlex import quote  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
 
-    try:
-        origin = json.loads(distribution("fedstale").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        origin = {}
+    # A clone in which it is built has a description of it too, that says nothing of where it is.
+    told = (one.read_text("direct_url.json") for one in distributions(name="fedstale"))
+    origin = json.loads(next(filter(None, told), "{}"))
     url = urlsplit(origin.get("url", ""))
     place = unquote(url.path)
     if url.scheme != "file" or not Path(place).exists():

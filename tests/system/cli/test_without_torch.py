@@ -145,5 +145,5 @@ def named(extra):
 
 def test_the_extra_of_servers_names_neither_package_and_those_that_need_torch_do():
     assert named("server") & {"torch", "scikit-learn"} == set()
-    for extra in ("torch", "agents", "tensorboard", "dev"):
+    for extra in ("torch", "agents", "dev"):
         assert "torch" in named(extra), extra

@@ -31,7 +31,12 @@ def write_log(path):
 @pytest.mark.timeout(600)
 def test_the_owner_of_a_log_simulates_on_it(journey):
     write_log(journey.folder / "log.csv")
-    journey.follow("docs/traces.md", "A log of your own")
+    # The page shows the dialogue of another log: the reader types what the command says.
+    said = journey.refused("fedstale traces convert log.csv --out own.parquet")
+    journey.run(said.rpartition("type next: ")[2].strip())
+    for block in journey.read("docs/traces.md", "A log of your own"):
+        for command in block.commands if block.has_commands else ():
+            journey.run(command)
     own, fleet = (TraceSet.read(journey.folder / f"{name}.parquet") for name in ("own", "fleet"))
     assert own.known == ("availability",)
     assert sorted(own.device_ids) == sorted(fleet.device_ids) == DEVICES
