@@ -3,7 +3,7 @@
 import json
 import shlex
 import tomllib
-from importlib.metadata import PackageNotFoundError, packages_distributions
+from importlib.metadata import packages_distributions
 
 import pytest
 from packaging.requirements import Requirement
@@ -29,8 +29,9 @@ class Distribution:
 
 @pytest.fixture
 def came_from(monkeypatch):
-    def come(origin):
-        monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution(origin))
+    def come(*origins):
+        found = [Distribution(origin) for origin in origins]
+        monkeypatch.setattr("importlib.metadata.distributions", lambda name: iter(found))
 
     return come
 
@@ -55,12 +56,14 @@ def test_where_that_is_gone_the_command_is_for_a_clone(origin, came_from):
     assert installing("agents") == "pip install '.[agents]' in a clone of fedstale"
 
 
-def test_a_fedstale_that_is_not_installed_says_how_a_clone_is(monkeypatch):
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.distribution", missing)
+def test_a_fedstale_that_is_not_installed_says_how_a_clone_is(came_from):
+    came_from()
     assert installing("ray") == "pip install '.[ray]' in a clone of fedstale"
+
+
+def test_what_a_build_leaves_in_a_clone_says_nothing_of_its_place(came_from, tmp_path):
+    came_from(None, {"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    assert shlex.split(installing("ray")) == ["pip", "install", "-e", f"{tmp_path}[ray]"]
 
 
 def test_a_package_of_no_extra_is_installed_by_itself_or_not_spoken_of():

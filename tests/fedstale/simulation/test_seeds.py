@@ -37,7 +37,7 @@ def small(folder, keys, own=""):
     ],
 )
 def test_two_seeds_differ_and_one_repeats(name, way, kind, tmp_path):
-    # All apps, commands and devices: tests/system/apps/test_seeds.py.
+    # All apps, commands and devices: tests/system/apps/test_seeds_of_apps.py.
     settings = opened(name, tmp_path) | {"traces": devices(kind, tmp_path)}
     one, other, again = (way(settings, s, tmp_path / str(i)) for i, s in enumerate((1, 2, 1)))
     assert again == one
