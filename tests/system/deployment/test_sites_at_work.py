@@ -21,7 +21,7 @@ from robustness.kills import kept_alive
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
-RANKS, FAR, KILLED, ROUNDS = (2, 4, 8), 2, 1, 40
+RANKS, FAR, KILLED, ROUNDS = (2, 4, 8), 2, 1, 90
 DELAY_S, BYTES_PER_S = 0.1, 2_000_000
 CHUNK = 65_536
 
