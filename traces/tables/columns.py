@@ -9,6 +9,7 @@ the same.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 import pandas as pd
@@ -50,6 +51,7 @@ _RATE = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
 def unit_of_text(text: str) -> str | None:
     """Return the unit that a text is, in the spelling of `RATE_UNITS` and `TIME_UNITS`.
 
@@ -68,6 +70,7 @@ def unit_of_text(text: str) -> str | None:
     return _TIME_OF.get(text.lower())
 
 
+@lru_cache(maxsize=4096)
 def name_and_unit(column: str) -> tuple[str, str | None]:
     """Return a column's name in lower case without its unit, and the unit that it states.
 
@@ -115,26 +118,30 @@ _NAMES = {
     "interval": "interval delta",
     "speed": "speed compute compute_speed flops",
 }
-_NAMES_OF = {role: frozenset(names.split()) for role, names in _NAMES.items()}
-
-
-YES = frozenset(["1", "1.0", "true", "t", "yes", "y", "on", "ja", "an", "ein", "wahr", "oui"])
-NO = frozenset(["0", "0.0", "false", "f", "no", "n", "off", "nein", "aus", "falsch", "non"])
-STATE_WORDS = {
-    "online": (
-        "online available connected up alive reachable ok success active joined associated",
-        "offline unavailable disconnected down dead unreachable failed timeout inactive left "
-        "disassociated lost",
-    ),
-    "charging": ("charging", "discharging not_charging"),
-    "plugged": ("plugged plugged_in ac usb wireless", "unplugged not_plugged_in battery none"),
-}
-"""Words of each role that mean so, and that mean not so."""
 
 
 def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
+
+_NAMES_OF = {role: _set(names) for role, names in _NAMES.items()}
+YES = _set("1 1.0 true t yes y on ja an ein wahr oui")
+NO = _set("0 0.0 false f no n off nein aus falsch non")
+STATE_WORDS = {
+    role: (_set(yes), _set(no))
+    for role, yes, no in (
+        (
+            "online",
+            "online available connected up alive reachable ok success active joined associated",
+            "offline unavailable disconnected down dead unreachable failed timeout inactive left "
+            "disassociated lost",
+        ),
+        ("charging", "charging", "discharging not_charging"),
+        ("plugged", "plugged plugged_in ac usb wireless", "unplugged not_plugged_in battery none"),
+    )
+}
+"""Words of each role that mean so, and that mean not so."""
+NO_STATE = frozenset[str]().union(*(no for _, no in STATE_WORDS.values()))
 
 _START = _set("start started starts begin began begins from since login logon opened plugin")
 _END = _set("end ended ends stop stopped until till to finish finished logout logoff plugout")
@@ -199,10 +206,7 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
     ),
     ("start", lambda words, _: words & _START and _of_one(words - _START)),
     ("end", lambda words, _: words & _END and _of_one(words - _END)),
-    (
-        "duration",
-        lambda words, _: words & {"duration", "lasted"} or words > {"length"},
-    ),
+    ("duration", lambda words, _: words & {"duration", "lasted"} or words > {"length"}),
     ("time", lambda words, name: words & (_TIME | {"seen"}) or name.endswith("_at")),
     (
         "online",
@@ -223,10 +227,14 @@ _RULES: tuple[tuple[str, Callable[[set[str], str], object]], ...] = (
 """What words tell a role, the first that does; names that are known come before all."""
 
 
+def _words(column: str) -> set[str]:
+    """Return the words of a column's name; a sign of percent is one."""
+    return {*name_and_unit(column)[0].split("_")} | ({"percent"} if "%" in column else set())
+
+
 def _role_of(column: str) -> str | None:
     """Return the role that the words of a name have by rule."""
-    name, unit = name_and_unit(column)
-    words = set(name.split("_")) | ({"percent"} if "%" in column else set())
+    (name, unit), words = name_and_unit(column), _words(column)
     return _direction(words, is_rate=unit in RATE_UNITS) or next(
         (role for role, tells in _RULES if tells(words, name)), None
     )
@@ -262,9 +270,7 @@ def is_datum(cells: pd.Series) -> pd.Series:
     return texts.str.match(form + r"|\w{3}, \d", na=False)
 
 
-NO_STATE = frozenset(word for _, words in STATE_WORDS.values() for word in words.split())
-_SAID = YES | NO | _BATTERY | NO_STATE
-_SAID |= {word for words, _ in STATE_WORDS.values() for word in words.split()}
+_SAID = (YES | NO | _BATTERY | NO_STATE).union(*(yes for yes, _ in STATE_WORDS.values()))
 _FORMS = {
     "word": r"\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?|[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5}|[0-9a-f]{8}-.*",
     "state": "|".join(re.escape(word) for word in sorted(_SAID)),
@@ -277,13 +283,18 @@ _FORMS = {
 """How cells of each look are written, in lower case; all of a column are."""
 
 
+def _texts(cells: pd.Series) -> "pd.Series[str]":
+    """Return the cells that are not empty, as words are compared."""
+    return cells.dropna().astype("str").str.strip().str.lower()
+
+
 def looks(cells: pd.Series) -> str:
     """Return what cells look like: a state, instant, clock, length, reply, number or word."""
     if pd.api.types.is_datetime64_any_dtype(cells.dtype):
         return "instant"
     if pd.api.types.is_timedelta64_dtype(cells.dtype):
         return "length"
-    texts = cells.dropna().astype("str").str.strip().str.lower().drop_duplicates()
+    texts = _texts(cells).drop_duplicates()
     if texts.empty:
         return "word"
     for look, form in _FORMS.items():
@@ -315,7 +326,7 @@ def _fits(log: Reading, role: str, column: str) -> bool:
         return not texts.str.fullmatch(r"-?\d+[.,](?:\d*[1-9]\d*|\d\d+)").all()
     if role in STATES:
         return not is_date and (look == "state" or some.nunique() <= 12)
-    if role == "duration" and "length" in name_and_unit(log.name_of(column))[0].split("_"):
+    if role == "duration" and "length" in _words(log.name_of(column)):
         return look in ("clock", "length") or name_and_unit(column)[1] in TIME_UNITS
     if role in _DATED:
         is_clock = look in ("clock", "length") and not (role == "time" and look == "clock")
@@ -408,7 +419,7 @@ def _found(log: Reading, given: Mapping[str, str]) -> dict[str, list[str]]:
         for role in ("start", "end"):
             found[role] = [c for c in found[role] if log.frame[c].nunique() > 1]
     if len(found["time"]) == 1:
-        clocks = [c for c in free if not known[c] and not told[c] and _is_clock(log, c)]
+        clocks = [c for c in free if not known[c] and not told[c] and _look(log, c) == "clock"]
         found["time"] = _joined(log, [*found["time"], *clocks])[:1]
     found["time"] = _joined(log, found["time"])
     return {role: _alike(log, role, columns) for role, columns in found.items()}
@@ -418,7 +429,7 @@ def _settle_states(log: Reading, found: dict[str, list[str]]) -> None:
     """Let columns whose names could be two things be what their cells are."""
     # A battery has a state too, in words or in the numbers of Android.
     for column in list(found["online"]):
-        texts = log.sample[column].dropna().astype("str").str.strip().str.lower()
+        texts = _texts(log.sample[column])
         of_battery = bool(found["level"] or found["plugged"])
         if texts.isin(_BATTERY).all() or (of_battery and texts.isin([*"12345"]).all()):
             found["online"].remove(column)
@@ -436,13 +447,9 @@ def _joined(log: Reading, columns: list[str]) -> list[str]:
         return columns
     for date, time in (columns, columns[::-1]):
         texts = log.sample[date].dropna().astype("str")
-        if not texts.str.contains(":", regex=False).any() and _is_clock(log, time):
+        if not texts.str.contains(":", regex=False).any() and _look(log, time) == "clock":
             return [_both(log, date, time)]
     return columns
-
-
-def _is_clock(log: Reading, column: str) -> bool:
-    return _look(log, column) == "clock"
 
 
 def _both(log: Reading, date: str, time: str) -> str:
@@ -497,12 +504,11 @@ def understand(log: Reading) -> Kind:
     if log.options.device is None and "device" not in given:
         wanted.append("device")
     known = {*given.values(), *(c for r in wanted if r != "device" for c in found[r])}
-    guessed = {
+    log.of = given | {
         role: column
         for role in wanted
         if (column := _only(log, role, found[role], known)) is not None
     }
-    log.of = {**given, **guessed}
     log.told["kind"] = f"{kind}, {'given' if log.options.kind else 'by its columns'}"
     if log.options.device is not None:
         log.told["device"] = f"{log.options.device!r} for all rows, given"
@@ -696,8 +702,8 @@ class _Proposal:
             kind = None if is_timed else self._time()
         if kind not in (None, "windows"):
             return self._asked(kind)
-        if not self._is_of_one() and (devices := _repeated(log, self._taken())):
-            self._propose("device", devices[0])
+        if not self._is_of_one() and (device := _repeated(log, self._taken())):
+            self._propose("device", device)
         return self._asked("windows") if kind else self._state()
 
     def _is_of_one(self) -> bool:
@@ -770,8 +776,7 @@ class _Proposal:
         values, log = self._values(), self.log
         state = _states_among(log, self.silent, values)
         if len(state) == 1:
-            texts = log.sample[state[0]].dropna().astype("str").str.strip().str.lower()
-            of_battery = texts.isin(_BATTERY).all()
+            of_battery = _texts(log.sample[state[0]]).isin(_BATTERY).all()
             self._propose("charging" if of_battery else "online", state[0])
             return self._asked("battery" if of_battery else "samples")
         words = {c: set(re.split(r"[\d_]+", name_and_unit(c)[0])) for c in self.silent}
@@ -803,12 +808,10 @@ def _in_order(log: Reading, columns: Sequence[str]) -> dict[str, str] | None:
         times.append(numbers if numbers.notna().any() else dated)
     first, second = times
     both = first.notna() & second.notna()
-    if not both.any() or (first == second)[both].all():
+    is_before, is_after = (first <= second)[both].all(), (second <= first)[both].all()
+    if is_before == is_after:
         return None
-    for k, (start, end) in enumerate(((first, second), (second, first))):
-        if (start <= end)[both].all():
-            return {"start": columns[k], "end": columns[1 - k]}
-    return None
+    return dict(zip(("start", "end"), columns if is_before else columns[::-1], strict=True))
 
 
 _MEASURES = _set(
@@ -820,12 +823,10 @@ _MEASURES = _set(
 def _role_of_hosts(log: Reading, time: str) -> str | None:
     """Return what all columns but the time are of, if each is of one device."""
     frame = log.sample
-    hosts = [c for c in frame.columns if frame[c].notna().any() and c not in time.split("+")]
-    hosts = [c for c in hosts if c != time]
-    words = [
-        {*name_and_unit(c)[0].split("_")} | ({"percent"} if "%" in c else set()) for c in hosts
-    ]
-    if len(hosts) < 2 or not frame[time].is_unique or any(w & (_MEASURES | _LOAD) for w in words):
+    taken = {time, *time.split("+")}
+    hosts = [c for c in frame.columns if c not in taken and frame[c].notna().any()]
+    words = set[str]().union(*map(_words, hosts))
+    if len(hosts) < 2 or not frame[time].is_unique or words & (_MEASURES | _LOAD):
         return None
     if all(_look(log, c) == "state" for c in hosts):
         return "online"
@@ -835,10 +836,10 @@ def _role_of_hosts(log: Reading, time: str) -> str | None:
         for c, texts in zip(hosts, cells, strict=True)
     ]
     are_rates = all(unit and unit <= RATE_UNITS.keys() for unit in units)
-    return "downlink" if are_rates and not any(w & (_DOWN | _UP) for w in words) else None
+    return "downlink" if are_rates and not words & (_DOWN | _UP) else None
 
 
-def _repeated(log: Reading, taken: set[str]) -> list[str]:
+def _repeated(log: Reading, taken: set[str]) -> str | None:
     """Return the column that most likely names devices: words, or ids, that come again."""
     frame = log.frame
     several = [c for c in frame.columns if 1 < frame[c].nunique() < len(frame) and c != FILE]
@@ -850,7 +851,7 @@ def _repeated(log: Reading, taken: set[str]) -> list[str]:
         and (name_and_unit(c)[0].endswith("id") or _look(log, c) == "word")
     ]
     digits = {c: frame[c].astype("str").str.contains(r"\d").mean() for c in names}
-    return sorted(names, key=lambda c: (-frame[c].nunique(), -digits[c]))[:1]
+    return min(names, key=lambda c: (-frame[c].nunique(), -digits[c]), default=None)
 
 
 def _states_among(log: Reading, silent: list[str], values: list[str]) -> list[str]:
@@ -869,9 +870,8 @@ def _states_among(log: Reading, silent: list[str], values: list[str]) -> list[st
 
 def _varies(log: Reading, column: str, device: str | None) -> bool:
     """Return whether a column has several values, also of one device."""
-    if device is None or log.frame[column].nunique() < 2:
-        return log.frame[column].nunique() > 1
-    return bool(log.frame.groupby(device)[column].nunique().max() > 1)
+    cells = log.frame[column] if device is None else log.frame.groupby(device)[column]
+    return bool(pd.Series(cells.nunique()).max() > 1)
 
 
 def _only(log: Reading, role: str, columns: list[str], taken: set[str]) -> str | None:
@@ -895,8 +895,8 @@ def _only(log: Reading, role: str, columns: list[str], taken: set[str]) -> str |
         raise TraceError(f"{sentence}(--columns)")
     sentence += "(--columns), or a device (--device) if all rows are of one"
     if repeated := _repeated(log, taken):
-        log.ask(sentence, "--columns", f"device={repeated[0]}")
-        return repeated[0]
+        log.ask(sentence, "--columns", f"device={repeated}")
+        return repeated
     file = log.frame.attrs.get("name")
     log.ask(sentence, "--device" if file else None, str(file))
     return None

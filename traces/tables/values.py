@@ -5,7 +5,7 @@ the day. What has two is asked for: a local time without its zone, 1,500 which m
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -242,8 +242,7 @@ def not_negative(log: Reading, cells: pd.Series, what: str) -> "pd.Series[float]
 def states(log: Reading, role: str) -> "pd.Series[float]":
     """Return a column of yes and no as 1 and 0, NaN where there is neither."""
     cells = log.cells(role)
-    yes = {*YES, *STATE_WORDS[role][0].split()}
-    no = {*NO, *STATE_WORDS[role][1].split()}
+    yes, no = YES | STATE_WORDS[role][0], NO | STATE_WORDS[role][1]
     texts = of_texts(
         plain(cells, "none"),
         lambda few: few.str.lower().str.replace(r"(\d)\.0+$", r"\1", regex=True),
@@ -302,7 +301,7 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
     return spelt.isin(yes).astype("float64").where(texts.notna())
 
 
-def _says(texts: "pd.Series[str]", words: set[str]) -> "pd.Series[bool]":
+def _says(texts: "pd.Series[str]", words: Set[str]) -> "pd.Series[bool]":
     return texts.str.contains(rf"\b(?:{'|'.join(sorted(words))})\b", na=False).astype(bool)
 
 
