@@ -5,9 +5,9 @@ the virtual clock of its grid, for as long as the app runs. See docs/flower-apps
 """
 
 from fedstale.compat.callers import is_of_app
-from fedstale.compat.replacing import replaced
+from fedstale.compat.replacing import replaced, wrapped
 from fedstale.compat.start_date import free_start
-from fedstale.compat.threads import ServerThreads, in_turns
+from fedstale.compat.threads import ServerThreads
 from fedstale.compat.virtual_time import VirtualTime, importing
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "VirtualTime",
     "free_start",
     "importing",
-    "in_turns",
     "is_of_app",
     "replaced",
+    "wrapped",
 ]

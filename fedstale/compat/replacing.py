@@ -1,4 +1,4 @@
-"""Two ways to put one thing in the place of another for the time of a run, and to put it back.
+"""Ways to put one thing in the place of another for the time of a run, and to put it back.
 
 A function is replaced under every name that modules of the app have bound it to. A type is not
 replaced: some of its methods are, so that it stays the type that it is, wherever it was imported,
@@ -8,8 +8,9 @@ subclassed or asked for by `isinstance`.
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -37,6 +38,24 @@ def replaced(stand_ins: Sequence[tuple[Any, Any]], within: Sequence[str]) -> Ite
     finally:
         for module, name, original, _ in bound:
             setattr(module, name, original)
+
+
+@contextmanager
+def wrapped(owner: object, names: Sequence[str], around: Callable[..., Any]) -> Iterator[None]:
+    """Let methods of one object be called by a function, which is given the method first.
+
+    Args:
+        owner: the object, which has none of its own by these names.
+        names: of the methods.
+        around: called with a method and its arguments in the method's place.
+    """
+    for name in names:
+        setattr(owner, name, partial(around, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(owner, name)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import NoReturn, ParamSpec, TypeVar
@@ -39,7 +38,6 @@ class ServerThreads(Turns, Callback):
     first: int | None = None
     """Identity of the thread that runs the app, while it runs."""
     _n_started = 0
-    _is_closing = False
     _of_loop: int | None = None
 
     # The run.
@@ -74,6 +72,9 @@ class ServerThreads(Turns, Callback):
             RunEnded: the run has ended in one of them.
             FedstaleError: one of them has ended with it.
         """
+        if not self._app:
+            yield
+            return
         try:
             yield
         except Exception as problem:
@@ -191,6 +192,23 @@ class ServerThreads(Turns, Callback):
         self._check()
         return me
 
+    def take_turn(self, operation: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do an operation of the grid when the turn of this thread comes."""
+        if not self.several and self.first == threading.get_ident() and not self._ended:
+            # It is the only one, as in most apps.
+            return operation(*args, **kwargs)
+        me = self.enter()
+        if me is None:
+            return operation(*args, **kwargs)
+        me.depth += 1
+        try:
+            return operation(*args, **kwargs)
+        except RunEnded as problem:
+            self.end(problem)
+            raise
+        finally:
+            me.depth -= 1
+
     def _refuse(self, what: str) -> NoReturn:
         """End the run for what this thread does."""
         name = threading.current_thread().name
@@ -211,38 +229,3 @@ class ServerThreads(Turns, Callback):
                 "starts a strategy while another thread is in the midst of one: expected one "
                 "strategy at a time"
             )
-
-
-@contextmanager
-def in_turns(grid: object, threads: ServerThreads, operations: Sequence[str]) -> Iterator[None]:
-    """Let methods of a grid wait for the turn of the thread that calls them while the block runs.
-
-    Args:
-        grid: which has methods of these names, and gets its own in their place.
-        threads: those of the app.
-        operations: names of the methods.
-    """
-
-    def taking_turn(operation: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not threads.several and threads.first == threading.get_ident() and not threads._ended:
-            # It is the only one, as in most apps.
-            return operation(*args, **kwargs)
-        me = threads.enter()
-        if me is None:
-            return operation(*args, **kwargs)
-        me.depth += 1
-        try:
-            return operation(*args, **kwargs)
-        except RunEnded as problem:
-            threads.end(problem)
-            raise
-        finally:
-            me.depth -= 1
-
-    for name in operations:
-        setattr(grid, name, partial(taking_turn, getattr(grid, name)))
-    try:
-        yield
-    finally:
-        for name in operations:
-            delattr(grid, name)

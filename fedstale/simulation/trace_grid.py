@@ -11,7 +11,7 @@ import gc
 import heapq
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from flwr.app import Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedstale.compat import ServerThreads, VirtualTime, free_start, in_turns
+from fedstale.compat import ServerThreads, VirtualTime, free_start, wrapped
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -54,6 +54,8 @@ _OPERATIONS = (
     *("wait", "sleep", "online_nodes", "push_messages", "pull_messages", "send_and_receive"),
 )
 """Methods that move the clock or send: threads of an app use them in turn."""
+_WORK = "run", "have_replied"
+"""Methods of `Clients` in which an app's clients run, and see wall time."""
 
 
 class TraceGrid(Stateful, RuntimeGrid):
@@ -191,7 +193,8 @@ class TraceGrid(Stateful, RuntimeGrid):
                 if not is_ours:
                     stack.enter_context(self._time.running(("flwr.serverapp", *packages)))
                     stack.enter_context(self._threads.running(packages))
-                    stack.enter_context(in_turns(self, self._threads, _OPERATIONS))
+                    stack.enter_context(wrapped(self, _OPERATIONS, self._threads.take_turn))
+                    stack.enter_context(wrapped(self._clients, _WORK, self._time.outside))
                 yield
         finally:
             gc.unfreeze()
@@ -203,7 +206,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             RunEnded: the run is over, also where only a thread of the app has met its end.
             FedstaleError: a thread of the app has done what is not possible.
         """
-        with nullcontext() if self._is_ours else self._threads.closing():
+        with self._threads.closing():
             server(self, context)
 
     def events(self) -> pa.Table:
@@ -492,8 +495,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             rows.append(heapq.heappop(heap)[1])
             room -= 1
         jobs = [self._jobs.open[row] for row in rows]
-        run, now = self._clients.run, self._clock.now
-        changed = run(jobs, now) if self._is_ours else self._time.outside(run, jobs, now)
+        changed = self._clients.run(jobs, self._clock.now)
         behind = self._fleet.finish(self._jobs, rows, changed)
         self._schedule(rows)
         if any(behind):
@@ -590,11 +592,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         nodes, instants, codes = self._jobs.values(rows, "node_id", "visible_at", "error_code")
         answered = [job for job, code in zip(jobs, codes, strict=True) if code == ANSWERED]
         if answered:
-            have_replied = self._clients.have_replied
-            if self._is_ours:
-                have_replied(answered, coming)
-            else:
-                self._time.outside(have_replied, answered, coming)
+            self._clients.have_replied(answered, coming)
         delivered = []
         for job, node_id, visible_at, code in zip(jobs, nodes, instants, codes, strict=True):
             if code == ANSWERED:
