@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedstale.apps import characters, classification
-from fedstale.flower import identity, own_copy
+from fedstale.flower import identity, own_copy, quick_arrays
 from fedstale.simulation import InlineExecutor
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
@@ -359,7 +359,7 @@ def naive_clients_per_s() -> float:
 
     Figures of different machines can be held against one another by it.
     """
-    with identity(1):
+    with identity(1), quick_arrays():
         clients = Clients(workloads()[0], 32)
         rates = []
         for _ in range(8):
@@ -379,7 +379,7 @@ def main() -> None:
         torch.set_num_threads(1)
     sizes, measured_by = (GPU_SIZES, measure_gpu) if options.gpu else (SIZES, measure)
     rows = []
-    with identity(1):
+    with identity(1), quick_arrays():
         for work in workloads():
             for n in (32,) if options.quick else sizes[work.name]:
                 measured = measured_by(work, n, 3 if options.quick else 5 if options.gpu else 9)

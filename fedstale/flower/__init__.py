@@ -5,12 +5,10 @@ with the door; each of the other files is one part of Flower, and is imported wh
 """
 
 from fedstale.flower.arrays import (
-    HEADER_START,
     MOST_HEADER_BYTES,
     NO_HEADER,
     STYPE,
-    header_end,
-    header_in,
+    header_of,
     n_value_bytes,
     quick_arrays,
     read_array,
@@ -49,7 +47,6 @@ from fedstale.flower.messages import (
 )
 
 __all__ = [
-    "HEADER_START",
     "MOST_HEADER_BYTES",
     "NO_HEADER",
     "SECAGG_RECORD",
@@ -68,8 +65,7 @@ __all__ = [
     "error_reply",
     "filled",
     "grows_with_model",
-    "header_end",
-    "header_in",
+    "header_of",
     "identity",
     "message_of",
     "message_of_bytes",

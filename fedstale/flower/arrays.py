@@ -33,7 +33,7 @@ MOST_HEADER_BYTES = 1024
 """`numpy.save` needs 128 for any array of up to a dozen axes."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
-HEADER_START = len(_MAGIC) + 2
+_START = len(_MAGIC) + 2
 """Bytes of a stored array that say how long its header is."""
 _HEADER = re.compile(
     rb"\{'descr': '([<>|][a-z][0-9]{1,2})', 'fortran_order': (True|False), "
@@ -69,29 +69,28 @@ class Header(NamedTuple):
     """Of the values."""
 
 
-@lru_cache(maxsize=4096)
-def header_end(start: bytes) -> int:
-    """Return where the header of a stored array ends; 0 for one that is not read.
+def header_of(data: bytes) -> Header | None:
+    """Return what a stored array's header says; None if it is not `numpy.save`'s of plain numbers.
 
-    Args:
-        start: the first `HEADER_START` bytes of the array.
+    Example:
+        >>> header_of(written_array(np.zeros((2, 3), np.float32)).data).shape
+        (2, 3)
     """
-    if not start.startswith(_MAGIC) or len(start) < HEADER_START:
+    return _header_in(data[: _header_end(data[:_START])])
+
+
+@lru_cache(maxsize=4096)
+def _header_end(start: bytes) -> int:
+    """Return where the header that begins so ends; 0 for one that is not read."""
+    if not start.startswith(_MAGIC) or len(start) < _START:
         return 0
-    end = HEADER_START + int.from_bytes(start[len(_MAGIC) :], "little")
+    end = _START + int.from_bytes(start[len(_MAGIC) :], "little")
     return end if end <= MOST_HEADER_BYTES else 0
 
 
 @lru_cache(maxsize=4096)
-def header_in(header: bytes) -> Header | None:
-    """Return what a header says; None for one that `numpy.save` does not write for plain numbers.
-
-    Example:
-        >>> data = written_array(np.zeros((2, 3), np.float32)).data
-        >>> header_in(data[: header_end(data[:HEADER_START])]).shape
-        (2, 3)
-    """
-    found = _HEADER.fullmatch(header, HEADER_START)
+def _header_in(header: bytes) -> Header | None:
+    found = _HEADER.fullmatch(header, _START)
     dtype = _DTYPES.get(found[1]) if found else None
     if found is None or dtype is None:
         return None
@@ -154,7 +153,7 @@ def read_array(array: Array) -> npt.NDArray[Any]:
         array([[1, 2]])
     """
     data = array.data
-    header = header_in(data[: header_end(data[:HEADER_START])]) if array.stype == STYPE else None
+    header = header_of(data) if array.stype == STYPE else None
     if header is None or len(data) - header.begin < header.n_bytes:
         return _their_numpy(array)
     dtype, shape, is_fortran, begin, n_bytes = header
@@ -172,7 +171,7 @@ def n_value_bytes(array: Array) -> int:
         24
     """
     n = len(array.data)
-    return n if array.stype != STYPE else max(n - header_end(array.data[:HEADER_START]), 0)
+    return n if array.stype != STYPE else max(n - _header_end(array.data[:_START]), 0)
 
 
 @lru_cache(maxsize=4096)

@@ -46,7 +46,6 @@ _SECAGG_STAGES = ("setup", "share_keys", "unmask")
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 Records = TypeVar("Records", bound=RecordDict | Record)
-T = TypeVar("T")
 
 ClientAppCallable: TypeAlias = Callable[[Message, Context], Message]
 """What answers a message to a client: the app, or a mod with all that is in it."""
@@ -59,6 +58,7 @@ class ErrorCode:
 
     CLIENT_APP_RAISED_EXCEPTION = 2
     MESSAGE_UNAVAILABLE = 3
+    REPLY_MESSAGE_UNAVAILABLE = 4
     NODE_UNAVAILABLE = 5
     MOD_FAILED_PRECONDITION = 6
     CLIENT_APP_CRASHED = 8

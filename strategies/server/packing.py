@@ -23,12 +23,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from fedstale.errors import ProtocolError
 from fedstale.flower import (
-    HEADER_START,
     NO_HEADER,
     STYPE,
     ErrorCode,
-    header_end,
-    header_in,
+    header_of,
     message_of,
 )
 from fedstale.strategies.messages import as_text, form_of, of_text
@@ -308,7 +306,7 @@ def _array(name: str, data: bytes, form: str = "") -> Array:
             return of_text(form, data)
         except ProtocolError as problem:
             raise ProtocolError(f"packed array {name[:80]!r}: {problem}") from None
-    header = header_in(data[: header_end(data[:HEADER_START])])
+    header = header_of(data)
     if header is None:
         raise ProtocolError(f"packed array {name[:80]!r} cannot be read: {NO_HEADER}")
     if len(data) != header.begin + header.n_bytes:

@@ -9,7 +9,7 @@ medians, are in `reputation`.
 Replies come from clients that are not trusted: sizes are compared before anything is parsed or
 allocated, of the whole reply (`Validation.check_size`) and of each array. An array may be quantised
 if its job asked for it (`fedstale.strategies.messages`): here it becomes numbers again, before
-anything else looks at it. All others are in NumPy's file format, of which `header_in` reads the one
+anything else looks at it. All others are in NumPy's file format, of which `header_of` reads the one
 form that `numpy.save` writes for plain numbers.
 """
 
@@ -24,7 +24,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import HEADER_START, MOST_HEADER_BYTES, NO_HEADER, STYPE, header_end, header_in
+from fedstale.flower import MOST_HEADER_BYTES, NO_HEADER, STYPE, header_of
 from fedstale.strategies.messages import LEAST, decode, form_of, is_quantised
 from fedstale.strategies.server.metrics import numbers
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -85,7 +85,7 @@ def read(
         raise RejectionError(
             "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
         )
-    header = header_in(data[: header_end(data[:HEADER_START])])
+    header = header_of(data)
     if header is None:
         raise RejectionError("format", f"arrays[{name!r}] cannot be read: {NO_HEADER}")
     dtype, shape, is_fortran, begin, n_bytes = header

@@ -29,7 +29,7 @@ from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
 from fedstale.compat import is_of_app
-from fedstale.flower import ErrorCode, own_copy, quick_arrays, with_content
+from fedstale.flower import ErrorCode, own_copy, with_content
 from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
@@ -91,7 +91,7 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        with ServerStreams(), quick_arrays():
+        with ServerStreams():
             return [run_client(self._client_app, call) for call in calls]
 
 
@@ -113,7 +113,8 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
     given = call.context.run_config.copy()
     try:
         reply = client_app(call.message, call.context)
-        check_run_config(call.context, given)
+        if call.context.run_config != given:
+            raise written_to(call.context, given)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
         if threading.active_count() > (1 if before is None else len(before)):
@@ -127,19 +128,14 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
         return failed_reply(call, problem)
 
 
-def check_run_config(context: Context, given: UserConfig) -> None:
-    """Look whether a client has left its run config as it was given, which is the run's.
-
-    Raises:
-        ValueError: the client has written to it.
-    """
+def written_to(context: Context, given: UserConfig) -> ValueError:
+    """Return the error of a client that has not left its run config, the run's, as it was given."""
     written = context.run_config
-    if written != given:
-        keys = sorted(k for k in {*given, *written} if given.get(k) != written.get(k))
-        raise ValueError(
-            f"context.run_config was written to ({', '.join(keys)}): a client cannot change the "
-            "run's settings; what its node is to remember goes into context.state"
-        )
+    keys = sorted(k for k in {*given, *written} if given.get(k) != written.get(k))
+    return ValueError(
+        f"context.run_config was written to ({', '.join(keys)}): a client cannot change the run's "
+        "settings; what its node is to remember goes into context.state"
+    )
 
 
 def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:

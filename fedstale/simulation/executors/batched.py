@@ -20,7 +20,6 @@ from fedstale.client import noting
 from fedstale.errors import ConfigError, first_line
 from fedstale.flower import (
     filled,
-    quick_arrays,
     read_array,
     reply_with,
     with_content,
@@ -31,11 +30,11 @@ from fedstale.simulation.executors.base import (
     ClientReply,
     Executor,
     ServerStreams,
-    check_run_config,
     failed_reply,
     run_client,
     seed_streams,
     version_of,
+    written_to,
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions
@@ -95,7 +94,7 @@ class BatchedExecutor(Executor):
         messages: dict[int, Message] = {}
         # Models of one version are read once.
         models: dict[tuple[int, ...], RecordDict] = {}
-        with ServerStreams(), quick_arrays():
+        with ServerStreams():
             for i, call in enumerate(calls):
                 if call.message.metadata.message_type not in _TRAIN:
                     replies[i] = run_client(self._client_app, call)
@@ -106,7 +105,8 @@ class BatchedExecutor(Executor):
                     messages[i] = _in_full(call.message, models)
                     with noting() as note:
                         given = self._functions.job(messages[i], call.context)
-                    check_run_config(call.context, config)
+                    if call.context.run_config != config:
+                        raise written_to(call.context, config)
                     tasks[i] = TrainingTask.of(given, note.done)
                 except ConfigError:
                     raise
