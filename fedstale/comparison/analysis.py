@@ -308,16 +308,22 @@ def analyse(
 
 def _first_alike(runs: Sequence[Run]) -> tuple[int, int] | None:
     """Return the seeds of the first two runs with the same events and model, if there are two."""
-    seen: dict[bytes, int] = {}
+    alike = [list(runs)]
+    # A model may be large: it is read where events are the same, as they seldom are.
+    for name in (EVENTS, MODEL):
+        alike = [same for some in alike for same in _with_the_same(name, some) if len(same) > 1]
+    return next(((one.seed, other.seed) for one, other, *_ in alike), None)
+
+
+def _with_the_same(name: str, runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs by what a file of their folders holds, which may be missing."""
+    found: dict[bytes, list[Run]] = {}
     for run in runs:
-        digest = hashlib.blake2b()
-        for name in (EVENTS, MODEL):
-            with suppress(FileNotFoundError):
-                digest.update((run.folder / name).read_bytes())
-        other = seen.setdefault(digest.digest(), run.seed)
-        if other != run.seed:
-            return other, run.seed
-    return None
+        digest = b""
+        with suppress(FileNotFoundError), (run.folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "blake2b").digest()
+        found.setdefault(digest, []).append(run)
+    return list(found.values())
 
 
 def finished(run: Run | str | Path) -> Run:
