@@ -69,10 +69,10 @@ def end_on_signals(*, with_ctrl_c: bool = True) -> Iterator[Callable[[], str]]:
 
 
 def exit_code(heard: str) -> int:
-    """Return the code with which a process ends that such a signal has ended.
+    """Return the code with which a process ends that such a signal has ended; Ctrl-C if none was.
 
     Example:
         >>> exit_code("SIGTERM")
         143
     """
-    return 128 + (signal.SIGINT if heard == CTRL_C else signal.Signals[heard])
+    return 128 + (signal.SIGINT if heard in {"", CTRL_C} else signal.Signals[heard])

@@ -111,7 +111,7 @@ def compare(
         except KeyboardInterrupt as stop:
             why = str(stop) or "interrupted"
             note(f"fedstale: {why}; the same command goes on")
-            raise typer.Exit(exit_code(heard()) if heard() else 130) from None
+            raise typer.Exit(exit_code(heard())) from None
     if as_json:
         say_json(folder, **plain(comparison, root=folder))
     else:

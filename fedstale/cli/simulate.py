@@ -314,24 +314,25 @@ def _changed(
         run_config: overrides, as flwr run takes them.
         costs: overrides, with the keys of [tool.fedstale].
     """
-    before = dict(config.costs)
+    before, own = dict(config.costs), dict(config.run_config)
     overrides: Mapping[str, Any] = {}
     if run_config:
-        from fedstale.simulation import FlowerApp, overrides_in
+        from fedstale.simulation import overrides_in
 
         overrides = overrides_in(run_config, "run-config")
-        if config.run_config:
-            # A file holds the number of epochs and not the key that it comes from.
-            usual = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
-            before = {key: value for key, value in before.items() if usual.get(key) != value}
-    own = dict(config.run_config)
-    if "seed" in settings and own:
+    if own and (run_config or "seed" in settings):
         from fedstale.simulation import FlowerApp
 
-        # A file holds what the app's key has got of the seed, and not that it has.
-        key = FlowerApp.find(config.app).takes_seed(config.seed_key)
-        if key is not None and own.get(key) == config.seed:
-            del own[key]
+        app = FlowerApp.find(config.app)
+        if run_config:
+            # A file holds the number of epochs and not the key that it comes from.
+            usual = app.resolved(replace(config, costs={})).costs
+            before = {key: value for key, value in before.items() if usual.get(key) != value}
+        if "seed" in settings:
+            # It holds what the app's key has got of the seed, and not that it has.
+            key = app.takes_seed(config.seed_key)
+            if key is not None and own.get(key) == config.seed:
+                del own[key]
     merged = {**own, **overrides}
     return replace(config, **settings, run_config=merged, costs={**before, **costs})
 
@@ -516,11 +517,7 @@ def _show_run(run: "Run") -> None:
 
 def _below(run: "Run") -> Iterator[str]:
     """Yield what is said of a run below its table."""
-    from fedstale.reports import (
-        besides_training,
-        client_errors_in_words,
-        not_numbers_in_words,
-    )
+    from fedstale.reports import besides_training, client_errors_in_words, not_numbers_in_words
 
     summary = run.summary
     if run.status not in _WORDS:

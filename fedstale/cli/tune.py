@@ -83,7 +83,7 @@ def tune(
             )
         except KeyboardInterrupt:
             note("fedstale: interrupted; the same command goes on")
-            raise typer.Exit(exit_code(heard()) if heard() else 130) from None
+            raise typer.Exit(exit_code(heard())) from None
     if as_json:
         say_json(
             folder,

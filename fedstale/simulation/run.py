@@ -247,6 +247,7 @@ def _until_change(
             grid.runtime.hints += [
                 app.own_seed(config),
                 replacement.unheeded(str(run_config["strategy"])) if app.says_strategy else "",
+                _too_short(traces, grid.now(), costs) if status in ("finished", "stopped") else "",
             ]
             facts = {
                 "app": app.name,
@@ -260,7 +261,7 @@ def _until_change(
                 "hint": hint,
                 "wall_s": round(wall_s, 3),
             }
-            return _written(folder, grid, traces, metrics, costs, (status, reason), facts)
+            return _written(folder, grid, traces, metrics, (status, reason), facts)
 
 
 def _written(  # noqa: PLR0917 - what a run has come to
@@ -268,14 +269,11 @@ def _written(  # noqa: PLR0917 - what a run has come to
     grid: TraceGrid,
     traces: TraceSet,
     metrics: RunMetrics,
-    costs: Costs,
     how: tuple[str, str],
     facts: Mapping[str, Any],
 ) -> Run:
     """Write what a run has come to, and tell those who watch how it ended: status and reason."""
     status, reason = how
-    if status in ("finished", "stopped") and (why := _too_short(traces, grid.now(), costs)):
-        grid.runtime.hints.append(why)
     if status == "finished":
         reason = end_of_app(grid.runtime)
     grid.runtime.ended(status, reason)

@@ -53,8 +53,12 @@ logger = logging.getLogger(__name__)
 
 # An app whose clients always fail would otherwise train for ever.
 _FAILURES_IN_A_ROW, _CRASHES_OF_EACH = 1000, 5
-_AWAY = {ErrorCode.MESSAGE_UNAVAILABLE, 4, ErrorCode.NODE_UNAVAILABLE}
-"""Codes of errors in the place of a node that may come back; 4 of a reply that is lost."""
+_AWAY = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+}
+"""Codes of errors in the place of a node that may come back."""
 
 ShouldStop = Callable[[int, Result], bool]
 
