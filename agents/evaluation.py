@@ -149,7 +149,7 @@ def evaluate(
     at_a_time: int = 128,
     watch: Watch | None = None,
 ) -> Evaluation:
-    """Let every contender play the same windows, and compare them.
+    """Play the same windows by every contender, and compare them.
 
     Args:
         playing: contenders by name.
@@ -386,7 +386,7 @@ def tie_sentence(table: pd.DataFrame) -> str:
 
 
 def faults(selector: Selector) -> list[str]:
-    """Return what is wrong with an agent, in sentences; none if it is sound.
+    """List the faults of an agent, in sentences; none if it is sound.
 
     Args:
         selector: the agent; it must decide by its candidates alone, not by earlier calls.

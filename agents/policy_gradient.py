@@ -324,7 +324,7 @@ class RoundBuffer(DictRolloutBuffer):
 
 
 def returns_to_go(rewards: Array) -> Array:
-    """Return what is earned from each round on.
+    """Sum the rewards from each round on.
 
     Args:
         rewards: of rounds; shape (rounds, rollouts).
@@ -337,7 +337,7 @@ def returns_to_go(rewards: Array) -> Array:
 
 
 def against_the_others(rewards: Array, clock: Array, n: int) -> Array:
-    """Return what each rollout earns from a round on, less what the others earn from then on.
+    """Compute each rollout's return from a round on, less the others' mean return from then on.
 
     Then is the same share of the episode: a rollout that has played faster has more of it left, and
     what the others earn in that time says what it is worth.

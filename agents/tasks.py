@@ -237,7 +237,7 @@ def score(
     action: Action = "scores",
     windows: int = TEST_WINDOWS,
 ) -> Array:
-    """Return what a policy earns in each test window; its mean is the score of the task.
+    """Sum a policy's rewards in each test window; their mean is the score of the task.
 
     Args:
         task: its id.

@@ -119,7 +119,7 @@ Watch = Callable[[TrainingProgress], None]
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, as in processes: on several it is slower and rounds else."""
+    """Limit torch to one thread, as in processes: on several it is slower and rounds otherwise."""
     import torch  # noqa: PLC0415 - whoever only picks has none
 
     threads = torch.get_num_threads()
@@ -291,7 +291,7 @@ def _fingerprint(scenarios: Sequence[Scenario]) -> str:
 
 
 def _resumed(path: Path, belongs: dict[str, Any], learner: "PolicyGradient") -> tuple[int, _Best]:
-    """Let a learner continue from a checkpoint; return the updates made and the best agent."""
+    """Restore a learner from a checkpoint; return the updates made and the best agent."""
     state = read_checkpoint(path)
     for name, value in belongs.items():
         before = state["belongs"].get(name)

@@ -171,7 +171,7 @@ class WorldSimulator(Simulator):
         return self.worlds.rows(self.world[rows])
 
     def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
-        """Let the models of all worlds learn from a server step."""
+        """Update the models of all worlds by a server step."""
         if self.following is not None:
             n = len(self.following)
             world = np.tile(np.arange(n), rows.size)
@@ -210,7 +210,7 @@ def read_spread() -> dict[str, float]:
 
 
 def outside_of_fit(episodes: Episodes, kinds: JobKinds) -> list[str]:
-    """Return what of some windows the constants were not fitted to, in sentences.
+    """List in sentences the properties of some windows that are outside of the constants' fit.
 
     Constants that were fitted to server steps of three updates say little of steps of three
     hundred. What differs is said and stops nothing: whoever plays them decides.
@@ -303,7 +303,7 @@ def evaluate_worlds(
     spread: Spread | None = None,
     watch: Watch | None = None,
 ) -> WorldEvaluation:
-    """Let the agent and rules of one line play the same windows in many worlds.
+    """Compare the agent and rules of one line on the same windows in many worlds.
 
     Args:
         scenario: held-out devices and hours; its proxy is the median world.
@@ -408,7 +408,7 @@ class _Play:
         return simulator.gains + costs
 
     def _own(self) -> tuple[Index, Index]:
-        """Return which windows are played in full, and in which world each."""
+        """Draw the windows that are played in full, and a world for each."""
         n, w = len(self._episodes), len(self._worlds)
         rng, each = stream(self._seed, 72), min(-(-PLAYS // w), n)
         played = [rng.permutation(n)[:each] for _ in range(w)]
@@ -429,7 +429,7 @@ class _Play:
         return found
 
     def _fitted(self, changed: Array, world: Index) -> Array:
-        """Return what own picks change in each world; shape (w,)."""
+        """Estimate the effect of own picks in each world; shape (w,)."""
         names = [name for name in VARIED if self._spread[name] > 0]
         if not names:
             return np.full(len(self._worlds), changed.mean())

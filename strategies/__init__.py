@@ -1,4 +1,4 @@
-"""What the server does with updates: which nodes to ask, when to wait, how to weigh, how to step.
+"""Strategies of a server: selection of nodes, schedules, weighting of updates, server steps.
 
 The strategies are here; their parts are in `selection`, `schedule`, `weighting`, `robust` and
 `server_optimizer`: `weighting.Gap()`, `schedule.k_async(20, 5)`.

@@ -86,7 +86,7 @@ def parse(text: str, **settings: object) -> Strategy:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether Flower's strategy warns of more than of what a text itself says."""
+    """Pass all warnings but Flower's of a setting that the text itself states."""
     return not record.getMessage().startswith("fraction_evaluate is set to 0.0")
 
 
@@ -166,7 +166,7 @@ def names() -> list[str]:
 
 @cache
 def _own() -> Mapping[str, object]:
-    """Return what this package offers, by name."""
+    """List the parts that this package offers, by name."""
     found: dict[str, object] = {"inf": inf}
     for room in _ROOMS.values():
         found |= _offered(room)
@@ -191,7 +191,7 @@ def _is_part(value: object) -> bool:
 
 @cache
 def _added() -> Mapping[str, Callable[[], object]]:
-    """Return what loads the names that other packages add."""
+    """Map the names that other packages add to their loaders."""
     return {point.name: point.load for point in entry_points(group=GROUP)}
 
 
@@ -246,7 +246,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _value(node: ast.expr) -> object:
-    """Return what a part of the text stands for."""
+    """Evaluate a part of the text."""
     match node:
         case ast.Call():
             return _called(node, {})
@@ -309,7 +309,7 @@ def _bound(
 
 
 def _named(node: ast.expr) -> object:
-    """Return what a name stands for."""
+    """Resolve a name."""
     match node:
         case ast.Attribute(ast.Name("flower"), name):
             offered = {name: getattr(flower, name) for name in flower.__all__}
@@ -323,7 +323,7 @@ def _named(node: ast.expr) -> object:
 
 
 def _loaded(name: str, load: Callable[[], object]) -> object:
-    """Return what another package adds, or say which package that needs is missing."""
+    """Load a name that another package adds; a package that it lacks is named."""
     try:
         return load()
     except ModuleNotFoundError as problem:
@@ -331,7 +331,7 @@ def _loaded(name: str, load: Callable[[], object]) -> object:
 
 
 def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:
-    """Return what one of some names stands for, or say which one may be meant."""
+    """Look a name up; the error names the nearest known one."""
     if name in known:
         return known[name]
     near = get_close_matches(name, [*known, *more], n=1)

@@ -245,7 +245,7 @@ class Channel:
         return replace(self, shifts=np.mod(later, self.record_s()) if self.repeat else later)
 
     def between(self, start: float, end: float) -> Self:
-        """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
+        """Cut to [start, end), with start as the new 0 and nothing from end on."""
         return replace(self.shifted(start), until=min(self.until, end) - start)
 
 

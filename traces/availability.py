@@ -415,7 +415,7 @@ class Availability(Channel):
         return owner[kept], starts[kept], ends[kept]
 
     def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
-        """Return from when to when each device was logged without a gap, around an instant.
+        """Look up the span around an instant in which each device was logged without a gap.
 
         A record that repeats is another log each time: whoever saw the last one would know this
         one by heart.
@@ -627,7 +627,7 @@ def stretches_of(
 def longest_log(
     owner: Index, starts: Array, ends: Array, n: int, *, gap_s: float
 ) -> tuple[Mask, Array, Array]:
-    """Return when each device was logged, where nothing says so but its windows.
+    """Estimate the span in which each device was logged from its windows alone.
 
     A log reaches from a first window to a last one, without any time longer than a gap in which
     nothing was seen. Of several logs of a device, the one with the most time online counts.

@@ -319,7 +319,7 @@ class Series(Channel):
         return np.where(inside, rate * self.scales[devices], 0.0)
 
     def integral(self, devices: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike) -> Array:
-        """Return what each device accumulates from start to end.
+        """Integrate each device's rate from start to end.
 
         Args:
             devices: positions of devices; shape (n,).

@@ -94,7 +94,7 @@ class TraceSet:
         return f"TraceSet({', '.join(f'{k}={v!r}' for k, v in self._facts().items())})"
 
     def _repr_html_(self) -> str:
-        """Return what is known of the devices, as notebooks show it."""
+        """Render a summary of the devices for notebooks."""
         import pandas as pd
 
         facts = {**self._facts(), "compute_unit": self.compute_unit, **self.repairs}
@@ -512,7 +512,7 @@ class TraceSet:
         return self.take(np.sort(order[:first])), self.take(np.sort(order[first:]))
 
     def between(self, start: float, end: float) -> "TraceSet":
-        """Return what happens in [start, end), with start as the new instant 0.
+        """Cut to [start, end), with start as the new instant 0.
 
         Nothing is known from `end` on: no device is available and every rate is 0.
 
@@ -549,7 +549,7 @@ class TraceSet:
         return replace(self, **channels)
 
     def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
-        """Return from when to when devices were logged; see `Availability.log_at`.
+        """Look up the spans in which devices were logged; see `Availability.log_at`.
 
         Where availability is unknown, what is known holds at any time.
         """
@@ -561,7 +561,7 @@ class TraceSet:
     def trips(
         self, devices: npt.ArrayLike, sent_at: npt.ArrayLike, job: Job, free_at: npt.ArrayLike = 0.0
     ) -> TripOutcomes:
-        """Return what each device would do with a job sent to it; see `fedstale.traces.trip`."""
+        """Compute the trip of a job on each device; see `fedstale.traces.trip`."""
         return trips(self, devices, sent_at, job, free_at)
 
 

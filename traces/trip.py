@@ -168,7 +168,7 @@ def trips(
     job: Job,
     free_at: npt.ArrayLike = 0.0,
 ) -> TripOutcomes:
-    """Return what each device would do with a job sent to it.
+    """Compute the trip of a job on each device.
 
     Args:
         traces: the devices, with all four channels.
@@ -209,7 +209,7 @@ def trips(
 
 
 class _Trips:
-    """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,).
+    """Jobs under way, with the phase and the spending of each; arrays of shape (n,).
 
     Which jobs are meant is an array of their places, or a slice for all of them: that is what most
     calls are about, and it copies nothing.
@@ -325,7 +325,7 @@ class _Trips:
         return jobs
 
     def _outcomes(self) -> TripOutcomes:
-        """Return what became of the jobs, once they are resolved."""
+        """Compute the outcomes of the jobs, once they are resolved."""
         reported, arrived = self.done_at[2], self.phase == _DONE
         is_in_time = reported <= self.expires * ROUNDED
         reported = np.where(is_in_time, np.minimum(reported, self.expires), reported)

@@ -39,7 +39,7 @@ class Forecasts(Protocol):
     """Tells what devices forecast."""
 
     def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Return what devices that are online forecast of a job of theirs.
+        """Look up the forecasts of devices that are online for a job of theirs.
 
         Args:
             devices: positions in the traces; shape (n,).
@@ -73,7 +73,7 @@ class TrueForecasts:
     """The jobs."""
 
     def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Return what will happen; the duration of a job that is lost is its time to live."""
+        """Compute the outcome; the duration of a job that is lost is its time to live."""
         jobs = self.kinds.jobs(kind, scale)
         outcome = self.traces.trips(devices, now, jobs)
         finished = outcome.status == Status.REPORTED
@@ -109,7 +109,7 @@ class ForecastTable:
         step_s: float = 300.0,
         cache: str | Path | None = None,
     ) -> "ForecastTable":
-        """Let every device forecast once in each step in which it is online.
+        """Compute a forecast of every device for each step in which it is online.
 
         Args:
             traces: the devices.

@@ -240,7 +240,7 @@ class Simulator:
         return np.bincount(row, chances, minlength=rows.size).astype(np.float64)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
-        """Return what the scorer is given in some episodes.
+        """Compute the scorer's inputs in some episodes.
 
         Args:
             rows: episodes; shape (m,).
@@ -385,7 +385,7 @@ class Simulator:
         return np.maximum(event, self.now[rows])
 
     def _receive(self, rows: Index, when: Array) -> None:
-        """Take in what has arrived or failed by an instant, and aggregate if that makes a step."""
+        """Receive arrivals and failures up to an instant, and aggregate if a step is due."""
         self.now[rows] = when
         in_flight, visible = self.in_flight[rows], self.visible_at[rows]
         seen, replies = in_flight & (visible <= when[:, None]), self.replies[rows]
@@ -401,7 +401,7 @@ class Simulator:
             self._step(rows[steps], arrived[steps])
 
     def _replaces(self, rows: Index) -> Mask:
-        """Return which servers wait for a number of updates, and so replace what fails."""
+        """Mark servers that wait for a number of updates, and so replace failed jobs."""
         return self.episodes.buffer_size[rows] <= self.episodes.concurrency[rows]
 
     def _fail(self, rows: Index, failed: Mask) -> None:
@@ -467,7 +467,7 @@ class Simulator:
         outcome.staleness[rows] += np.bincount(which, weights=staleness, minlength=rows.size)
 
     def _merge(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:
-        """Let the models of some episodes learn from the updates of a server step.
+        """Update the models of some episodes by the updates of a server step.
 
         Args:
             rows: episodes; shape (m,).
@@ -488,7 +488,7 @@ class Simulator:
         return self._learn(rows, ratios, size)
 
     def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
-        """Let the models of some episodes learn from a server step; see `LearningProxy.after_step`.
+        """Update the models of some episodes by a server step; see `LearningProxy.after_step`.
 
         Returns:
             By how much the log loss of the fleet's data falls, and that in units of what a step

@@ -263,7 +263,7 @@ def inputs_of(candidates: Candidates, k: int, now: float) -> Inputs:
 def observation(
     candidates: Candidates, k: int, now: float, *, n_max: int | None = None
 ) -> Observation:
-    """Return what the environments show of a choice: one, in arrays with a first axis of 1.
+    """Compute the environments' observation of one choice, in arrays with a first axis of 1.
 
     Args:
         candidates: nodes that may be picked, each at the place that it has among them.
@@ -386,7 +386,7 @@ class Shadow(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Return what the deciding selector picks."""
+        """Pick by the deciding selector, and record the watched one's choice."""
         self._end(candidates)
         decided = self.deciding.select(candidates, k, now, rng)
         try:
@@ -406,7 +406,7 @@ class Shadow(Selector):
         return decided
 
     def described(self) -> dict[str, Any]:
-        """Return what the deciding selector does: the watched one changes no pick."""
+        """Describe the deciding selector: the watched one changes no pick."""
         return self.deciding.described()
 
     def summary(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def split(examples: Tensor) -> tuple[Tensor, Tensor]:
 def of_device(
     path: str, partition: int, n_partitions: int, *, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what a device has of a play: examples to train on, and those to evaluate on.
+    """Split a device's part of a play into examples for training and for evaluation.
 
     Args:
         path: of the play, as for `play.read_roles`.

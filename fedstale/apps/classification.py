@@ -56,7 +56,7 @@ def assign(labels: Index, n_partitions: int, alpha: float, rng: np.random.Genera
 
 
 def held_out(data: Data, mine: Index) -> tuple[Data, Data]:
-    """Return what a device trains on, and what it evaluates on.
+    """Split a device's examples for training and for evaluation.
 
     Every fifth example is for evaluation; a device with fewer than five uses all for both.
 

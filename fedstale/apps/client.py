@@ -38,7 +38,7 @@ def place(context: Context) -> tuple[int, int]:
 def job(
     message: Message, context: Context, data: Examples, stream: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Return what a device trains on; engines train many devices by it as one program.
+    """Build the arguments of a training; engines train many devices by them as one program.
 
     Args:
         message: of training, in which FedProx states mu.

@@ -24,7 +24,7 @@ _SPEAKER = re.compile(r"([^\n:]{1,60}):\n")
 
 @lru_cache(maxsize=2)
 def read_roles(path: str) -> dict[str, str]:
-    """Return what each role says, in order of first appearance.
+    """Read the lines of each role, in order of first appearance.
 
     Args:
         path: a .txt file, or the same compressed as .gz.
@@ -87,7 +87,7 @@ def assign(path: str, n_partitions: int) -> list[str]:
 
 
 def _long_enough(roles: Iterable[str]) -> list[str]:
-    """Return what the roles have to train on, small roles joined with the next small ones."""
+    """Cut the roles' texts for training, small roles joined with the next small ones."""
     pieces = []
     small = ""
     for words in roles:

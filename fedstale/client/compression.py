@@ -1,4 +1,4 @@
-"""A message on its way through a device that answers in formats: what comes in, what goes out.
+"""Messages and replies of a device in compact formats, with error feedback.
 
 What rounding to the nearest leaves out of a reply is owed to the server (error feedback). A node
 owes it from the moment at which the server has accepted that reply: its next message says which
@@ -112,7 +112,7 @@ def under_way() -> Compressing | None:
 
 
 def compressed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let the app answer a message in full arrays, and return the reply in what was asked.
+    """Call the app with full arrays, and compress its reply as the message asks.
 
     A message whose arrays cannot be read is answered with an error.
     """
@@ -133,7 +133,7 @@ def compressed(message: Message, context: Context, call_next: ClientAppCallable)
 
 
 def _owed(state: RecordDict, accepted: str) -> ArrayRecord:
-    """Return what is owed, now that it is known whether the last reply was accepted."""
+    """Read the error owed to the server, given the reply that it has accepted last."""
     about, left = state.pop(NEXT_OF_RECORD, None), state.pop(NEXT_RECORD, None)
     if isinstance(about, ConfigRecord) and accepted and about.get("message") == accepted:
         state[OWED_RECORD] = left if isinstance(left, ArrayRecord) else ArrayRecord()
@@ -144,7 +144,7 @@ def _owed(state: RecordDict, accepted: str) -> ArrayRecord:
 def _nearest(
     record: ArrayRecord, model: ArrayRecord, form: FormatName, owed: ArrayRecord, *, is_delta: bool
 ) -> tuple[ArrayRecord, Mapping[str, Any]]:
-    """Return a record with large arrays as changes with what is owed, and what these leave out."""
+    """Quantise large arrays of a record as changes with the error owed; return the new error."""
     names = _large(record, model, form)
     if not all(name in owed and _is_like(owed[name], record[name]) for name in names):
         if len(owed):

@@ -118,7 +118,7 @@ class MessageHistory:
         return made
 
     def observation(self, instants: Array, utc_offset_s: float) -> Observation:
-        """Return what the device had observed of itself at some instants.
+        """Compute the device's observations of itself at some instants.
 
         Rows later than an instant do not count at it, also if they exist because the clock was
         set back.
@@ -184,7 +184,7 @@ def array_bytes(content: RecordDict) -> float:
 def stored(
     state: RecordDict, name: str, **fields: int | type | tuple[int, ...]
 ) -> dict[str, Any] | None:
-    """Return what `store` put into a node's state, or None if there is none that can be read.
+    """Read a record of `store` from a node's state; None if there is none that can be read.
 
     Args:
         state: of the node.
@@ -249,7 +249,7 @@ def _means(when: Array, values: Array, instants: Array) -> Array:
 
 
 def _session(history: MessageHistory, instants: Array) -> tuple[Mask, Array, Array]:
-    """Return whether the device is online, since when, and how long it has been observed, in s."""
+    """Compute the mask online, and seconds since it came online and since the first message."""
     online = np.ones(instants.size, dtype=bool)
     since, known_for = np.zeros(instants.size), np.zeros(instants.size)
     for i, now in enumerate(instants):
@@ -281,7 +281,7 @@ class Device(ResourceMonitor, Protocol):
         return np.nan
 
     def cost(self, share: float | None) -> Cost | None:
-        """Return what the message costs, where that is known before the work is done.
+        """Return the cost of the message if it is known before the work is done.
 
         None on real devices: only the server or the app knows how much work a message is.
 
@@ -296,7 +296,7 @@ class Device(ResourceMonitor, Protocol):
         return array_bytes(content)
 
     def observed(self, history: MessageHistory, journal: "JournalHistory | None") -> Observation:
-        """Return what the device knew of itself before the work and after it; two observations.
+        """Return the device's observations of itself before the work and after it.
 
         Args:
             history: of its messages.
@@ -383,7 +383,7 @@ class Machine(Device):
         return took if took > 0 else np.nan
 
     def observed(self, history: MessageHistory, journal: "JournalHistory | None") -> Observation:
-        """Return what the device could know at its last answer, and what it knows now."""
+        """Compute the device's observations of itself at its last answer and now."""
         # The time of a job is compared with the forecast that was sent before it, in that answer.
         answered_at = history["ready"][-2:-1]
         before = np.fmin.reduce(answered_at, initial=self._instants[0])

@@ -313,7 +313,7 @@ class OwnCalibration:
 
     @classmethod
     def read(cls, state: RecordDict) -> "OwnCalibration":
-        """Return what a node's state holds; a new one if there is none to be read."""
+        """Read the calibration from a node's state; a new one if there is none to be read."""
         found = stored(
             state,
             CALIBRATION_RECORD,

@@ -54,7 +54,7 @@ class JournalHistory:
     def observation(
         self, history: MessageHistory, instants: Array, utc_offset_s: float, state: RecordDict
     ) -> Observation:
-        """Return what the device could know of itself at its last answer, and what it knows now.
+        """Compute the device's observations of itself at some instants, by journal and messages.
 
         Args:
             history: of its messages.

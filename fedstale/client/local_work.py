@@ -50,7 +50,7 @@ class noting:  # noqa: N801 - a context manager
 
 
 def noted() -> StepsDone | None:
-    """Return what the app has done of the message that is worked on, as far as it is noted."""
+    """Return the steps that the app has noted for the current message; None if it noted none."""
     note = _NOTE.get()
     return None if note is None else note.done
 

@@ -134,7 +134,7 @@ class ForecastMod:
         return ForecastingApp(self, mods, around)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer, and add the forecast; or answer alone, if the message is a query.
+        """Call the app, and add the forecast to its reply; a query is answered without the app.
 
         A server that states its release is told this one's, or why they do not work together.
         Around all that, arrays are packed as by `PackMod`.
@@ -276,7 +276,7 @@ class PackMod:
     """
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer; a message that cannot be unpacked is answered with an error."""
+        """Unpack, call the app, pack; what cannot be unpacked is answered with an error."""
         is_packed = can_unpack(message.content)
         try:
             if is_packed:
@@ -309,7 +309,7 @@ class CompressionMod:
     """
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer; a message that cannot be read is answered with an error."""
+        """Decode, call the app, encode; what cannot be read is answered with an error."""
         return PackMod()(message, context, _through(compression.compressed, call_next))
 
 

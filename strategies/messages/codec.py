@@ -293,7 +293,7 @@ def _joined(codes: Array, bits: int, levels: int) -> Array:
 
 
 def decode(data: bytes, form: FormatName, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return what `encode` has made, as an array of some shape; float32 in the place of float16.
+    """Decode the bytes of `encode` into an array of some shape; float32 in the place of float16.
 
     The number of bytes and the scales are checked before memory is taken.
 

@@ -62,7 +62,7 @@ class Requested:
 
     @classmethod
     def of(cls, content: RecordDict) -> "Requested | None":
-        """Return what a message asks; None where it asks nothing that this release can do."""
+        """Read the request of a message; None where there is none that this release can fulfil."""
         names = _asking(content)
         record = content[names[0]] if names else None
         if not isinstance(record, ConfigRecord) or record.get(ASKED) != _VERSION:
@@ -188,7 +188,7 @@ def coarse(record: ArrayRecord, form: FormatName) -> ArrayRecord:
 
 
 def as_text(array: FlowerArray) -> str:
-    """Return what is needed besides its bytes to make a quantised array again."""
+    """Describe a quantised array as a text; with its bytes, `of_text` restores it."""
     shape = "".join(f"{n}," for n in array.shape)
     return f"{array.stype.removeprefix(_STYPE)} {array.dtype} {shape}"
 

@@ -1,4 +1,4 @@
-"""FedStale: rounds in which those who do not take part count with their last update."""
+"""FedStale: rounds to which absent nodes contribute their last update."""
 
 from typing import Unpack
 

@@ -51,7 +51,7 @@ class Stack:
     """Updates of equal names and shapes, only read."""
 
     def __init__(self, models: Sequence[Model]) -> None:
-        """Take at least one update of float arrays; only those that are finite are kept."""
+        """Stack at least one update of float arrays; only finite ones are kept."""
         self.kept = np.array([is_finite(model) for model in models])
         """Which of the updates are finite; shape (n given,)."""
         self.models = [model for model, kept in zip(models, self.kept, strict=True) if kept]
@@ -70,7 +70,7 @@ class Stack:
                 yield name, part, np.stack([row[part] for row in flat]).astype(np.float64)
 
     def combine(self, rule: BlockRule) -> Model:
-        """Return what a rule makes of every block, in the dtypes of the updates."""
+        """Apply a rule to every block, in the dtypes of the updates."""
         combined = {name: np.empty(x.shape, x.dtype) for name, x in self.models[0].items()}
         for name, part, block in self.blocks():
             combined[name].reshape(-1)[part] = rule(block)

@@ -1,4 +1,4 @@
-"""Selectors around another selector: who may be picked, how many, and who is tried in between."""
+"""Selectors around another selector: filters, numbers of picks, and probes."""
 
 from collections.abc import Callable
 from statistics import NormalDist
@@ -39,7 +39,7 @@ class Filtered(Selector):
 
 
 class Probing(Selector):
-    """Gives a share of the picks to nodes whose record is better than what they state.
+    """Gives a share of the picks to nodes with a better record than they state.
 
     Who states a low chance is picked by no rule that goes by chances, so nobody would ever find out
     that it keeps more. A probe is drawn with a probability in proportion to the share of its jobs
@@ -103,7 +103,7 @@ class Likely(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Let the other pick, and fill up."""
+        """Pick by the other selector, and fill up."""
         is_likely = candidates.p_finish >= self.least
         likely, others = candidates.take(is_likely), candidates.take(~is_likely)
         picked = self.then.select(likely, k, now, rng) if len(likely) else []
@@ -137,7 +137,7 @@ class Enough(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Let the other pick, and keep what is needed; none if those in flight are enough."""
+        """Keep as many picks of the other as are needed; none if those in flight are enough."""
         return enough(candidates, now, self.sure, lambda: self.then.select(candidates, k, now, rng))
 
 

@@ -186,7 +186,7 @@ class Oort(Selector):
         return _at_share(durations, self._percentile)
 
     def _pace(self) -> None:
-        """Let slower nodes in if the last W rounds gained less than the W before."""
+        """Admit slower nodes if the last W rounds gained less than the W before."""
         window = self.settings.pacer_window
         if self._round % window or len(self._gained) < 2 * window:
             return

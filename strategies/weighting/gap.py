@@ -81,7 +81,7 @@ class StepSize(Stateful):
         check_fields(self)
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
-        """Take in one step of the server; a step at rate 0 tells nothing and is left out."""
+        """Update by one step of the server; a step at rate 0 tells nothing and is left out."""
         rate = 1.0 if self.steps == "actual" else abs(rate)
         if rate == 0.0:
             return
@@ -101,7 +101,7 @@ class StepSize(Stateful):
             self.squares[key] = np.asarray(g * r + (1 - g) * min(total / rate**2, most))
 
     def scale(self) -> float:
-        """Return what turns sqrt(r) into C; 0 before the first step."""
+        """Compute the factor from sqrt(r) to C; 0 before the first step."""
         return self.rate / sqrt(1.0 - self.decay**self.n) if self.n else 0.0
 
     def sizes(self, like: Model) -> Model:
@@ -157,7 +157,7 @@ def _size(c: Array, r: Array, *, scale: float) -> None:
 def _follow(
     r: Array, before: Array, after: Array, *, rate: float, decay: float, seen: float
 ) -> None:
-    """Take a step into r of one chunk."""
+    """Update r of one chunk by a server step."""
     g = r.dtype.type(decay)
     step = np.subtract(after, before, dtype=r.dtype)
     if rate != 1.0:

@@ -192,7 +192,7 @@ def _lists(flat: npt.NDArray[np.floating], counts: Index) -> pa.Array:
 
 
 def _metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """Return what a file says of itself.
+    """Read and check the metadata of a file.
 
     Raises:
         TraceError: it is not a trace file, of another version, or has other columns.

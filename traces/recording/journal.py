@@ -106,7 +106,7 @@ class RecordingRun:
 
 
 def read(folder: Path) -> tuple["pd.DataFrame", dict[str, int]]:
-    """Return what a journal holds, whole or damaged, and what was dropped of it.
+    """Read a journal, whole or damaged, and count the rows that were dropped.
 
     Args:
         folder: the journal; a recorder may be writing to it.

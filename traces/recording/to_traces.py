@@ -1,4 +1,4 @@
-"""Traces out of a device's own readings: when it was online, what was left, what is not known.
+"""Traces of a device's own readings: times online, processor and links left, gaps.
 
 A recording is passive. It sees the processor that other programs leave, so compute is that share
 times a speed which the user states or measures. It sees traffic, which only bounds the capacity of
@@ -127,7 +127,7 @@ class WorkingDevice:
 
 
 def working_at(readings: pd.DataFrame, rules: RecordingRules, instant: float) -> WorkingDevice:
-    """Return what a device that works at an instant can know from its journal.
+    """Compute the history that a device, working at an instant, can know from its journal.
 
     Readings later than the instant do not count; where the clock was set, the last reading that is
     not later is the newest. From then on the last reading holds, or there is a gap, as in

@@ -1,4 +1,4 @@
-"""The published recordings that fedstale reads: where they are from, and what they know.
+"""The published recordings that fedstale reads: their origin and their channels.
 
 The table is catalogue.toml: `fetch` downloads by it, `read` reads by it, and the page on traces is
 compared with it. Which kind of recording a file or folder is, its name and its first bytes tell.

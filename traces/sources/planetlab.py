@@ -29,7 +29,7 @@ HOST = re.compile(r"(?:^|/)(\d{8}/[^/]+)$")
 
 
 def read(path: str | Path) -> TraceSet:
-    """Return what is left of the processors of an archive, a folder, or one host file.
+    """Read the shares of processors left free, from an archive, a folder or one host file.
 
     Devices are named DAY/HOST. A sample that is not a number from 0 to 100 repeats the one before
     (at the start of a record, the first that is); a host without any is dropped.

@@ -160,7 +160,7 @@ def _links(
 def _compute(
     model: background.Background, which: Array, phase: Array, zones_s: Array, seed: int
 ) -> Series:
-    """Return what the background leaves of each device's processor, as a share."""
+    """Draw the share of each device's processor that the background leaves."""
     steps = round(_LOAD_DAYS * DAY_S / model.step_s) if model.hourly else _LOAD_STEPS
     loads = background.draw(model, _LOADS, steps, stream(seed, _LOAD, 0))
     if model.hourly:

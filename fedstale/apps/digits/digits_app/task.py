@@ -52,7 +52,7 @@ def load_data(seed: int) -> tuple[Data, Data]:
 
 @lru_cache(maxsize=4096)
 def client_data(partition: int, n_partitions: int, alpha: float, seed: int) -> tuple[Data, Data]:
-    """Return what a device trains on, and what it evaluates on."""
+    """Load a device's examples for training and for evaluation."""
     mine = assign(n_partitions, alpha, seed)[partition]
     return classification.held_out(load_data(seed)[0], mine)
 

@@ -19,7 +19,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def job(message: Message, context: Context) -> dict[str, Any]:
-    """Return what a device trains on; engines train many devices by it as one program."""
+    """Build the arguments of a training; engines train many devices by them as one program."""
     data, _ = _data(context)
     return client.job(message, context, data, stream=(task.SHUFFLE,))
 

@@ -45,7 +45,7 @@ class Network(nn.Sequential):
 def client_data(
     partition: int, n_partitions: int, *, data: str, alpha: float, seed: int
 ) -> tuple[Data, Data]:
-    """Return what a device trains on, and what it evaluates on."""
+    """Load a device's examples for training and for evaluation."""
     mine = assign(n_partitions, data, alpha, seed)[partition]
     return classification.held_out(load_data(data)[0], mine)
 

@@ -106,7 +106,7 @@ class Adapted(nn.Module):
 
 
 def ranks(config: Config) -> list[int]:
-    """Return the ranks of adapters, which sites have in turn; empty where the whole model trains.
+    """Parse the ranks that sites' adapters have in turn; empty where the whole model trains.
 
     Raises:
         ValueError: they are no whole numbers >= 1, or there is no base to adapt.
