@@ -20,13 +20,6 @@ from fedstale.agents.env import (
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
 from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
-from fedstale.agents.worlds import (
-    WorldEvaluation,
-    Worlds,
-    evaluate_worlds,
-    outside_of_fit,
-    read_spread,
-)
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
@@ -62,17 +55,12 @@ __all__ = [
     "Training",
     "TrainingProgress",
     "VectorSelectionEnv",
-    "WorldEvaluation",
-    "Worlds",
     "contenders",
     "cross_fitted",
     "evaluate",
-    "evaluate_worlds",
     "faults",
     "load",
     "observation",
-    "outside_of_fit",
-    "read_spread",
     "save",
     "set_policy",
     "train",

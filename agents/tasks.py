@@ -11,8 +11,7 @@ Importing this module registers them with Gymnasium:
 Devices are generated from populations that were fitted to recordings, and forecast by the
 forecasters that come with fedstale, which have seen none of them. Those of `split="test"` are
 others, and its windows are played for a score alone: `TEST_WINDOWS` of seed 0, by `score`. The
-reward is the gain, without prices: of the learning proxy (docs/agent.md), but in the task
-`training` of models that are really trained, in the windows of `phones`. A task whose windows or
+reward is the gain of the learning proxy (docs/agent.md), without prices. A task whose windows or
 rewards change gets another version.
 """
 
@@ -31,7 +30,6 @@ from fedstale.agents.env import (
     Episodes,
     EpisodeSettings,
     JobKinds,
-    Learning,
     Reward,
     Scenario,
     SelectionEnv,
@@ -75,8 +73,6 @@ class Task:
     """Candidates that are shown."""
     settings: EpisodeSettings = _SETTINGS
     """What windows are drawn from."""
-    learning: Learning = "proxy"
-    """How models learn."""
 
     @property
     def id(self) -> str:
@@ -84,19 +80,18 @@ class Task:
         return f"fedstale/Selection-{self.name}-v1"
 
 
-_PHONES = Task(
-    name="phones",
-    population="phones",
-    forecaster="phones",
-    devices=300,
-    history_days=1,
-    days=2,
-    step_s=900.0,
-)
 TASKS = {
     task.id: task
     for task in (
-        _PHONES,
+        Task(
+            name="phones",
+            population="phones",
+            forecaster="phones",
+            devices=300,
+            history_days=1,
+            days=2,
+            step_s=900.0,
+        ),
         Task(
             name="cars",
             population=Path(__file__).with_name("cars.toml"),
@@ -126,8 +121,6 @@ TASKS = {
             n_max=256,
             settings=replace(_SETTINGS, devices=(1_000, 1_000), concurrency_share=(0.02, 0.2)),
         ),
-        # The windows of the first task, with models that are really trained.
-        replace(_PHONES, name="training", learning="digits"),
     )
 }
 """The tasks by their ids."""
@@ -164,7 +157,6 @@ def scenario(task: str, split: Split = "train") -> Scenario:
         start=about.history_days * DAY_S,
         end=(about.history_days + about.days) * DAY_S,
         settings=about.settings,
-        learning=about.learning,
         step_s=about.step_s,
     )
 

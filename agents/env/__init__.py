@@ -6,7 +6,6 @@ from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy, fitted
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout, training_picks_of
 from fedstale.agents.env.scenario import (
-    Learning,
     Scenario,
     Scenarios,
     as_scenarios,
@@ -33,7 +32,6 @@ __all__ = [
     "EpisodeSettings",
     "Episodes",
     "JobKinds",
-    "Learning",
     "LearningProxy",
     "Policy",
     "Reward",

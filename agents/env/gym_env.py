@@ -85,7 +85,6 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
 
     - gain: fall of the learning proxy's log loss until the next choice, in units of what a server
       step with the fleet's own mixture of data learns; stale updates at the weight of their age.
-      With `learning="digits"` the fall of that of models that are trained, over 0.2.
     - time: minus `Reward.time` for each median duration of a job that passed; 0 by default.
     - waste: minus `Reward.waste` for each server step's worth of median device-seconds spent on
       jobs that failed or were not waited for; 0 by default.

@@ -7,7 +7,7 @@ scenario draws episodes and makes the simulators that they are played in.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from fedstale.agents.env.forecast_table import (
     TrueForecasts,
 )
 from fedstale.agents.env.learning_proxy import LearningProxy, assign, fitted
-from fedstale.agents.env.real_training import TrainingSimulator
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.weighting import AgeCurve, constant, inverse_root, polynomial
@@ -47,9 +46,6 @@ from fedstale.traces.forecast import (
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
-
-Learning = Literal["proxy", "digits"]
-"""How models learn: by the learning proxy, or by training on digits; see `real_training`."""
 
 Watch = Callable[[str, int, int], None]
 """Called with what comes next, how much is done, and how much there is."""
@@ -78,9 +74,7 @@ class Scenario:
     settings: EpisodeSettings = field(default_factory=EpisodeSettings)
     """What episodes are drawn from."""
     proxy: LearningProxy = field(default_factory=fitted)
-    """How a model learns by the proxy; the constants fitted to training runs by default."""
-    learning: Learning = "proxy"
-    """Whether models learn by the proxy, or are really trained."""
+    """How a model learns; the constants fitted to training runs by default."""
 
     __repr__ = outline
 
@@ -101,7 +95,6 @@ class Scenario:
         kinds: JobKinds | None = None,
         settings: EpisodeSettings | None = None,
         proxy: LearningProxy | None = None,
-        learning: Learning = "proxy",
         step_s: float = 300.0,
         cache: str | Path | None = None,
     ) -> "Scenario":
@@ -118,18 +111,14 @@ class Scenario:
             end: last instant of any episode in s; the end of the longest record if None.
             kinds: jobs of the episodes; made for the fleet if None.
             settings: what episodes are drawn from.
-            proxy: how a model learns by the proxy.
-            learning: whether it does, or is really trained on digits.
+            proxy: how a model learns.
             step_s: time from one forecast of a device to its next in s.
             cache: file to keep the forecasts in.
 
         Raises:
             TraceError: the traces lack a channel, or there is nothing to draw from.
-            ConfigError: the mode or the learning does not exist.
+            ConfigError: the mode does not exist.
         """
-        if learning not in get_args(Learning):
-            accepted = ", ".join(get_args(Learning))
-            raise ConfigError(f"learning = {learning!r}: expected one of {accepted}")
         traces.complete()
         pool = np.arange(traces.n_devices) if devices is None else np.asarray(devices)
         last = float(record_s(traces)[pool].max()) if end is None else float(end)
@@ -142,7 +131,6 @@ class Scenario:
             end=last if np.isfinite(last) else start + 86_400.0,
             settings=settings or EpisodeSettings(),
             proxy=proxy or fitted(),
-            learning=learning,
         )
         return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s, cache=cache)
 
@@ -273,7 +261,7 @@ class Scenario:
 
     def simulator(self, b: int) -> Simulator:
         """Return a simulator with room for b of this scenario's episodes at a time."""
-        return TrainingSimulator(self, b) if self.learning == "digits" else Simulator(self, b)
+        return Simulator(self, b)
 
 
 def as_scenarios(scenarios: Scenario | Sequence[Scenario]) -> tuple[Scenario, ...]:

@@ -1,6 +1,7 @@
 """Score rules and learning programs on the registered tasks.
 
-Rules play the test windows of each task as a server plays them. The programs of examples/agents are
+Rules play the test windows of each task as a server plays them, and those of the phones once more
+with models that are really trained. The programs of examples/agents are
 run as they stand, on the task and from as many choices as they name, and say what they reach.
 
 Run it with: OMP_NUM_THREADS=1 python benchmarks/agent/tasks.py [--quick]
@@ -38,6 +39,7 @@ from fedstale.strategies.selection import (
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.real_training import TrainedScenario
 from lab.results import write_result
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +60,17 @@ RULES: Mapping[str, Any] = {
     "random": Random(),
 }
 AT_A_TIME = 50
+PHONES, TRAINING = "fedstale/Selection-phones-v1", "fedstale/Selection-training-v1"
+"""The first task, and what its windows are called where models are really trained."""
 Row = dict[str, object]
 
 
 def scores(task: str, windows: int) -> list[Row]:
     """Return a row for each rule: its mean gain, and its difference to the balanced rule's."""
-    place, episodes = tasks.scenario(task, "test"), tasks.held_out(task, windows)
+    source = PHONES if task == TRAINING else task
+    place, episodes = tasks.scenario(source, "test"), tasks.held_out(source, windows)
+    if task == TRAINING:
+        place = TrainedScenario.like(place)
     simulator = place.simulator(min(AT_A_TIME, windows))
     rows, first = [], np.zeros(0)
     for name, policy in RULES.items():
@@ -107,7 +114,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [
         row
-        for task in tasks.TASKS
+        for task in (*tasks.TASKS, TRAINING)
         for row in scores(task, 10 if options.quick else tasks.TEST_WINDOWS)
     ]
     programs = sorted((ROOT / "examples" / "agents").glob("*.py"))

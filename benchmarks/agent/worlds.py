@@ -16,10 +16,11 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from fedstale.agents import evaluate_worlds, load
+from fedstale.agents import load
 from fedstale.agents.policy.scorer import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.many_worlds import evaluate_worlds
 from lab.results import read_result, write_result
 from lab.scenarios import tested
 

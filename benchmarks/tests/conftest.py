@@ -3,6 +3,8 @@
 import sys
 
 from places import ROOT
+from small_scenarios import busy, scenario
 
+__all__ = ["busy", "scenario"]
 pytest_plugins = ["suites"]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]

@@ -6,10 +6,10 @@ import pytest
 from places import ROOT
 
 import pages
+from agent.many_worlds import VARIED, read_spread
 from fedstale.agents import load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded
-from fedstale.agents.worlds import VARIED, read_spread
 from lab.kept import Kept, played
 from lab.results import RESULTS
 

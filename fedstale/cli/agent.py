@@ -18,7 +18,6 @@ import typer
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
 from fedstale.cli.output import AsJson, Quiet, Step, note, one_sentence, steps, table_text
-from fedstale.cli.worlds import WORLD_WINDOWS, say_worlds
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -179,21 +178,7 @@ def evaluate(
         ),
     ] = None,
     forecaster: _Forecaster = "embedded",
-    windows: Annotated[
-        int | None,
-        typer.Option(
-            min=10, help="Held-out windows that are played; default 200, with --worlds 50."
-        ),
-    ] = None,
-    worlds: Annotated[
-        int | None,
-        typer.Option(
-            min=20,
-            metavar="N",
-            help="Instead of all selectors, compare rules of one line in so many worlds, whose "
-            "models learn faster, forget more, or report otherwise.",
-        ),
-    ] = None,
+    windows: _Windows = _WINDOWS,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices of a window; drawn from 32 to 256 if not given."),
@@ -211,7 +196,7 @@ def evaluate(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare.
 
-    With --out, a page shows the comparison: evaluation.html; with --worlds, a table: worlds.csv.
+    With --out, a page shows the comparison: evaluation.html.
     """
     from fedstale.agents import Scenario, load
     from fedstale.agents.policy import embedded
@@ -237,20 +222,7 @@ def evaluate(
             testing = _scenarios(traces, forecaster, seed, step, cache=cache).testing
     if devices is not None:
         testing = testing.with_devices(devices)
-    if worlds is not None:
-        say_worlds(
-            testing,
-            loaded,
-            worlds,
-            windows or WORLD_WINDOWS,
-            seed,
-            out=out,
-            quiet=quiet,
-            as_json=as_json,
-        )
-        return
-    tested = {traces: testing}
-    _evaluate(tested, loaded, windows or _WINDOWS, seed, out=out, quiet=quiet, as_json=as_json)
+    _evaluate({traces: testing}, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json)
 
 
 def train_all(

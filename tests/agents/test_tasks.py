@@ -10,7 +10,6 @@ which a change of a task does under another version alone.
 import json
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import gymnasium
@@ -92,13 +91,6 @@ def test_devices_that_are_tested_on_are_others_with_the_same_jobs(task):
         for each in (train, test)
     ]
     assert np.mean(starts[0] == starts[1]) < 0.5
-
-
-@pytest.mark.slow
-def test_models_are_really_trained_in_the_windows_of_the_phones():
-    phones, training = (tasks.held_out(id, 20) for id in (PHONES, "fedstale/Selection-training-v1"))
-    for each in fields(phones):
-        np.testing.assert_array_equal(getattr(phones, each.name), getattr(training, each.name))
 
 
 def test_the_score_of_the_heuristic_is_what_it_earns_as_a_server_plays_it():

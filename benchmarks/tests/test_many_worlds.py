@@ -5,18 +5,18 @@ import pytest
 from shared_fleets import synthetic
 from small_episodes import SIMPLE, episodes, fleet, one_kind
 
+from agent.many_worlds import (
+    VARIED,
+    Worlds,
+    WorldSimulator,
+    outside_of_fit,
+)
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.scorer import by_heuristic
-from fedstale.agents.worlds import (
-    VARIED,
-    Worlds,
-    WorldSimulator,
-    outside_of_fit,
-)
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import Random
 

@@ -373,7 +373,7 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
 
 
 def _rank_correlation(one: pd.Series, other: pd.Series) -> float:
-    from scipy.stats import spearmanr  # noqa: PLC0415 - takes a second, in every simulation
+    from scipy.stats import spearmanr
 
     if one.nunique() < 2 or other.nunique() < 2:
         return np.nan

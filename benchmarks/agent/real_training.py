@@ -1,5 +1,7 @@
 """Episodes whose models are really trained: a small perceptron on digits, on every device.
 
+    place = TrainedScenario.like(tasks.scenario("fedstale/Selection-phones-v1", "test"))
+
 The learning proxy says in a few numbers what a server step does to a model. Here devices do it:
 each has digits of its own, by its mixture of labels, and trains the version that it was sent with
 one epoch of SGD; the server adds the mean of the updates, by their examples and the weights of
@@ -19,19 +21,18 @@ is the same in each job.
 """
 
 import json
+from dataclasses import fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.agents.env.episodes import GROUPS, INFLATION, Episodes
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Simulator
 from fedstale.traces import Array, Index, Mask, stream
-
-if TYPE_CHECKING:
-    from fedstale.agents.env.scenario import Scenario
 
 Floats = npt.NDArray[np.float32]
 
@@ -195,7 +196,7 @@ class TrainingSimulator(Simulator):
         b: number of episodes at a time.
     """
 
-    def __init__(self, scenario: "Scenario", b: int) -> None:
+    def __init__(self, scenario: Scenario, b: int) -> None:
         super().__init__(scenario, b)
         self.models = np.tile(first_model(), (b, 1))
         """The current version of each episode; shape (b, SIZE)."""
@@ -249,3 +250,16 @@ class TrainingSimulator(Simulator):
         self.losses[rows] = after = label_losses(self.models[rows])
         progress = np.log((fleet * before).sum(axis=1) / (fleet * after).sum(axis=1))
         return progress, progress / STEP
+
+
+class TrainedScenario(Scenario):
+    """A scenario whose simulators train models instead of asking the proxy."""
+
+    @classmethod
+    def like(cls, scenario: Scenario) -> "TrainedScenario":
+        """Copy a scenario."""
+        return cls(**{field.name: getattr(scenario, field.name) for field in fields(scenario)})
+
+    def simulator(self, b: int) -> TrainingSimulator:
+        """Make a simulator with room for b of this scenario's episodes at a time."""
+        return TrainingSimulator(self, b)

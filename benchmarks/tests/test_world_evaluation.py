@@ -7,14 +7,8 @@ import pytest
 from made_agent import untrained
 from shared_fleets import synthetic
 
-from fedstale.agents import worlds as agent_worlds
-from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.learning_proxy import fitted
-from fedstale.agents.env.rounds import picks_of, rollout
-from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.simulator import Reward
-from fedstale.agents.evaluation import AGENT
-from fedstale.agents.worlds import (
+from agent import many_worlds as agent_worlds
+from agent.many_worlds import (
     BY_LOSS,
     RULES,
     VARIED,
@@ -23,6 +17,12 @@ from fedstale.agents.worlds import (
     compared,
     evaluate_worlds,
 )
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.learning_proxy import fitted
+from fedstale.agents.env.rounds import picks_of, rollout
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward
+from fedstale.agents.evaluation import AGENT
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import stream
 

@@ -1,16 +1,13 @@
 """Models that are really trained learn as plain loops do, and in each episode as if alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from small_episodes import episodes, fleet, send, simulator_of
 
-from fedstale.agents.env import Scenario, real_training
+from agent import real_training
+from agent.real_training import BATCH, LARGEST, RATE, TrainedScenario, digits, examples_of, train
 from fedstale.agents.env.episodes import AGES, GROUPS, INFLATION
 from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
-from fedstale.agents.env.real_training import BATCH, LARGEST, RATE, digits, examples_of, train
-from fedstale.errors import ConfigError
 
 ALWAYS = [(0.0, 10_000.0)]
 
@@ -89,7 +86,7 @@ def test_models_are_merged_as_by_a_server_that_trains_one_device_after_the_other
         buffer_size=2,
     )
     traces = fleet([ALWAYS] * n, compute=rng.uniform(0.3, 3.0, n))
-    simulator = simulator_of(traces, made, learning="digits")
+    simulator = simulator_of(traces, made, place=TrainedScenario)
     sent, oldest = {}, 0
     for _ in range(25):
         picked = rng.permutation(np.flatnonzero(simulator.mask[0]))[: simulator.slots[0]]
@@ -126,7 +123,7 @@ def test_random_devices_teach_all_labels_and_labels_that_are_never_trained_stay_
         concurrency=5,
         buffer_size=5,
     )
-    simulator = simulator_of(fleet([ALWAYS] * n), made, learning="digits")
+    simulator = simulator_of(fleet([ALWAYS] * n), made, place=TrainedScenario)
     first, rng, gained = simulator.losses.copy(), np.random.default_rng(3), np.zeros(2)
     for _ in range(40):
         for row, devices in enumerate((np.arange(n), low)):
@@ -144,7 +141,7 @@ def test_inflating_clients_state_more_and_a_server_that_does_not_trust_sees_norm
     inflates = np.array([[False, True]])
     made = episodes(np.arange(2), inflates=inflates, mixtures=np.eye(GROUPS)[[0, 0]])
     stated, seen = (
-        simulator_of(fleet([ALWAYS] * 2), made, learning="digits", loss_from=each)
+        simulator_of(fleet([ALWAYS] * 2), made, place=TrainedScenario, loss_from=each)
         for each in ("stated", "norm")
     )
     first = stated.models[0].copy()
@@ -159,7 +156,7 @@ def test_inflating_clients_state_more_and_a_server_that_does_not_trust_sees_norm
 
 
 def test_a_window_is_worth_the_same_alone_and_among_others(busy):
-    place = replace(busy, learning="digits")
+    place = TrainedScenario.like(busy)
     many = VectorSelectionEnv(place, 5, n_max=16, rollouts=1, baseline=False)
     one = SelectionEnv(place, n_max=16, baseline=False)
     many.reset(seed=3)
@@ -176,8 +173,3 @@ def test_a_window_is_worth_the_same_alone_and_among_others(busy):
             assert reward == pytest.approx(earned[window], rel=1e-5, abs=1e-5)
             if done:
                 break
-
-
-def test_a_kind_of_learning_that_does_not_exist_is_named():
-    with pytest.raises(ConfigError, match="learning = 'letters': expected one of proxy, digits"):
-        Scenario.of(fleet([ALWAYS] * 4), forecasts="none", learning="letters")
