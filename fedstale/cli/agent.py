@@ -112,10 +112,9 @@ def train(
 ) -> None:
     """Train a selection agent on traces; writes agent.toml and agent.safetensors.
 
-    How the training went is on the page training.html, how the agent does on evaluation.html.
+    How the training went is in progress.jsonl, how the agent does in evaluation.csv.
     """
     from fedstale.agents import Reward, Training, load, save
-    from fedstale.reports import write_training
     from fedstale.strategies.types import n_cores
 
     if not resume and (out / "agent.toml").exists():
@@ -158,7 +157,6 @@ def train(
     best = _best(agents, list(trainings))
     if seeds > 1:
         save(best, out)
-    write_training({one.seed: folder for folder, one in trainings.items()}, out)
     tested = dict(zip(traces, (fleet.testing for fleet in fleets), strict=True))
     _evaluate(tested, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
     if not as_json:
@@ -196,7 +194,7 @@ def evaluate(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare.
 
-    With --out, a page shows the comparison: evaluation.html.
+    With --out, the tables go to evaluation.csv and windows.csv.
     """
     from fedstale.agents import Scenario, load
     from fedstale.agents.policy import embedded
@@ -380,7 +378,9 @@ def _evaluate(
         )
         if out is not None:
             folder = out if len(tested) == 1 else out / f"fleet-{i}"
-            _write_evaluation(result, f"{about}; differences within windows.", folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            result.table.to_csv(folder / "evaluation.csv", index=False)
+            result.windows.to_csv(folder / "windows.csv", index=False)
         if not as_json:
             _print_evaluation(result.table, about)
     if as_json:
@@ -400,15 +400,6 @@ def _played(
         step(f"playing: {name}", done, total)
 
     return evaluate(playing, windows=windows, seed=seed, watch=watch)
-
-
-def _write_evaluation(result: "Evaluation", about: str, folder: Path) -> None:
-    from fedstale.reports import write_evaluation
-
-    folder.mkdir(parents=True, exist_ok=True)
-    result.table.to_csv(folder / "evaluation.csv", index=False)
-    result.windows.to_csv(folder / "windows.csv", index=False)
-    write_evaluation(result, about, folder)
 
 
 def _print_evaluation(table: "pd.DataFrame", about: str) -> None:

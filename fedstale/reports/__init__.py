@@ -6,7 +6,6 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.reports.advice import RUN_ENDED, advise, with_causes
-    from fedstale.reports.agent import facts_of, write_evaluation, write_training
     from fedstale.reports.costs import (
         LEVEL_COLUMNS,
         besides_training,
@@ -62,7 +61,6 @@ else:
         __name__,
         {
             "advice": "RUN_ENDED advise with_causes",
-            "agent": "facts_of write_evaluation write_training",
             "costs": "LEVEL_COLUMNS besides_training client_errors_in_words levels",
             "figure": (
                 "Array FROM_ZERO Figure Row SOURCES accuracy_axis band cell_text curve forest "
@@ -102,7 +100,6 @@ __all__ = [
     "cell_text",
     "client_errors_in_words",
     "curve",
-    "facts_of",
     "forest",
     "levels",
     "line_mode",
@@ -123,9 +120,7 @@ __all__ = [
     "time_unit",
     "with_causes",
     "without_folders",
-    "write_evaluation",
     "write_figures",
     "write_index",
     "write_text",
-    "write_training",
 ]

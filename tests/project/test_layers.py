@@ -117,8 +117,6 @@ WINDOWS = {
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
     ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",
     ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
-    ("fedstale/reports/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
-    ("fedstale/reports/agent.py", "fedstale.agents.training"): _OF_AGENTS,
     ("fedstale/reports/backtest.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
