@@ -48,6 +48,7 @@ def imported(path):
 
 @pytest.mark.parametrize("layer", BELOW)
 def test_a_layer_imports_only_the_layers_below_it(layer):
+    print(f"{layer} -> {', '.join(sorted(BELOW[layer] - {layer}))}")
     for path in (ROOT / layer).rglob("*.py"):
         for name in imported(path):
             parts = name.split(".")
@@ -151,6 +152,9 @@ def test_rooms_stand_in_no_circle():
     below = {}
     for _, own, room, _ in entries():
         below.setdefault(own, set()).add(room)
+    # pytest shows this where the test fails, and where it is asked to by -s.
+    for own, rooms in sorted(below.items()):
+        print(f"{own} -> {', '.join(sorted(rooms))}".replace("fedstale.", ""))
     for own, room in UPWARD:
         below[own].remove(room)
     TopologicalSorter(below).prepare()
