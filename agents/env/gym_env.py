@@ -2,9 +2,9 @@
 
 A step is a choice, which begins a round or replaces jobs that failed: the action says which clients
 get the next jobs, the simulator goes on to the next choice, and the reward is what was earned until
-then (`Rounds`). From each reward what `ExpectedUtility` earns after as many choices in the same
-window may be subtracted, which no choice can change: what is left is due to the choice and not to
-the hour.
+then (`Simulator.reward_terms`). From each reward what `ExpectedUtility` earns after as many choices
+in the same window may be subtracted, which no choice can change: what is left is due to the choice
+and not to the hour.
 
 `fedstale.agents.tasks` registers them with devices, windows and reward that do not change.
 """

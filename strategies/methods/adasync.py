@@ -1,4 +1,7 @@
-"""AdaSync: the server waits for more and more of the devices as the loss falls."""
+"""AdaSync: the server waits for more and more of the devices as the loss falls.
+
+How many is `fedstale.strategies.schedule.AdaSync`, which other methods take as a buffer size.
+"""
 
 from typing import Unpack
 

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -326,3 +327,27 @@ def test_a_benchmark_imports_names_that_exist(path):
                     found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))
                 }
                 assert hasattr(module, alias.name) or alias.name in known, inside
+
+
+CELLS = re.compile(r"^\|[^|]+\|([^|]*`[^|]*)\|([^|]+)\|$", re.MULTILINE)
+"""The last two cells of a row of a table whose second has code."""
+
+
+def defined(path):
+    """Return the names that a file defines, those in classes as Class.name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    own = [node for node in tree.body if isinstance(node, kinds)]
+    inner = [(a.name, b.name) for a in own for b in a.body if isinstance(b, kinds)]
+    return {node.name for node in own} | {".".join(names) for names in inner}
+
+
+def test_the_page_of_concepts_says_where_each_is():
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    table = page.split("\n## Where it is\n")[1].split("\n## ")[0]
+    rows = [[re.findall("`([^`]+)`", cell) for cell in row] for row in CELLS.findall(table)]
+    assert len(rows) > 20
+    for files, names in rows:
+        assert all((files, names))
+        found = set().union(*(defined(ROOT / file) for file in files))
+        assert not set(names) - found, f"{files} do not define {set(names) - found}"
