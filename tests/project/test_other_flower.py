@@ -31,3 +31,12 @@ def test_a_row_takes_the_place_of_that_of_its_release_and_all_are_in_order(other
     for row in ("| 1.42.0 | new |\n", "| 1.41.0 | first |\n"):
         page = other_flower["written"](page, row)
     assert page == ("a\n\n| Flower | x |\n|---|---|\n| 1.41.0 | first |\n| 1.42.0 | new |\n\nb\n")
+
+
+def test_what_real_devices_need_is_one_word_where_all_of_it_is_off(other_flower):
+    features = other_flower["FEATURES"]
+    real = {feature.name for feature in features if feature.since == other_flower["REAL_DEVICES"]}
+    shown = other_flower["shown"]
+    assert shown(set()) == "nothing"
+    assert shown({*real, "turns"}) == "real devices, turns"
+    assert shown({min(real)}) == min(real)
