@@ -68,6 +68,20 @@ def not_installed(problem: ModuleNotFoundError) -> str | None:
     return needs(package) if any(package in names for names in EXTRAS.values()) else None
 
 
+def not_loaded(problem: Exception) -> str:
+    """Return why an entry point of another package gives nothing, as the end of a sentence.
+
+    Example:
+        >>> not_loaded(ModuleNotFoundError(name="plotly"))
+        'needs plotly, which is not installed: pip install plotly'
+        >>> not_loaded(ValueError("no colour"))
+        'cannot be used: ValueError: no colour'
+    """
+    if isinstance(problem, ModuleNotFoundError) and problem.name:
+        return needs(problem.name.partition(".")[0])
+    return f"cannot be used: {first_line(f'{type(problem).__name__}: {problem}')}"
+
+
 def first_line(text: object) -> str:
     r"""Return the first line of a message that has words; with the next if it ends with a colon.
 

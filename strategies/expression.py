@@ -20,7 +20,7 @@ from typing import get_args
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.errors import ConfigError, FedstaleError, not_installed
+from fedstale.errors import ConfigError, FedstaleError, not_loaded
 from fedstale.strategies import (
     methods,
     robust,
@@ -326,8 +326,8 @@ def _loaded(name: str, load: Callable[[], object]) -> object:
     """Load a name that another package adds; a package that it lacks is named."""
     try:
         return load()
-    except ModuleNotFoundError as problem:
-        raise _UnreadableError(f"{name} {not_installed(problem) or problem}") from None
+    except Exception as problem:
+        raise _UnreadableError(f"{name} {not_loaded(problem)}") from None
 
 
 def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:

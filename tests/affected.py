@@ -66,6 +66,8 @@ TOUCHED = {
     "fedstale/live/": system("live"),
     "fedstale/reports/": system("reports"),
     "fedstale/runs/": system("reports", "simulation", "deployment", "cli"),
+    "fedstale/contrib/": (),
+    "fedstale/contrib/audit/": system("simulation", "deployment/test_record_at_work.py"),
     "fedstale/compat/": system("simulation", "flower_apps"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
     "fedstale/tuning/": system("tuning"),
@@ -84,8 +86,8 @@ TOUCHED = {
     # The everyday tests read these themselves, or nothing does.
     **dict.fromkeys(
         [
-            *("tests/agents/", "tests/fedstale/", "tests/project/", "tests/strategies/"),
-            *("tests/traces/", "tests/strength.py", "tests/other_flower.py"),
+            *("tests/agents/", "tests/contrib/", "tests/fedstale/", "tests/project/"),
+            *("tests/strategies/", "tests/traces/", "tests/strength.py", "tests/other_flower.py"),
             *(".github/", ".gitignore"),
             *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "SECURITY.md"),
         ],

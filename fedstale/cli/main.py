@@ -6,11 +6,13 @@ import os
 import platform
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.main import get_group
 
 from fedstale import __version__
 from fedstale.cli import (
@@ -24,7 +26,8 @@ from fedstale.cli import (
     traces,
     tune,
 )
-from fedstale.cli.output import AsJson
+from fedstale.cli.output import AsJson, note
+from fedstale.errors import not_loaded
 from fedstale.machine import release, system
 
 app = typer.Typer(
@@ -59,10 +62,6 @@ app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
 app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits")(compare.report)
 app.command(
     rich_help_panel=_ANALYSE,
-    epilog="Example: fedstale audit runs/digits --fail-on-alarm",
-)(forecaster.audit)
-app.command(
-    rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
 )(compare.compare)
@@ -94,6 +93,38 @@ app.command(
     context_settings=deploy.PASSED_ON,
     epilog="Example: fedstale flwr run my_app mine --stream",
 )(deploy.flwr)
+
+
+def add_commands(root: typer.Typer, points: Iterable[EntryPoint]) -> None:
+    """Add commands of other packages; one that fails becomes a command that says why.
+
+    Args:
+        root: the app to add them to.
+        points: each of a `typer.Typer`: a group, or commands of the top level if it has no name.
+    """
+    for point in points:
+        try:
+            added = point.load()
+            get_group(added)
+        except Exception as problem:
+            added = _refusing(point.name, not_loaded(problem))
+        root.add_typer(added, rich_help_panel=added.rich_help_panel)
+
+
+def _refusing(name: str, why: str) -> typer.Typer:
+    """Return a command that takes any words, and only says why there is nothing more."""
+    any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
+    refusing = typer.Typer()
+
+    @refusing.command(name, help=f"It {why}.", context_settings=any_words)
+    def refuse() -> None:
+        note(f"fedstale: {name} {why}")
+        raise typer.Exit(2)
+
+    return refusing
+
+
+add_commands(app, sorted(entry_points(group="fedstale.commands")))
 
 
 def main() -> None:

@@ -5,9 +5,11 @@ every request. Whatever comes from a run is escaped: in HTML by the template, an
 JSON; scripts show it as text. The same run gives the same bytes.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, Template
 
 from fedstale import __version__
-from fedstale.errors import ConfigError
-from fedstale.reports import advice, costs, devices, forecast_audit, learning
+from fedstale.errors import ConfigError, FedstaleError, not_loaded
+from fedstale.reports import advice, costs, devices, learning
 from fedstale.reports.devices import used_jobs
 from fedstale.reports.figure import (
     SOURCES,
@@ -34,6 +36,8 @@ from fedstale.traces.io import replacing
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
@@ -72,7 +76,7 @@ def write_run(run: "Run", out: Path) -> Path:
         *learning.aggregation(run),
         devices.reliability(run),
         devices.forecast_durations(run),
-        forecast_audit.figure(run),
+        *_added(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
     return write_figures(
@@ -86,6 +90,19 @@ def write_run(run: "Run", out: Path) -> Path:
         hidden=_hidden(run, drawn),
         runs=[run],
     )
+
+
+def _added(run: "Run") -> list[Figure | None]:
+    """Return the figures of other packages, without those that fail."""
+    found = []
+    for point in sorted(entry_points(group="fedstale.reports")):
+        try:
+            found.append(point.load()(run))
+        except FedstaleError:
+            raise
+        except Exception as problem:
+            logger.warning("the page lacks the section %s: it %s", point.name, not_loaded(problem))
+    return found
 
 
 def write_figures(

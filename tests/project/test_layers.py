@@ -87,11 +87,11 @@ ONE_FILE = {"fedstale.strategies.schedule", "fedstale.strategies.server_optimize
 
 
 def room_of(name):
-    """Return the room that a module is in: a package of fedstale, or of one of the three layers."""
+    """Return the room that a module is in: a package of fedstale, of a layer or of the shelf."""
     parts = name.split(".")
     if name in ONE_FILE:
         return name
-    deep = 3 if parts[1:2] and parts[1] in FOLDERS else 2
+    deep = 3 if parts[1:2] and parts[1] in (*FOLDERS, "contrib") else 2
     while ".".join(parts[:deep]) not in DOORS:
         deep -= 1
     return ".".join(parts[:deep])
@@ -119,6 +119,7 @@ WINDOWS = {
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
     ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",
     ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
+    ("fedstale/contrib/audit/command.py", "fedstale.cli.output"): "what all commands do alike",
     ("fedstale/reports/backtest.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
