@@ -169,8 +169,6 @@ def _made(
     made: list[npt.NDArray[np.float32]] = [np.empty((3, 0, *shape), dtype=np.float32)]
     horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
     for part, forecaster in parts:
-        if forecaster.reads_the_future:
-            raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
         devices = np.asarray(part, dtype=np.int64)
         values = np.full((3, devices.size, *shape), np.nan, dtype=np.float32)
         row, step = (x.ravel() for x in np.indices((devices.size, steps.size)))

@@ -39,7 +39,7 @@ from fedstale.traces.forecast import (
 from fedstale.traces.forecast.base import FLEETS
 from fedstale.traces.forecast.evaluation import (
     by_horizon,
-    job_tables,
+    least_rates,
     mean_with_interval,
     rolling,
 )
@@ -48,6 +48,7 @@ from fedstale.traces.forecast.sessions import HORIZONS_S
 
 sys.path.append(str(Path(__file__).parents[1]))
 from forecasts.compared import Boosting
+from forecasts.jobs import corrected_scores
 from lab.fleets import ASSUMED, fleets, span
 from lab.kept import Kept
 from lab.results import write_result
@@ -144,7 +145,7 @@ def scores(
     forecasters: Mapping[str, Forecaster], tested: Examples, learn: Examples, *, rates: bool
 ) -> list[dict[str, Any]]:
     """Return the skill and the calibration of chances, and the scores of rates if these count."""
-    table = by_horizon(forecasters, tested, learn)
+    table = by_horizon(forecasters, tested, least_rates(learn))
     shown = table["metric"].isin(["skill", "ece"]) & table["horizon_s"].isin(SHOWN_S)
     if rates:
         # Trees were grown for chances alone.
@@ -209,18 +210,7 @@ def job_rows(
     held_out = parts["stop"], stop.observed, float(stop.observed.now.max()) + 86_400.0
     rows = []
     for size, job in JOBS.items():
-        tables = job_tables(
-            forecasters,
-            observer,
-            tested.observed,
-            end,
-            job,
-            held_out=held_out,
-            devices=everyone,
-            k=10,
-            seed=seed,
-        )
-        covered = tables["jobs"]
+        covered = corrected_scores(forecasters, test, tested.observed, end, job, held_out=held_out)
         covered = covered.loc[covered["metric"].eq("coverage"), [k for k in KEPT if k in covered]]
         rows += [{"job": size} | row for row in covered.to_dict("records")]
     return rows

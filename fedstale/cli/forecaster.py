@@ -6,7 +6,7 @@ on a device or an hour that it learnt from.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,10 +35,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything r
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
 Tables = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Folder for the tables, and a page if there is one."),
+    typer.Option("--out", "-o", help="Folder for the tables."),
 ]
 
-_KINDS = ["last-value", "ewma", "hour", "oracle"]
+_KINDS = ["last-value", "ewma", "hour"]
 _JOB = "work=300 download-bytes=5000000 upload-bytes=5000000 deadline=30m"
 
 app = typer.Typer(help="Train forecasters on traces, and test them.", no_args_is_help=True)
@@ -59,13 +59,11 @@ def train(
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors.
 
-    Networks leave their losses as well, in losses.csv and on the page training.html.
+    Networks leave their losses as well, in losses.csv.
     """
     from fedstale.traces.forecast import Perceptron, draw_parts, forecaster_class
 
     forecaster = forecaster_class(kind)()
-    if forecaster.reads_the_future:
-        raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
     if (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
     if isinstance(forecaster, Perceptron):
@@ -88,13 +86,14 @@ def train(
     }
     forecaster.save(out, provenance)
     if epochs:
-        _write_losses(epochs, out, provenance)
+        import pandas as pd
+
+        losses = pd.DataFrame(epochs, columns=["network", "epoch", "training", "validation"])
+        losses.to_csv(out / "losses.csv", index=False, float_format="%.6g")
     say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
 
 
-@app.command(
-    epilog="Example: fedstale forecaster backtest --traces phones.parquet lstm last-value oracle"
-)
+@app.command(epilog="Example: fedstale forecaster backtest --traces phones.parquet lstm last-value")
 @one_sentence()
 def backtest(
     traces: Traces,
@@ -121,24 +120,15 @@ def backtest(
         ),
     ] = _JOB,
     step: Annotated[str, typer.Option(help="Time between origins, such as 15m.")] = "15m",
-    k: Annotated[int, typer.Option(min=1, help="Devices picked in a round.")] = 10,
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
     seed: Seed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.reports import backtest, write_figures
     from fedstale.traces.forecast import KINDS
-    from fedstale.traces.forecast.evaluation import (
-        TITLES,
-        backtested,
-        printed,
-        verdict,
-        why_empty,
-    )
+    from fedstale.traces.forecast.evaluation import backtested, printed, verdict
 
-    asked, in_words = _job(job)
     step_s = amount("step", step, UNITS_S)
     if step_s < 1.0:
         raise ConfigError(f"step = {step!r}: expected at least 1s")
@@ -155,9 +145,8 @@ def backtest(
             recorded(traces, seed=seed),
             kinds,
             trained,
-            asked,
+            _job(job),
             step_s=step_s,
-            k=k,
             examples=examples,
             seed=seed,
             all_devices=all_devices,
@@ -167,15 +156,6 @@ def backtest(
         out.mkdir(parents=True, exist_ok=True)
         for title, table in tables.items():
             table.to_csv(out / f"{title}.csv", index=False)
-        write_figures(
-            "Backtest of forecasts",
-            f"{verdict(tables['verdict'])} {Path(traces).name}, seed {seed}: tested on what no "
-            f"forecaster learnt from. The job: {in_words}.",
-            backtest.figures(tables),
-            out / backtest.PAGE,
-            hidden=backtest.hidden(tables),
-            n_open=backtest.N_OPEN,
-        )
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
         parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
@@ -183,19 +163,16 @@ def backtest(
     else:
         if said := verdict(tables["verdict"]):
             typer.echo(said)
-        # A page has all tables; else they are nowhere but here.
-        shown = {"verdict": tables["verdict"]} if out is not None else tables
+        # What is in files is not printed as well.
+        shown = tables if out is None else {"verdict": tables["verdict"]}
         for title, table in printed(shown):
             typer.echo(f"\n{title}\n\n{table_text(table)}")
-        for name, title in TITLES.items():
-            if name in shown and (why := why_empty(name, tables)):
-                typer.echo(f"\n{title}\n\n{why}")
         if out is not None:
-            typer.echo(f"\nreport: {out / backtest.PAGE}")
+            typer.echo(f"\ntables: {out}")
 
 
-def _job(text: str) -> tuple["Job", str]:
-    """Return the job that an option describes, such as "work=300 deadline=1h", and all of it."""
+def _job(text: str) -> "Job":
+    """Read the job that an option describes, such as "work=300 deadline=1h"."""
     from fedstale.traces import Job
 
     said = dict(part.split("=", 1) for part in f"{_JOB} {text}".split() if "=" in part)
@@ -207,8 +184,7 @@ def _job(text: str) -> tuple["Job", str]:
         for key in ("work", "download-bytes", "upload-bytes")
     )
     ttl_s = amount("job: deadline", said["deadline"], UNITS_S)
-    job = Job(work=work, download_bytes=int(down), upload_bytes=int(up), ttl_s=ttl_s)
-    return job, " ".join(f"{key}={value}" for key, value in said.items())
+    return Job(work=work, download_bytes=int(down), upload_bytes=int(up), ttl_s=ttl_s)
 
 
 def _fitted(
@@ -227,27 +203,6 @@ def _fitted(
 
     forecaster.fit(training, held_out, seed=seed, progress=watch)
     return epochs
-
-
-def _write_losses(
-    epochs: list[tuple[str, int, float, float]], out: Path, provenance: dict[str, Any]
-) -> None:
-    """Write what a training recorded, and the page of it."""
-    import pandas as pd
-
-    from fedstale.reports import backtest, write_figures
-
-    columns = ["network", "epoch", "training", "validation"]
-    table = pd.DataFrame(epochs, columns=columns)
-    table.to_csv(out / backtest.LOSSES, index=False, float_format="%.6g")
-    write_figures(
-        "Training of a forecaster",
-        f"Networks that learnt from {provenance['examples']:,} examples of {provenance['traces']} "
-        f"({provenance['devices']:,} devices, seed {provenance['seed']}); of each, the epoch is "
-        "kept that is best on a fifth of the devices.",
-        backtest.losses(pd.read_csv(out / backtest.LOSSES)),
-        out / backtest.TRAINING_PAGE,
-    )
 
 
 def recorded(spec: str, *, seed: int) -> "TraceSet":

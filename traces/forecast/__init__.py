@@ -12,7 +12,6 @@ from fedstale.traces.forecast.baselines import (
     Ewma,
     Hour,
     LastValue,
-    Oracle,
     Persistence,
 )
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
@@ -61,7 +60,6 @@ __all__ = [
     "JobForecast",
     "LastValue",
     "Observation",
-    "Oracle",
     "OwnSessions",
     "Perceptron",
     "Persistence",

@@ -172,16 +172,13 @@ def shares_by_state(
 class Forecaster(ABC):
     """Predicts what devices will do, each from its own history only.
 
-    Subclasses have a `kind`, learn in `fit`, and name what they learnt in `saved`; one that is only
-    compared with others in a backtest, as the oracle is, names nothing.
+    Subclasses have a `kind`, learn in `fit`, and name what they learnt in `saved`.
     """
 
     kind: ClassVar[str]
     """Name on the command line and in files; a class that sets it is listed in `KINDS`."""
-    reads_the_future: ClassVar[bool] = False
-    """Whether it is no forecaster but an upper bound on all of them."""
     saved: ClassVar[tuple[str, ...]] = ()
-    """Arrays that files hold besides `fleet`; none where it is only compared with others."""
+    """Arrays that files hold besides `fleet`."""
     fleet: FleetStatistics
     """Statistics of the devices that it learnt from; set by `fit`."""
 
@@ -242,21 +239,11 @@ class Forecaster(ABC):
         return self.forecast(observed).of_job(job)
 
     def state_dict(self) -> State:
-        """Return what was learnt, as arrays.
-
-        Raises:
-            TraceError: the kind is only compared with others.
-        """
-        self._check_saved()
+        """Return what was learnt, as arrays."""
         return self.fleet.state_dict() | {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what was learnt.
-
-        Raises:
-            TraceError: the kind is only compared with others.
-        """
-        self._check_saved()
+        """Restore what was learnt."""
         self.fleet = FleetStatistics.from_state(state)
         for name in self.saved:
             setattr(self, name, state[name])
@@ -267,9 +254,6 @@ class Forecaster(ABC):
         Args:
             folder: made if it is missing.
             provenance: what it was trained on and how; plain values.
-
-        Raises:
-            TraceError: the kind is only compared with others.
         """
         FILES.write(folder, self.state_dict(), {"kind": self.kind, "provenance": provenance or {}})
 
@@ -297,14 +281,6 @@ class Forecaster(ABC):
                 f"{folder}: {FILES.safetensors} lacks {problem}: train it again"
             ) from None
         return forecaster
-
-    def _check_saved(self) -> None:
-        if not self.saved:
-            kinds = ", ".join(kind for kind, each in KINDS.items() if each.saved)
-            raise TraceError(
-                f"kind = {self.kind!r}: only compared with others, and not saved: expected one of "
-                f"{kinds}"
-            )
 
 
 def forecaster_class(kind: str) -> type[Forecaster]:

@@ -1,12 +1,9 @@
-"""Forecasters to compare with: what practitioners use before anything is learnt, and an oracle.
+"""Forecasters to compare with: what practitioners use before anything is learnt.
 
 Each baseline has one number for a rate (the last value, an average, the mean of the hour) and one
 reason for a session to survive. What makes it a forecaster of quantiles is counted on the training
 devices: how far the truth lay from the number, and how often a device in that position remained
 as it was. A bin or a history that is empty falls back on the fleet.
-
-The oracle reads the future from the trace. It bounds all forecasters, so that a table can hold how
-much there was to gain; published systems that "predict" availability by looking it up are this.
 """
 
 from abc import abstractmethod
@@ -14,11 +11,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from fedstale.errors import TraceError
-from fedstale.traces import Array, Index, Job, Status, TraceSet
+from fedstale.traces import Array, Index
 from fedstale.traces.forecast.base import (
     HOURS,
-    LEAST_RATE,
     FleetStatistics,
     Forecaster,
     hour_of,
@@ -26,16 +21,14 @@ from fedstale.traces.forecast.base import (
     quantiles,
     shares_by_state,
 )
-from fedstale.traces.forecast.dataset import Examples, targets_at
+from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
     EDGES_S,
-    LEVELS,
     RATE_HORIZONS_S,
     RATES,
     Observation,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.forecast.survival import JobForecast
 
 _HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
@@ -178,66 +171,6 @@ class Ewma(Baseline):
 
     def _average(self, steps: Array) -> Array:
         return _mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
-
-
-class Oracle(Forecaster):
-    """The future, as the trace has it.
-
-    Args:
-        traces: the devices whose future is read.
-    """
-
-    kind = "oracle"
-    reads_the_future = True
-
-    def __init__(self, traces: TraceSet | None = None) -> None:
-        self.traces = traces
-        # Of devices without a history, and of sessions to come, nothing is known here.
-        self.fleet = FleetStatistics(
-            survival=np.ones((2, HORIZONS_S.size)),
-            online_by_hour=np.ones(HOURS),
-            new_session_survival=np.ones(HORIZONS_S.size),
-            rates=np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size)),
-        )
-
-    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
-        """Learn nothing."""
-        del training, validation, seed
-        return self
-
-    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the true future, on the grid."""
-        survival, available, _ = self._targets(observed)
-        return np.nan_to_num(survival, nan=1.0), np.nan_to_num(available, nan=1.0)
-
-    def predict_rates(self, observed: Observation) -> Array:
-        """Return the true future, on the grid."""
-        rates = np.maximum(np.nan_to_num(self._targets(observed)[2], nan=1.0), LEAST_RATE)
-        return np.repeat(rates[..., None], LEVELS.size, axis=3)
-
-    def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
-        """Return the exact times, and 1 for devices that will report in time, else 0.
-
-        The times are those of a device that nothing interrupts, as those of forecasters are.
-        """
-        traces, free = self._traces(), super().forecast_job(observed, job)
-        if len(traces.known) < 4:
-            return free
-        outcome = traces.trips(observed.devices, observed.now, job)
-        made, times = np.isfinite(outcome.reported), outcome.times(observed.now)
-        return JobForecast(
-            times_s=np.where(made[:, None, None], times[..., None], free.times_s),
-            p_finish=(outcome.status == Status.REPORTED).astype(np.float64),
-        )
-
-    def _targets(self, observed: Observation) -> tuple[Array, Array, Array]:
-        ever = np.full(len(observed), np.inf)
-        return targets_at(self._traces(), observed.devices, observed.now, ever)
-
-    def _traces(self) -> TraceSet:
-        if self.traces is None:
-            raise TraceError("the oracle has no traces to read: give them to Oracle(traces)")
-        return self.traces
 
 
 def long_mean(observed: Observation) -> Array:

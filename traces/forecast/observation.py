@@ -1,8 +1,7 @@
 """What devices know of themselves at an instant: their own history up to then, and nothing later.
 
 A `TraceObserver` reads traces as the device's own recorder would have. It is the only way from a
-trace to a forecaster, so a forecaster cannot see the future by mistake; the oracle, which may, has
-to be given the traces.
+trace to a forecaster, so a forecaster cannot see the future by mistake.
 
 A history begins with the device's log: what a repeated record held the last time is not known the
 next, or a forecaster would know it by heart.

@@ -48,5 +48,5 @@ def test_the_owner_of_a_log_simulates_on_it(journey):
     assert "fleet.parquet" in (run.folder / "report.html").read_text(encoding="utf-8")
 
     journey.follow("docs/forecasting.md", "")
-    assert (journey.folder / "backtests" / "mine" / "backtest.html").is_file()
+    assert (journey.folder / "backtests" / "mine" / "verdict.csv").is_file()
     journey.end(MOST_STEPS)

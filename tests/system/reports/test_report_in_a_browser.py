@@ -6,14 +6,13 @@ import time
 import numpy as np
 import pytest
 from browser import browsing, missing
-from made_backtest import curves, fan_of
 from made_pages import write_pages
 from made_run import EVERYTHING, HOSTILE, write_run
 
 from fedstale.comparison.analysis import analyse
 from fedstale.comparison.page import PAGE as COMPARISON
 from fedstale.comparison.page import write
-from fedstale.reports.backtest import PAGE, figures
+from fedstale.reports.figure import Figure, curve
 from fedstale.reports.page import write_figures
 from fedstale.reports.run import Run
 
@@ -79,8 +78,11 @@ def test_a_click_on_a_job_tells_its_kind_how_it_ended_and_why(tmp_path):
 
 
 def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
-    tables = {"reliability": curves(), "survival": curves(horizon_s=900.0), "fan": fan_of()}
-    page = write_figures("Backtest", "", figures(tables), tmp_path / PAGE, n_open=1)
+    figures = [
+        Figure(id=name, title=name, about="", traces=[curve(name, 0, [0.0, 1.0], [1.0, 0.0])])
+        for name in ("first", "second", "third")
+    ]
+    page = write_figures("Curves", "", figures, tmp_path / "curves.html", n_open=1)
     drawn = "return [...document.querySelectorAll('.plot')].filter((plot) => plot.chart).length"
     with browsing() as browser:
         browser.open(page)

@@ -6,24 +6,22 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job, Status, TraceSet
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import (
     KINDS,
     Ewma,
     Forecaster,
     LastValue,
-    Oracle,
     TraceObserver,
     draw,
 )
 
-LEARNING = [kind for kind in KINDS if not KINDS[kind].reads_the_future]
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
 DAY = 86_400.0
 _CACHE: dict[str, Forecaster] = {}
 
 
-@pytest.fixture(params=LEARNING)
+@pytest.fixture(params=list(KINDS))
 def forecaster(request, training, held_out):
     if request.param not in _CACHE:
         _CACHE[request.param] = KINDS[request.param]().fit(training, held_out, seed=0)
@@ -110,25 +108,3 @@ def test_forecasters_that_learn_beat_a_coin_on_devices_never_seen(forecaster, ob
         tested.survival[:, 2],
     )
     assert np.nanmean((survival - truth) ** 2) < 0.25
-
-
-def test_the_oracle_forecasts_the_outcome_of_trips(fleet, observer):
-    oracle = Oracle(fleet)
-    observed = observer.at(np.arange(60), 1.2 * DAY)
-    forecast, truth = oracle.forecast_job(observed, JOB), fleet.trips(np.arange(60), 1.2 * DAY, JOB)
-    np.testing.assert_array_equal(forecast.p_finish == 1.0, truth.status == Status.REPORTED)
-    made = truth.status == Status.REPORTED
-    assert made.any()
-    np.testing.assert_allclose(
-        forecast.training_s[made, 1], truth.trained[made] - truth.downloaded[made], rtol=1e-9
-    )
-    assert_sound(forecast, 60)
-
-
-def test_the_oracle_is_marked_and_keeps_nothing(tmp_path):
-    assert Oracle.reads_the_future
-    assert [k for k in KINDS if KINDS[k].reads_the_future] == ["oracle"]
-    with pytest.raises(TraceError, match="oracle"):
-        Oracle().save(tmp_path)
-    with pytest.raises(TraceError, match="no traces"):
-        Oracle().forecast(TraceObserver(TraceSet.ideal(1)).at([0], 0.0))

@@ -1,47 +1,141 @@
-"""Rolling-origin backtest of processes: forecasts at many instants, against what then happened.
+"""Rolling-origin backtest: forecasts at many instants, against what then happened.
 
 Tables are long: one row a forecaster, quantity, horizon and metric, with an interval from
-resampling devices. Errors of rates are differences of logarithms, which need no unit and are the
-errors of times with the sign turned; errors of jobs are in seconds.
-
-Scores take forecasts and outcomes and return one number for each example, or for each column;
-unknown outcomes are NaN and stay so. Intervals come from resampling whole devices: examples of one
-device are not independent. Fewer than five devices are resampled by their days.
-
-Reference:
-    Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
-    American Statistical Association 102(477), 2007.
-    Hyndman, Koehler. Another Look at Measures of Forecast Accuracy. International Journal of
-    Forecasting 22(4), 2006 (MASE).
+resampling devices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedstale.errors import TraceError
-from fedstale.traces import DAY_S, Array, Index
-from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
-from fedstale.traces.forecast.baselines import LastValue
-from fedstale.traces.forecast.dataset import FEW, Examples, examples_at, log_spans
+from fedstale.errors import ConfigError, TraceError
+from fedstale.traces import Array, Availability, Index, Job, Status, TraceSet
+from fedstale.traces.forecast.base import FILES, Forecaster, forecaster_class, forecaster_folder
+from fedstale.traces.forecast.baselines import Persistence
+from fedstale.traces.forecast.dataset import (
+    Examples,
+    draw_parts,
+    examples_at,
+    log_spans,
+    split,
+)
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.evaluation.verdict import against_persistence
 from fedstale.traces.forecast.observation import (
-    LEVELS,
     RATE_HORIZONS_S,
     RATES,
     Observation,
     TraceObserver,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.forecast.survival import DeviceForecast
+from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast
 
-COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
-"""Lengths of history for which a cold start is tested, in s."""
+Watch = Callable[[str, int, int], None]
+"""Called with what comes next, how many parts of a backtest are done, and how many there are."""
 _COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
-# A wrong probability of exactly 0 or 1 would have an infinite loss.
-_LEAST_P = 1e-4
-_BINS = 10
-_DRAWS = 300
+_SPANS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_PRINTED = {
+    "horizons": {
+        "skill": "Brier skill of remaining as now and of being online; 1 is perfect, 0 the mere "
+        "share",
+        "pinball": "Pinball loss of the logarithms of rates; less is better",
+    },
+    "jobs": {
+        "finish": "Probability to finish the job by its deadline",
+        "training_s": "Time to train; pinball loss of the logarithm, coverage of 80 % intervals",
+        "reporting_s": "Time to upload",
+        "total_s": "Whole time of the job, if nothing interrupts",
+    },
+}
+_BY = {"horizons": "metric", "jobs": "quantity"}
+
+
+def backtested(
+    traces: TraceSet,
+    kinds: Sequence[str],
+    trained: Sequence[str | Path],
+    job: Job,
+    *,
+    step_s: float,
+    examples: int,
+    seed: int,
+    all_devices: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Test forecasters on the testing part of traces, or on all devices.
+
+    Args:
+        traces: the devices; without all four channels there are no tables of the job.
+        kinds: forecasters to fit on the learning part and test.
+        trained: forecasters to test, as `forecaster_folder` takes them.
+        job: what is sent; its deadline must be finite.
+        step_s: time between origins.
+        examples: number of examples to fit on.
+        seed: of everything.
+        all_devices: test on every device, none of which the trained ones have learnt from; the
+            fitted ones still learn from most of them, before the hours that are tested.
+        watch: is told what comes next.
+
+    Returns:
+        Tables verdict, horizons, jobs and reliability; see `against_persistence`, `by_horizon`,
+        `job_scores` and `scores.reliability`.
+
+    Raises:
+        ConfigError: nothing is to be tested, or a trained one used another split of these traces.
+    """
+    has_jobs = len(traces.known) == 4
+    # Drawing, then fits, the tables of processes, and for each forecaster its jobs.
+    done, total = 0, 1 + len(kinds) + 1 + (len(kinds) + len(trained)) * has_jobs
+
+    def begin(what: str) -> None:
+        nonlocal done
+        if watch is not None:
+            watch(what, done, total)
+        done += 1
+
+    begin("drawing examples")
+    parts = split(traces, seed=seed)
+    devices = np.arange(traces.n_devices) if all_devices else parts.testing
+    training, held_out = draw_parts(traces, n=examples, seed=seed)
+    fitted: dict[str, Forecaster] = {}
+    for kind in kinds:
+        begin(f"fitting {kind}")
+        fitted[kind] = forecaster_class(kind)().fit(training, held_out, seed=seed)
+    for name in trained:
+        folder = forecaster_folder(name)
+        learnt_with = FILES.describe(folder)["provenance"].get("seed", seed)
+        if learnt_with != seed and not all_devices:
+            raise ConfigError(
+                f"{folder}: trained with seed {learnt_with}, tested with {seed}: expected the same "
+                "seed, which splits the devices, or --all-devices if it learnt from none of them"
+            )
+        forecaster = Forecaster.load(folder)
+        fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
+    if not fitted:
+        raise ConfigError("no forecaster: expected kinds, or folders of trained ones")
+    begin("scores by horizon")
+    observer = TraceObserver(traces)
+    tested = rolling(observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed)
+    usual, least = Persistence().fit(training, held_out, seed=seed), scores.least_rates(training)
+    tables = {
+        "verdict": against_persistence(fitted, tested, usual, least),
+        "horizons": by_horizon(fitted, tested, least),
+    }
+    if not has_jobs:
+        return tables
+    sent = tested.observed.take(tested.observed.online)
+    times = true_times(traces, sent, job, parts.end)
+    finished = finishes(traces, sent, job, parts.end)
+    found, curves = [], []
+    for name, forecaster in fitted.items():
+        begin(f"jobs, {name}")
+        forecast = forecaster.forecast_job(sent, job)
+        found.append(job_scores(name, forecast, sent, times, finished))
+        curves.append(scores.reliability(forecast.p_finish, finished).assign(forecaster=name))
+    return tables | {"jobs": pd.concat(found), "reliability": pd.concat(curves)}
 
 
 def rolling(
@@ -54,7 +148,7 @@ def rolling(
     seed: int,
     most: int = 200,
 ) -> Examples:
-    """Return examples at one origin in each step: the devices online then, and as many offline.
+    """Draw examples at one origin in each step: the devices online then, and as many offline.
 
     Where in its step an origin lies is drawn, lest every origin fall on a change of records that
     have a step of their own.
@@ -103,56 +197,29 @@ def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
 
 
 def by_horizon(
-    forecasters: Mapping[str, Forecaster], tested: Examples, training: Examples
+    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
 ) -> pd.DataFrame:
-    """Return the scores of forecasters on the horizon grid.
+    """Score forecasters on the horizon grid.
 
     Args:
         forecasters: fitted ones, by the name in the table.
         tested: examples at rolling origins.
-        training: examples learnt from; their last values scale MASE.
+        least: from `scores.least_rates`.
 
     Returns:
         Columns forecaster, quantity, horizon_s, metric, value, low, high, n.
     """
     rows: list[tuple[object, ...]] = []
-    scale = naive_scale(training)
     for name, forecaster in forecasters.items():
         forecast = forecaster.forecast(tested.observed)
         rows += _chances(name, forecast, tested)
-        rows += _rates(name, forecast, tested, scale, least_rates(training))
+        rows += _rates(name, forecast, tested, least)
     return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def naive_scale(training: Examples) -> Array:
-    """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
-    least = least_rates(training)
-    last = logs(LastValue().level(training.observed), least)
-    error = np.abs(logs(training.rates, least) - last)
-    known = ~np.isnan(error)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
-
-
-def least_rates(training: Examples) -> Array:
-    """Return a thousandth of the fleet's median rate of each channel; shape (3,).
-
-    Lower rates are scored as this: differences between dead links do not matter, and their
-    logarithms would be most of every mean.
-    """
-    rates = training.rates
-    known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
-    return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
-
-
-def logs(rates: Array, least: Array) -> Array:
-    """Return logarithms of rates, none below the least; the channel is the second axis."""
-    return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
 
 
 def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    online, block = tested.observed.online, blocks(tested.observed)
+    online, block = tested.observed.online, scores.blocks(tested.observed)
     for quantity, chosen, chances, outcomes in (
         ("online", online, forecast.survival, tested.survival),
         ("offline", ~online, forecast.survival, tested.survival),
@@ -164,247 +231,127 @@ def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tupl
             if known == 0:
                 continue
             head = (name, quantity, float(horizon))
-            metrics = {"brier": brier(p, happened), "log_loss": log_loss(p, happened)}
-            rows += scored(head, metrics, block[chosen], known)
+            rows += scores.scored(head, {"brier": scores.brier(p, happened)}, block[chosen], known)
             for metric, value in (
-                # The rarer of the two events: leaving, coming back, being offline.
-                ("auprc_change", average_precision(1.0 - p, 1.0 - happened)),
-                ("skill", skill(p, happened)),
-                ("ece", calibration_error(p, happened)),
+                ("skill", scores.skill(p, happened)),
+                ("ece", scores.calibration_error(p, happened)),
             ):
                 rows.append((*head, metric, value, np.nan, np.nan, known))
     return rows
 
 
 def _rates(
-    name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
+    name: str, forecast: DeviceForecast, tested: Examples, least: Array
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, predicted = logs(tested.rates, least), logs(forecast.rates, least)
-    block = blocks(tested.observed)
+    truth, predicted = scores.logs(tested.rates, least), scores.logs(forecast.rates, least)
+    block = scores.blocks(tested.observed)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
             y, q = truth[:, c, k], predicted[:, c, k]
             known = int(np.count_nonzero(~np.isnan(y)))
-            if known == 0:
-                continue
-            error = np.abs(y - q[:, 1])
-            metrics: dict[str, Array] = {
-                "mae": error,
-                "mase": error / scale[c, k] if scale[c, k] > 0 else np.full(y.shape, np.nan),
-                "pinball": pinball(q, y),
-                "coverage": covered(q, y),
-                "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
-            }
-            rows += scored((name, channel, float(horizon)), metrics, block, known)
+            if known:
+                metrics = {"pinball": scores.pinball(q, y), "coverage": scores.covered(q, y)}
+                rows += scores.scored((name, channel, float(horizon)), metrics, block, known)
     return rows
 
 
-def cold_start(
-    forecasters: Mapping[str, Forecaster],
-    observer: TraceObserver,
-    tested: Examples,
-    until: float,
-    least: Array,
+def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
+    """Return the times of jobs that nothing interrupts, in s; shape (n, 3), as `PHASES`.
+
+    A job that is not over when the part ends is NaN.
+
+    Args:
+        traces: the devices, with all four channels.
+        origins: devices that the job is sent to, and when; n.
+        job: what is sent.
+        until: end of the part in s.
+    """
+    # Interruptions are scored apart; without them the times of every origin are known.
+    always = replace(traces, availability=Availability.always(traces.n_devices))
+    outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
+    return np.where((outcome.reported <= until)[:, None], outcome.times(origins.now), np.nan)
+
+
+def finishes(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
+    """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
+
+    NaN are devices that are offline, and jobs whose deadline lies beyond the part or the log.
+    """
+    outcome = traces.trips(origins.devices, origins.now, job)
+    known = np.minimum(traces.log_at(origins.devices, origins.now)[1], until)
+    tried = origins.online & (origins.now + np.asarray(job.ttl_s) <= known)
+    return np.where(tried, outcome.status == Status.REPORTED, np.nan)
+
+
+def job_scores(
+    name: str, forecast: JobForecast, origins: Observation, times: Array, finished: Array
 ) -> pd.DataFrame:
-    """Return mean scores when devices remember only a part of their history, or nothing.
-
-    Columns are forecaster, history_s, pinball (log rate, mean over channels and horizons) and brier
-    (of survival online, mean over the horizons up to an hour). Origins are the same for each
-    length; the oracle, whose score does not depend on it, is left out.
-    """
-    rows = []
-    early = HORIZONS_S <= 3600.0
-    for memory in COLD_START_S:
-        devices, now = tested.observed.devices, tested.observed.now
-        forgetful = examples_at(observer, devices, now, until=until, history_s=memory)
-        online = forgetful.observed.online
-        for name, forecaster in forecasters.items():
-            if forecaster.reads_the_future:
-                continue
-            forecast = forecaster.forecast(forgetful.observed)
-            loss = pinball(logs(forecast.rates, least), logs(forgetful.rates, least))
-            error = brier(forecast.survival[online], forgetful.survival[online])[:, early]
-            rows.append((name, memory, _mean(loss), _mean(error)))
-    return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
-
-
-def _mean(x: Array) -> float:
-    return float(np.nanmean(x)) if np.isfinite(x).any() else float("nan")
-
-
-def error_per_device(
-    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
-) -> pd.DataFrame:
-    """Return quantiles over devices of each one's mean absolute log error over 5 min, by channel.
+    """Score the forecasts of one job.
 
     Args:
-        forecasters: fitted ones.
-        tested: examples at rolling origins.
-        least: from `least_rates`.
-    """
-    k = int(np.searchsorted(RATE_HORIZONS_S, 300.0))
-    rows = []
-    for name, forecaster in forecasters.items():
-        predicted = logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
-        error = np.abs(logs(tested.rates, least)[:, :, k] - predicted)
-        for c, channel in enumerate(RATES):
-            each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
-            if each.size:
-                rows.append((name, channel, *np.quantile(each, [0.1, 0.5, 0.9])))
-    return pd.DataFrame(rows, columns=["forecaster", "channel", "q10", "q50", "q90"])
-
-
-def pinball(quantiles: Array, truth: Array) -> Array:
-    """Return the pinball loss, summed over the levels of the quantiles.
-
-    Args:
-        quantiles: shape (..., quantiles).
-        truth: shape (...).
-
-    Example:
-        >>> pinball(np.array([[1.0, 2.0, 3.0]]), np.array([2.5])).round(3)
-        array([0.45])
-    """
-    miss = truth[..., None] - quantiles
-    return np.maximum(LEVELS * miss, (LEVELS - 1.0) * miss).sum(axis=-1)
-
-
-def covered(quantiles: Array, truth: Array) -> Array:
-    """Return 1 where the truth lies between the outer quantiles, 0 where not, NaN if unknown."""
-    inside = (quantiles[..., 0] <= truth) & (truth <= quantiles[..., -1])
-    return np.where(np.isnan(truth), np.nan, inside)
-
-
-def brier(p: Array, happened: Array) -> Array:
-    """Return the squared error of a probability.
-
-    Example:
-        >>> brier(np.array([0.8]), np.array([1.0])).round(2)
-        array([0.04])
-    """
-    return (p - happened) ** 2
-
-
-def log_loss(p: Array, happened: Array) -> Array:
-    """Return minus the logarithm of the probability of what happened; p is kept off 0 and 1."""
-    p = np.clip(p, _LEAST_P, 1.0 - _LEAST_P)
-    return -(happened * np.log(p) + (1.0 - happened) * np.log1p(-p))
-
-
-def average_precision(p: Array, happened: Array) -> float:
-    """Return the area under the curve of precision against recall; NaN if nothing happened.
-
-    A constant forecast scores the base rate.
-
-    Example:
-        >>> round(average_precision(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 1.0])), 4)
-        0.8333
-    """
-    known = ~np.isnan(happened)
-    if happened[known].sum() == 0:
-        return float("nan")
-    order = np.argsort(-p[known])
-    p, hits = p[known][order], np.cumsum(happened[known][order])
-    # Equal chances are one threshold, so their order does not matter.
-    last = np.flatnonzero(np.append(np.diff(p) != 0, True))
-    return float(np.diff(hits[last], prepend=0.0) @ (hits[last] / (last + 1)) / hits[-1])
-
-
-def skill(p: Array, happened: Array) -> float:
-    """Return by how much a forecast is better than the share of what happened in this test.
-
-    It is 1 minus the ratio of their Brier scores; NaN where all or nothing happened.
-
-    Example:
-        >>> round(skill(np.array([0.8, 0.2, 0.5]), np.array([1.0, 0.0, np.nan])), 2)
-        0.84
-    """
-    known = ~np.isnan(happened)
-    base = float(np.var(happened[known])) if known.any() else 0.0
-    return 1.0 - float(np.mean(brier(p, happened)[known])) / base if base > 0 else float("nan")
-
-
-def calibration_error(p: Array, happened: Array) -> float:
-    """Return the expected calibration error, in ten bins of equal width.
-
-    Reference:
-        Naeini, Cooper, Hauskrecht. Obtaining Well Calibrated Probabilities Using Bayesian Binning.
-        AAAI 2015.
-
-    Example:
-        >>> round(calibration_error(np.full(4, 0.5), np.array([1.0, 1.0, 1.0, 0.0])), 2)
-        0.25
-    """
-    bins = reliability(p, happened)
-    bins = bins[bins["n"] > 0]
-    miss = (bins["predicted"] - bins["observed"]).abs()
-    return float((miss * bins["n"]).sum() / bins["n"].sum())
-
-
-def reliability(p: Array, happened: Array) -> pd.DataFrame:
-    """Return how reliable probabilities are, in ten bins of equal width.
-
-    Args:
-        p: probabilities; shape (n,).
-        happened: 1, 0 or NaN; shape (n,).
+        name: of the forecaster.
+        forecast: at the origins.
+        origins: devices and instants.
+        times: what the times were, in s, NaN where unknown; shape (n, 3).
+        finished: 1 where the job was reported in time, 0 where not, NaN where it was not tried;
+            shape (n,).
 
     Returns:
-        Columns predicted (mean probability), observed (how often it happened) and n; NaN, NaN, 0 in
-        an empty bin.
+        Columns forecaster, quantity, metric, value, low, high, n. Times are in s, their pinball
+        loss is of logarithms.
     """
-    known = ~np.isnan(happened)
-    which = np.minimum((p[known] * _BINS).astype(np.int64), _BINS - 1)
-    count = np.bincount(which, minlength=_BINS).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        predicted = np.bincount(which, weights=p[known], minlength=_BINS) / count
-        observed = np.bincount(which, weights=happened[known], minlength=_BINS) / count
-    return pd.DataFrame({"predicted": predicted, "observed": observed, "n": count})
+    rows: list[tuple[object, ...]] = []
+    block = scores.blocks(origins)
+    for p, phase in enumerate(PHASES):
+        y, q = times[:, p], forecast.times_s[:, p]
+        log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
+        metrics = {"pinball": scores.pinball(log_q, log_y), "coverage": scores.covered(q, y)}
+        known = int(np.isfinite(y).sum())
+        # One forecast of never, 1e9 s, is the mean of all errors; it does not move the median.
+        middle = float(np.nanmedian(np.abs(y - q[:, 1]))) if known else np.nan
+        rows.append((name, phase, "median_error_s", middle, np.nan, np.nan, known))
+        rows += scores.scored((name, phase), metrics, block, known)
+    tried = int(np.isfinite(finished).sum())
+    metrics = {"brier": scores.brier(forecast.p_finish, finished)}
+    rows += scores.scored((name, "finish"), metrics, block, tried)
+    own = scores.skill(forecast.p_finish, finished)
+    rows.append((name, "finish", "skill", own, np.nan, np.nan, tried))
+    return pd.DataFrame(rows, columns=[name for name in _COLUMNS if name != "horizon_s"])
 
 
-def blocks(observed: Observation) -> Index:
-    """Return a number for what is resampled as a whole: a device, or of few devices a day of one.
+def printed(tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Lay tables of a backtest out for a terminal, with their titles.
 
     Args:
-        observed: the examples.
+        tables: from `backtested`; what there is no value for is in none.
     """
-    devices, days = observed.devices, np.floor(observed.now / DAY_S).astype(np.int64)
-    if np.unique(devices).size >= FEW:
-        return devices
-    return devices * (days.max(initial=0) + 1) + days
+    if len(tables["verdict"]):
+        title = "Share of persistence's loss; less is better"
+        yield title, tables["verdict"].set_index("forecaster")
+    for name in _BY:
+        if name not in tables:
+            continue
+        table = tables[name].dropna(subset="value")
+        rows, columns = ["forecaster"], "metric"
+        if name == "horizons":
+            rows, columns = ["quantity", "forecaster"], "horizon_s"
+        for value, title in _PRINTED[name].items():
+            part = table[table[_BY[name]].eq(value)]
+            if len(part):
+                found = part.pivot(index=rows, columns=columns, values="value")
+                yield title, found.rename(columns=span_text if name == "horizons" else str)
+    if "reliability" in tables and (some := tables["reliability"]["n"] > 0).any():
+        counted = tables["reliability"][some].astype({"n": np.int64})
+        yield "Reliability of the probability to finish", counted.set_index("forecaster")
 
 
-def resampled(n: int) -> Array:
-    """Return how often each of n blocks is drawn in each of some samples; shape (samples, n)."""
-    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), size=_DRAWS)
-    return weights.astype(np.float64)
+def span_text(span_s: float) -> str:
+    """Write a span in a unit that divides it.
 
-
-def mean_with_interval(scores: Array, blocks: Index) -> tuple[float, float, float]:
-    """Return the mean of a score and its 95 % interval, resampling whole blocks.
-
-    Args:
-        scores: of each example, NaN where unknown; shape (n,).
-        blocks: block of each example, such as its device; shape (n,).
-
-    Returns:
-        Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
+    Example:
+        >>> span_text(10.0), span_text(1800.0), span_text(86_400.0)
+        ('10 s', '30 min', '24 h')
     """
-    known = np.isfinite(scores)
-    if not known.any():
-        return (float("nan"),) * 3
-    _, block = np.unique(blocks[known], return_inverse=True)
-    total, count = np.bincount(block, weights=scores[known]), np.bincount(block)
-    weights = resampled(count.size)
-    means = (weights @ total) / (weights @ count)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(scores[known].mean()), float(low), float(high)
-
-
-def scored(
-    head: tuple[object, ...], metrics: Mapping[str, Array], blocks: Index, n: int
-) -> list[tuple[object, ...]]:
-    """Return rows of a table: what is scored, the metric, its mean with interval, and n."""
-    return [
-        (*head, metric, *mean_with_interval(score, blocks), n) for metric, score in metrics.items()
-    ]
+    unit, size = next((u, s) for s, u in _SPANS if span_s % s == 0 or s == 1.0)
+    return f"{span_s / size:g} {unit}"

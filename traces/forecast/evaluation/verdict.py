@@ -16,7 +16,7 @@ from fedstale.traces import Array, Index
 from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.baselines import Persistence
 from fedstale.traces.forecast.dataset import TURN_SHARE, Examples
-from fedstale.traces.forecast.evaluation import backtest
+from fedstale.traces.forecast.evaluation import scores
 from fedstale.traces.forecast.observation import RATES
 
 LEAST_BLOCKS = 5
@@ -32,7 +32,7 @@ def against_persistence(
     """Return which share of persistence's loss each forecaster has, the smallest first.
 
     Args:
-        forecasters: fitted ones, by name; persistence and what reads the future are left out.
+        forecasters: fitted ones, by name; persistence is left out.
         tested: examples at rolling origins.
         usual: persistence, fitted on the same examples.
         least: from `least_rates`.
@@ -42,14 +42,14 @@ def against_persistence(
         resamples, for both forecasters the same), and the share of each quantity, NaN where there
         was nothing to forecast.
     """
-    _, block = np.unique(backtest.blocks(tested.observed), return_inverse=True)
+    _, block = np.unique(scores.blocks(tested.observed), return_inverse=True)
     n = int(block.max()) + 1
-    weights = np.concatenate([np.ones((1, n)), backtest.resampled(n)])
+    weights = np.concatenate([np.ones((1, n)), scores.resampled(n)])
     of_usual = weights @ _sums(usual, tested, least, block)
     something = of_usual > _FORESEEN * len(tested)
     rows = []
     for name, forecaster in forecasters.items():
-        if isinstance(forecaster, Persistence) or forecaster.reads_the_future:
+        if isinstance(forecaster, Persistence):
             continue
         own = weights @ _sums(forecaster, tested, least, block)
         shares = np.divide(own, of_usual, out=np.full(own.shape, np.nan), where=something)
@@ -67,10 +67,8 @@ def against_persistence(
 def _sums(forecaster: Forecaster, tested: Examples, least: Array, block: Index) -> Array:
     """Return the sum of each quantity's losses over each block; shape (blocks, 4)."""
     forecast = forecaster.forecast(tested.observed)
-    chances = backtest.brier(forecast.available, tested.available)
-    rates = backtest.pinball(
-        backtest.logs(forecast.rates, least), backtest.logs(tested.rates, least)
-    )
+    chances = scores.brier(forecast.available, tested.available)
+    rates = scores.pinball(scores.logs(forecast.rates, least), scores.logs(tested.rates, least))
     losses = np.column_stack([np.nansum(chances, axis=1), np.nansum(rates, axis=2)])
     return np.stack([np.bincount(block, weights=each) for each in losses.T], axis=1)
 

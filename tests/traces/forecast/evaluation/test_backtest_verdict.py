@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from perfect_forecaster import Perfect
 
-from fedstale.traces.forecast import Oracle, Persistence
-from fedstale.traces.forecast.evaluation.backtest import least_rates, rolling
+from fedstale.traces.forecast import Persistence
+from fedstale.traces.forecast.evaluation import least_rates, rolling
 from fedstale.traces.forecast.evaluation.verdict import against_persistence, judged, verdict
 
 DAY = 86_400.0
@@ -23,13 +24,11 @@ def usual(training, held_out):
     return Persistence().fit(training, held_out, seed=0)
 
 
-class Made(Oracle):
+class Made(Perfect):
     """Forecasts that lie between those of persistence and what came, or beyond persistence."""
 
-    reads_the_future = False
-
-    def __init__(self, usual, traces, way):
-        super().__init__(traces)
+    def __init__(self, usual, observer, training, way):
+        super().__init__(observer, training)
         self.usual, self.way = usual, way
 
     def forecast(self, observed):
@@ -50,10 +49,10 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def table(tested, usual, fleet, training):
-    made = {name: Made(usual, fleet, way) for name, way in WAYS.items()}
-    others = {"persistence": usual, "oracle": Oracle(fleet)}
-    return against_persistence({**made, **others}, tested, usual, least_rates(training))
+def table(tested, usual, observer, training):
+    made = {name: Made(usual, observer, training, way) for name, way in WAYS.items()}
+    every = {**made, "persistence": usual}
+    return against_persistence(every, tested, usual, least_rates(training))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_what_is_nearer_to_what_came_is_better_and_what_is_farther_worse(
     assert ("level with persistence" in said) == (found == "level")
 
 
-def test_the_best_is_named_and_neither_persistence_nor_the_future_is_judged(table):
+def test_the_best_is_named_and_persistence_is_not_judged(table):
     assert list(table["forecaster"]) == ["nearer", "as near", "farther"]
     assert verdict(table) == verdict(table.iloc[:1])
     assert verdict(table.iloc[:0]) == ""
@@ -91,9 +90,9 @@ def test_the_share_is_the_geometric_mean_of_those_of_the_quantities(table):
     assert each[0, 0] == pytest.approx(0.49)
 
 
-def test_what_persistence_foresees_is_left_out(tested, usual, fleet, training):
+def test_what_persistence_foresees_is_left_out(tested, usual, observer, training):
     known = replace(tested, available=np.repeat(tested.observed.online[:, None], 10, axis=1) * 1.0)
-    made = {"nearer": Made(usual, fleet, WAYS["nearer"])}
+    made = {"nearer": Made(usual, observer, training, WAYS["nearer"])}
     found = against_persistence(made, known, usual, least_rates(training)).iloc[0]
     assert np.isnan(found["available"])
     assert found["share"] < 1.0

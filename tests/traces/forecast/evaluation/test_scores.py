@@ -1,21 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, log_loss, mean_pinball_loss
+from sklearn.metrics import log_loss, mean_pinball_loss
 
-from fedstale.traces.forecast.evaluation import backtest as scores
+from fedstale.traces.forecast.evaluation import scores
 from fedstale.traces.forecast.observation import LEVELS
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))
-def test_average_precision_is_that_of_scikit_learn(pairs):
-    p = np.array([x / 5 for x, _ in pairs])
-    y = np.array([float(b) for _, b in pairs])
-    if y.sum() == 0:
-        assert np.isnan(scores.average_precision(p, y))
-    else:
-        assert scores.average_precision(p, y) == pytest.approx(average_precision_score(y, p))
 
 
 def test_pinball_is_the_sum_of_that_of_scikit_learn():
