@@ -20,7 +20,7 @@ from fedstale.traces.arrays import (
 from fedstale.traces.availability import Availability, longest_log, stretches_of
 from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import CHANNELS, OWN_LOG, TraceSet, numbered
-from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes
+from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes, trips
 
 __all__ = [
     "BLOCK",
@@ -52,4 +52,5 @@ __all__ = [
     "stream",
     "stretches_of",
     "taken",
+    "trips",
 ]

@@ -491,7 +491,8 @@ class Availability(Channel):
             Start, at least t, and end of the window; both inf where no window follows. Shape (n,).
         """
         devices = np.asarray(devices, dtype=np.int64)
-        t = broadcast(t, devices.shape)
+        if not isinstance(t, np.ndarray) or t.shape != devices.shape:
+            t = broadcast(t, devices.shape)
         if self.starts.size == 0:
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         if self._is_always:

@@ -561,8 +561,13 @@ class TraceSet:
     def trips(
         self, devices: npt.ArrayLike, sent_at: npt.ArrayLike, job: Job, free_at: npt.ArrayLike = 0.0
     ) -> TripOutcomes:
-        """Compute the trip of a job on each device; see `fedstale.traces.trip`."""
-        return trips(self, devices, sent_at, job, free_at)
+        """Work out the job that is sent to each device; see `fedstale.traces.trip`.
+
+        Raises:
+            TraceError: a channel is unknown, a device does not exist, or an instant is negative or
+                not a number.
+        """
+        return trips(self.complete(), devices, sent_at, job, free_at)
 
 
 def _number(spec: str, count: str, prefix: str) -> int:

@@ -14,7 +14,7 @@ slack of some units in the last place, since sums of decimals round.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import DAY_S, ROUNDED, Array, Index, joined, outline
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-
-if TYPE_CHECKING:
-    from fedstale.traces.trace_set import TraceSet
 
 OnInterrupt = Literal["abort", "pause"]
 
@@ -162,16 +159,16 @@ class TripOutcomes:
 
 
 def trips(
-    traces: "TraceSet",
+    channels: tuple[Availability, Series, Series, Series],
     devices: npt.ArrayLike,
     sent_at: npt.ArrayLike,
     job: Job,
     free_at: npt.ArrayLike = 0.0,
 ) -> TripOutcomes:
-    """Compute the trip of a job on each device.
+    """Work out the job that is sent to each device.
 
     Args:
-        traces: the devices, with all four channels.
+        channels: of the devices, as of `TraceSet.complete`.
         devices: position of each job's device; shape (n,).
         sent_at: instants in s, >= 0; scalar or shape (n,).
         job: what is asked.
@@ -182,16 +179,16 @@ def trips(
         Outcomes, each array of shape (n,).
 
     Raises:
-        TraceError: a channel of the traces is unknown, a device does not exist, or an instant is
-            negative or not a number.
+        TraceError: a device does not exist, or an instant is negative or not a number.
     """
     devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
-    availability, *rates = traces.complete()
-    if devices.size and (devices.min() < 0 or devices.max() >= traces.n_devices):
-        wrong = devices[(devices < 0) | (devices >= traces.n_devices)][0]
-        raise TraceError(f"device {wrong}: expected a position from 0 to {traces.n_devices - 1}")
+    availability, compute, downlink, uplink = channels
+    n_devices = availability.rows.size
+    if devices.size and (devices.min() < 0 or devices.max() >= n_devices):
+        wrong = devices[(devices < 0) | (devices >= n_devices)][0]
+        raise TraceError(f"device {wrong}: expected a position from 0 to {n_devices - 1}")
     # One row a phase: download in bits, training in work units, upload in bits.
-    channels = (rates[1], rates[0], rates[2])
+    phases = downlink, compute, uplink
     asked, instants = np.empty((3, devices.size)), np.empty((3, devices.size))
     asked[0], asked[1], asked[2] = job.download_bytes, job.work, job.upload_bytes
     asked[::2] *= 8.0
@@ -203,9 +200,9 @@ def trips(
     parts = []
     for i in range(0, max(devices.size, 1), _CHUNK):
         part = slice(i, i + _CHUNK)
-        some = _Trips(availability, channels, devices[part], asked[:, part], instants[:, part])
+        some = _Trips(availability, phases, devices[part], asked[:, part], instants[:, part])
         parts.append(some.resolve(job.on_interrupt))
-    return joined(parts)
+    return parts[0] if len(parts) == 1 else joined(parts)
 
 
 class _Trips:

@@ -42,7 +42,17 @@ from fedstale.strategies.types import (
     set_bits,
     unpacked,
 )
-from fedstale.traces import Array, Availability, Index, Job, Mask, OnInterrupt, Status, TraceSet
+from fedstale.traces import (
+    Array,
+    Availability,
+    Index,
+    Job,
+    Mask,
+    OnInterrupt,
+    Status,
+    TraceSet,
+    trips,
+)
 
 _AHEAD = 1 << 16
 """Devices whose next change is kept in order; of the others it is enough that it comes later."""
@@ -185,8 +195,8 @@ class Devices(Stateful):
     saved = ("_free_at", "_behind")
 
     def __init__(self, traces: TraceSet, book: CostModel, on_interrupt: OnInterrupt) -> None:
-        availability, compute, downlink, uplink = traces.complete()
-        self.traces = traces
+        self.traces, self._channels = traces, traces.complete()
+        availability, compute, downlink, uplink = self._channels
         self.available = OnlineSet(availability)
         """The devices that are available, at the instant that was last looked at."""
         self._everyone = NodeIndex(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
@@ -340,14 +350,14 @@ class Devices(Stateful):
         # One behind another job of its device, which is not over, has not begun.
         begun = np.flatnonzero(is_open & (jobs["sent_at"] < now) & ~np.isnan(jobs["free_at"]))
         if begun.size:
-            trips = self.traces.between(0.0, now).trips(
+            found = self.traces.between(0.0, now).trips(
                 jobs["device"][begun],
                 jobs["sent_at"][begun],
                 _job(jobs, begun, self._on_interrupt),
                 jobs["free_at"][begun],
             )
             for source, name in _SPENT.items():
-                jobs[name][begun] = getattr(trips, source)
+                jobs[name][begun] = getattr(found, source)
         return jobs
 
     def _least_s(self, devices: Index, asked: Array, runs_after: Index) -> Array:
@@ -383,9 +393,9 @@ class Devices(Stateful):
         if costs.download_overhead_s:
             free_at = np.maximum(free_at, sent_at) + costs.download_overhead_s
         job = _job(columns, places, self._on_interrupt)
-        trips = self.traces.trips(devices, sent_at, job, free_at)
+        found = trips(self._channels, devices, sent_at, job, free_at)
         for source, name in _FOLLOWED.items():
-            columns[name][places] = getattr(trips, source)
+            columns[name][places] = getattr(found, source)
         if costs.upload_overhead_s:
             columns["reported_at"][places] += costs.upload_overhead_s
         columns["free_at"][places] = free_at
@@ -393,9 +403,9 @@ class Devices(Stateful):
         columns["status"][places] = jobs.number(UNCLAIMED)
         columns["reason"][places] = jobs.number("")
         columns["error_code"][places] = ANSWERED
-        if trips.status.any():
-            for i in np.flatnonzero(trips.status).tolist():
-                self._fail(jobs.open[rows[i]], Status(int(trips.status[i])), trips.reason(i))
+        if found.status.any():
+            for i in np.flatnonzero(found.status).tolist():
+                self._fail(jobs.open[rows[i]], Status(int(found.status[i])), found.reason(i))
 
     def _fail(self, job: OpenJob, status: Status, reason: str) -> None:
         """Note that a device does not report, and when and how the server sees it."""
