@@ -37,20 +37,25 @@ class ServerThreads(Turns, Callback):
     """Those of the app, as long as it holds them."""
     first: int | None = None
     """Identity of the thread that runs the app, while it runs."""
-    _n_started = 0
+    _n_started = 1
     _of_loop: int | None = None
 
     # The run.
 
     @contextmanager
     def running(self, packages: Sequence[str]) -> Iterator[None]:
-        """Let this thread be the app's first; all others have ended when the block has.
+        """Make this thread the app's first; all others have ended when the block has.
+
+        They are waited for, as the end of a process does.
 
         Args:
             packages: import names of the app.
+
+        Raises:
+            RunEnded: the run has ended in one of them.
+            FedstaleError: one of them has ended with it.
         """
-        self._ended, self._is_closing, self._n_started = None, False, 1
-        self._n_others, self._pools, self.computing = threading.active_count() - 1, (), []
+        self._n_others = threading.active_count() - 1
         main = self._holder = AppThread(0, threading.current_thread())
         self.first = threading.get_ident()
         self._app, self._by_ident = [main], {self.first: main}
@@ -59,37 +64,22 @@ class ServerThreads(Turns, Callback):
         with waiting_on(self):
             try:
                 yield
+                ended = self._close(main)
+                if ended is not None:
+                    raise ended
+            except Exception as problem:
+                # An app may fail for what a thread has not brought that met the end of the run.
+                ended = self._ended
+                if ended is not None and ended is not problem:
+                    raise ended from problem
+                raise
+            except (RunEnded, KeyboardInterrupt) as end:
+                self._ended = self._ended or end
+                raise
             finally:
                 self._close(main)
                 self._app, self._by_ident, self._holder, self.several = [], {}, None, False
                 self.first = None
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Wait for the other threads at the end of the block, as the end of a process does.
-
-        Raises:
-            RunEnded: the run has ended in one of them.
-            FedstaleError: one of them has ended with it.
-        """
-        if not self._app:
-            yield
-            return
-        try:
-            yield
-        except Exception as problem:
-            # An app may fail for what a thread has not brought that met the end of the run.
-            ended = self._ended
-            self._close(self._app[0])
-            if ended is not None:
-                raise ended from problem
-            raise
-        except (RunEnded, KeyboardInterrupt) as end:
-            self._ended = self._ended or end
-            raise
-        ended = self._close(self._app[0])
-        if ended is not None:
-            raise ended
 
     def _close(self, main: AppThread) -> Ended | None:
         """Wait for the other threads, and return what has ended the run in one of them."""

@@ -330,7 +330,7 @@ def _first_message(app: FlowerApp, overrides: str) -> Message:
         )
         modules = app.modules()
         try:
-            with grid.running(*modules), server_fn_on(grid, *modules):
+            with server_fn_on(grid, *modules), grid.running(*modules):
                 server(grid, Context(1, 1, {}, RecordDict(), run_config))
         except _FirstMessage as found:
             return found.message

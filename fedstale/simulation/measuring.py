@@ -392,11 +392,16 @@ def measure(config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None 
         )
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)
-        modules, ended = app.modules(), suppress(RunEnded, SystemExit)
+        modules = app.modules()
         replacing = stock_strategies_reporting(grid.runtime, Replacement(named, seed=config.seed))
-        with grid.running(*modules), replacing, server_fn_on(grid, *modules):
-            with ended:
-                server(grid, Context(1, 1, {}, RecordDict(), run_config))
+        with (
+            suppress(RunEnded, SystemExit),
+            replacing,
+            server_fn_on(grid, *modules),
+            grid.running(*modules),
+        ):
+            server(grid, Context(1, 1, {}, RecordDict(), run_config))
+        with grid.running(is_ours=True):
             executor.repeat()
     if not executor.clients:
         raise ConfigError("the app asked no client for any work: nothing was measured")

@@ -226,16 +226,10 @@ def _until_change(
             started = perf_counter()
             # Of what was measured before a checkpoint nobody knows the wall time.
             metrics.began = None if resume else started
-            modules = app.modules()
-            with (
-                grid.running(*modules, is_ours=app.is_ours),
-                stock_strategies_reporting(grid.runtime, replacement),
-                server_fn_on(grid, *modules),
-            ):
-                context = Context(1, 1, {}, RecordDict(), run_config)
-                status, reason = _outcome(lambda: grid.serve(server, context), app.directory)
-                if status == "finished":
-                    status, reason = _outcome(replacement.check, app.directory)
+            context = Context(1, 1, {}, RecordDict(), run_config)
+            status, reason = _outcome(
+                lambda: _serve(grid, app, server, context, replacement), app.directory
+            )
             if keeper.is_change_due:
                 return None
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
@@ -400,6 +394,20 @@ def _replacement(app: FlowerApp, config: SimulationConfig, server: ServerApp) ->
             "@app.main()"
         )
     return Replacement(named, seed=config.seed)
+
+
+def _serve(
+    grid: TraceGrid, app: FlowerApp, server: ServerApp, context: Context, replacement: Replacement
+) -> None:
+    """Run the ServerApp, with what other people's code needs if it is not fedstale's alone."""
+    modules = app.modules()
+    with ExitStack() as stack:
+        if not app.is_ours:
+            stack.enter_context(stock_strategies_reporting(grid.runtime, replacement))
+            stack.enter_context(server_fn_on(grid, *modules))
+        stack.enter_context(grid.running(*modules, is_ours=app.is_ours))
+        server(grid, context)
+    replacement.check()
 
 
 def _last_checkpoint(folder: RunFolder) -> State | None:

@@ -10,19 +10,19 @@ its reply is pulled. Work that a trace loses before is never computed.
 import gc
 import heapq
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Context, Message, UserConfig
+from flwr.app import Message, UserConfig
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
-from fedstale.compat import ServerThreads, VirtualTime, free_start, wrapped
+from fedstale.compat import free_start
 from fedstale.config import Costs
 from fedstale.errors import RunEnded
 from fedstale.flower import (
@@ -31,13 +31,11 @@ from fedstale.flower import (
     empty_run,
     error_reply,
     identity,
-    own_messages,
     quick_arrays,
     stamp,
     stamp_reply,
 )
 from fedstale.simulation.clients import Clients, Replay
-from fedstale.simulation.clock import Kind, StallDetection, VirtualClock
 from fedstale.simulation.costs import CostModel, WorkHook, handled_kinds
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
@@ -47,15 +45,20 @@ from fedstale.strategies.server import Runtime, RuntimeGrid
 from fedstale.strategies.types import NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
 
+# A strategy that has sent nothing for this long waits for something that will not come.
+_PATIENCE_S = 7 * 86_400.0
+_LONGEST_STEP_S = 600.0
+
+
+class Kind(IntEnum):
+    """Order of events of one instant: a reply at its deadline counts."""
+
+    REPLY = 0
+    FAILURE = 1
+
+
 # A heap compares plain numbers faster.
 _REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)
-
-_OPERATIONS = (
-    *("wait", "sleep", "online_nodes", "push_messages", "pull_messages", "send_and_receive"),
-)
-"""Methods that move the clock or send: threads of an app use them in turn."""
-_WORK = "run", "have_replied"
-"""Methods of `Clients` in which an app's clients run, and see wall time."""
 
 
 class TraceGrid(Stateful, RuntimeGrid):
@@ -73,8 +76,8 @@ class TraceGrid(Stateful, RuntimeGrid):
     """
 
     saved = (
-        *("_open", "_stalls", "_clock", "_fleet", "_clients", "_jobs"),
-        *("_unfollowed", "_unseen_until", "_to_run"),
+        *("_now", "_events", "_open", "_fleet", "_clients", "_jobs"),
+        *("_unfollowed", "_unseen_until", "_to_run", "_busy_at", "_step_s", "_most_online"),
     )
 
     def __init__(
@@ -136,28 +139,24 @@ class TraceGrid(Stateful, RuntimeGrid):
             nodes=self.nodes,
         )
         self._run = empty_run(run_id)
-        self._clock = VirtualClock(until_s)
-        # No cycle: a grid of a million devices must go with its last user, not with the collector.
-        own = weakref.proxy(self)
-        now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
-        self._time = VirtualTime(now, sleep, self._unix_base)
-        self._threads = ServerThreads(
-            self._time,
-            lambda: own._next_event,
-            lambda to: own._advance(to),  # noqa: PLW0108 - see above
-        )
-        self._is_ours = False
+        self._now, self._until = 0.0, until_s
+        self._events: list[tuple[float, int, int]] = []
+        """A heap of what will happen, by instant, kind and job, never by payload: on constant
+        traces many events fall on one instant."""
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
         self._to_run: list[tuple[float, int]] = []
         """A heap of the jobs that wait for their client, by the instant at which it must run."""
-        self._awaited: tuple[range, float] = range(0), -np.inf
-        """Jobs that are waited for in any case, and until when."""
-        self._claimed = set[str]()
-        """Messages to which another thread waits for the reply, which no other gets."""
+        self._awaited: dict[int, float] = {}
+        """Jobs that are waited for in any case, and until when: no other gets their replies."""
         self._jobs = JobTable()
         self._arrived: dict[str, OpenJob] = {}
-        self._open, self._n_arrived, self._stalls = 0, 0, StallDetection()
+        self._open = 0
+        self._busy_at = self._step_s = 0.0
+        """Since when nothing has been sent or has arrived, and how far the clock moved last."""
+        self._most_online = 0
+        # No cycle: a grid of a million devices must go with its last user, not with the collector.
+        own = weakref.proxy(self)
         self.runtime = Runtime(
             own,
             self._jobs,
@@ -167,47 +166,38 @@ class TraceGrid(Stateful, RuntimeGrid):
             events=lambda: own.events(),  # noqa: PLW0108 - see above
         )
         self.runtime.is_exact = True
-        self.runtime.add(self._threads)
 
     # The run.
 
     @contextmanager
     def running(self, *packages: str, is_ours: bool = False) -> Iterator[None]:
-        """Let the code inside act as the ServerApp: create messages, and see virtual time.
+        """Give the code inside the part of the ServerApp: it creates messages, in virtual time.
 
         Args:
             packages: import names of the app, whose modules may have bound `time.sleep` by name.
             is_ours: whether the code is fedstale's alone, which asks for no time but the grid's,
-                starts no thread and writes to no record that it has sent.
-
-        The threads that it has started then have ended after the block.
-        """
-        # Every message makes objects, so garbage is looked for often; what has been imported so
-        # far is none, and to look through it each time takes an eighth of an empty simulation.
-        gc.freeze()
-        self._is_ours = is_ours
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(identity(self._run.run_id))
-                stack.enter_context(quick_arrays())
-                if not is_ours:
-                    stack.enter_context(self._time.running(("flwr.serverapp", *packages)))
-                    stack.enter_context(self._threads.running(packages))
-                    stack.enter_context(wrapped(self, _OPERATIONS, self._threads.take_turn))
-                    stack.enter_context(wrapped(self._clients, _WORK, self._time.outside))
-                yield
-        finally:
-            gc.unfreeze()
-
-    def serve(self, server: Callable[[Grid, Context], object], context: Context) -> None:
-        """Run a ServerApp to its end, and that of the threads that it has started.
+                starts no thread and writes to no record that it has sent. For all other code the
+                grid is an `AppGrid` inside.
 
         Raises:
             RunEnded: the run is over, also where only a thread of the app has met its end.
             FedstaleError: a thread of the app has done what is not possible.
         """
-        with self._threads.closing():
-            server(self, context)
+        # Every message makes objects, so garbage is looked for often; what has been imported so
+        # far is none, and to look through it each time takes an eighth of an empty simulation.
+        gc.freeze()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(identity(self._run.run_id))
+                stack.enter_context(quick_arrays())
+                if not is_ours:
+                    # Which is a grid itself.
+                    from fedstale.simulation.app_grid import AppGrid  # noqa: PLC0415
+
+                    stack.enter_context(AppGrid.serving(self, packages))
+                yield
+        finally:
+            gc.unfreeze()
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job; jobs in flight have spent some by now."""
@@ -216,14 +206,14 @@ class TraceGrid(Stateful, RuntimeGrid):
     def event_tables(self) -> Iterator[pa.Table]:
         """Yield what `events` returns in parts that fit in memory, at least one."""
         self._follow()
-        now = self._clock.now
+        now = self._now
         return self._jobs.tables(
             lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.traces.device_ids
         )
 
     def tables_of(self, jobs: JobTable, now: float) -> Iterator[pa.Table]:
         """Yield the events of a lost process's jobs as they stood at an instant, which is now."""
-        self._clock.now = now
+        self._now = now
         return jobs.tables(
             lambda rows: self._fleet.as_of(rows, jobs, now), self._fleet.traces.device_ids
         )
@@ -236,14 +226,14 @@ class TraceGrid(Stateful, RuntimeGrid):
     @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
-        self._fleet.available.move(self._clock.now)
+        self._fleet.available.move(self._now)
         return self._fleet.available.n_online
 
     # The clock of strategies.
 
     def now(self) -> float:
         """Return the virtual instant in s."""
-        return self._clock.now
+        return self._now
 
     def wait(self, until: float) -> bool:
         """Move the clock to an instant, or to the next reply or failure if that comes first.
@@ -259,19 +249,13 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over, or nothing can ever happen again.
         """
-        if not self._arrived_for_all():
+        if not self._found(None):
             self._move(until)
-        self._stalls.waited()
-        return self._arrived_for_all()
-
-    def _arrived_for_all(self) -> bool:
-        """Return whether a reply has arrived that no other thread waits for."""
-        return bool(self._arrived.keys() - self._claimed if self._claimed else self._arrived)
+        return bool(self._found(None))
 
     def sleep(self, seconds: float) -> None:
         """Move the clock on; what happens on the way can be pulled afterwards."""
-        until = self._clock.now + max(seconds, 0.0)
-        self._advance(self._threads.until(until) if self._threads.several else until)
+        self._advance(self._now + max(seconds, 0.0))
 
     # What a checkpoint holds.
 
@@ -311,23 +295,12 @@ class TraceGrid(Stateful, RuntimeGrid):
     def online_nodes(self) -> NodeSet:
         """Return the nodes that are online now.
 
-        A strategy that asks, sleeps and asks again, with nothing else in between, is waiting for
-        nodes: the clock then moves to the next change of availability, so that it never loops in
-        place. So it does for one that asks a hundred times without sleeping.
-
         Raises:
-            RunEnded: no device comes online any more, or never enough at once.
+            RunEnded: the run is over.
         """
         self._check_time()
-        nodes = self._fleet.online(self._clock.now)
-        if self._stalls.is_stalled(nodes.words, self._clock.now):
-            if self._threads.several and self._threads.others_wait():
-                # They move the clock; a thread that only looks takes a little time at last.
-                self._advance(self._threads.until(self._clock.now))
-            else:
-                self._idle()
-            nodes = self._fleet.online(self._clock.now)
-        self._stalls.looked(nodes.words, self._clock.now, self._fleet.available.n_online)
+        nodes = self._fleet.online(self._now)
+        self._most_online = max(self._most_online, self._fleet.available.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -342,26 +315,23 @@ class TraceGrid(Stateful, RuntimeGrid):
             RunEnded: the run is over.
         """
         self._check_time()
-        now = self._clock.now
+        now = self._now
         messages = list(messages)
         self.runtime.sending(messages)
-        sent = messages if self._is_ours else own_messages(messages)
-        rows, unseen_until = self._fleet.send(sent, now, self._jobs)
+        rows, unseen_until = self._fleet.send(messages, now, self._jobs)
         self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
         ids = [JobTable.message_id(number) for number in numbers]
         self._clients.sent(self._jobs, numbers)
-        for message, own, message_id in zip(messages, sent, ids, strict=True):
+        for message, message_id in zip(messages, ids, strict=True):
             stamp(message, message_id, self._unix_base + now)
-            if own is not message:
-                stamp(own, message_id, self._unix_base + now)
-        self._jobs.note_reported(numbers, sent)
+        self._jobs.note_reported(numbers, messages)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
         self._open += len(messages)
-        for own, message_id in zip(sent, ids, strict=True):
-            self.runtime.job_sent(message_id, own)
-        self._stalls.active(now)
+        for message, message_id in zip(messages, ids, strict=True):
+            self.runtime.job_sent(message_id, message)
+        self._busy_at, self._step_s = now, 0.0
         return ids
 
     def pull_messages(  # type: ignore[override] # Flower 1.43's
@@ -393,15 +363,12 @@ class TraceGrid(Stateful, RuntimeGrid):
         if not found and (wanted is None or wanted):
             self._move()
             found = self._found(wanted)
-        elif not found and self._threads.several:
-            # It asks for nothing: what it may wait for is in the hands of others.
-            self._advance(self._threads.until(self._clock.now))
         return self._deliver(found, wanted or ())
 
     def _found(self, wanted: Set[str] | None) -> list[str]:
-        """Return the messages among those wanted, or of no other thread, whose reply is here."""
+        """Return the messages among those wanted, or of all, whose reply is here for this one."""
         if wanted is None:
-            return [key for key in self._arrived if key not in self._claimed]
+            return [key for key, job in self._arrived.items() if job.row not in self._awaited]
         return [key for key in self._arrived if key in wanted]
 
     def send_and_receive(
@@ -417,22 +384,16 @@ class TraceGrid(Stateful, RuntimeGrid):
             RunEnded: the run is over.
         """
         wanted = set(self.push_messages(messages))
-        deadline = np.inf if timeout is None else self._clock.now + timeout
-        missing = wanted.copy()
-        self._awaited = range(len(self._jobs) - len(wanted), len(self._jobs)), deadline
-        self._claimed |= wanted if self._threads.several else set()
+        deadline = np.inf if timeout is None else self._now + timeout
+        missing, rows = wanted.copy(), range(len(self._jobs) - len(wanted), len(self._jobs))
+        self._awaited |= dict.fromkeys(rows, deadline)
         try:
-            while missing and self._clock.now < deadline:
+            while missing and self._now < deadline:
                 # A message always expires, so there is an event for as long as one is missing.
-                arrived = self._move(deadline, missing)
-                missing.difference_update(
-                    [key for key in missing if key in self._arrived]
-                    if self._threads.several
-                    else arrived
-                )
+                missing.difference_update(self._move(deadline, missing))
         finally:
-            self._awaited = range(0), -np.inf
-            self._claimed -= wanted
+            for row in rows:
+                del self._awaited[row]
         return self._deliver([key for key in self._arrived if key in wanted])
 
     # How the clock moves.
@@ -441,23 +402,20 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _next_event(self) -> float:
         """Instant of the next reply or failure in s, or one after the end; inf if there is none."""
         while True:
-            event = self._clock.next_event
+            event = self._events[0][0] if self._events else np.inf
             at = self._to_run[0][0] if self._to_run else np.inf
             if self._unfollowed and self._unseen_until <= min(at, event):
                 self._follow()
             elif at > event or event == at == np.inf:
                 return event
-            elif at > self._clock.until:
+            elif at > self._until:
                 return at
             else:
                 self._run_clients(until=at)
 
-    def _follow(self, until: float = np.inf) -> None:
-        """Find out what devices do with the jobs sent, if anything could come of it by an instant.
-
-        That is, something that the server sees, or that a client must run.
-        """
-        if not self._unfollowed or until < self._unseen_until:
+    def _follow(self) -> None:
+        """Find out what devices do with the jobs that were sent."""
+        if not self._unfollowed:
             return
         rows, self._unfollowed, self._unseen_until = self._unfollowed, [], np.inf
         self._schedule(*self._fleet.follow(self._jobs, rows))
@@ -467,8 +425,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         if known:
             names = "visible_at", "error_code"
             for row, at, code in zip(known, *self._jobs.values(known, *names), strict=True):
-                self._clock.schedule(at, _REPLY if code == ANSWERED else _FAILURE, row)
-                if code != ANSWERED:
+                kind = _REPLY if code == ANSWERED else _FAILURE
+                if at < np.inf:
+                    heapq.heappush(self._events, (max(at, self._now), kind, row))
+                if kind == _FAILURE:
                     self._clients.drop_lost(self._jobs.open[row])
         for entry in open_:
             heapq.heappush(self._to_run, entry)
@@ -479,12 +439,11 @@ class TraceGrid(Stateful, RuntimeGrid):
         Those run along that are waited for in any case, and, to fill up the executor's batch, the
         next ones.
         """
-        heap, end = self._to_run, self._clock.until
-        rows, (awaited, deadline) = [], self._awaited
+        heap, end, awaited, rows = self._to_run, self._until, self._awaited, []
         while heap and heap[0][0] <= until:
             rows.append(heapq.heappop(heap)[1])
         if awaited:
-            along = [e for e in heap if e[1] in awaited and e[0] <= min(deadline, end)]
+            along = [e for e in heap if e[0] <= min(awaited.get(e[1], -np.inf), end)]
             if along:
                 rows += [row for _, row in sorted(along)]
                 self._to_run = heap = sorted(set(heap).difference(along))
@@ -495,7 +454,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             rows.append(heapq.heappop(heap)[1])
             room -= 1
         jobs = [self._jobs.open[row] for row in rows]
-        changed = self._clients.run(jobs, self._clock.now)
+        changed = self._clients.run(jobs, self._now)
         behind = self._fleet.finish(self._jobs, rows, changed)
         self._schedule(rows)
         if any(behind):
@@ -504,21 +463,27 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _advance(self, to: float) -> list[str]:
         """Move the clock, and return the messages to which replies arrived on the way."""
         self._check_time()
-        limit = min(to, self._clock.until)
-        self._follow(until=limit)
+        limit = min(to, self._until)
+        if limit >= self._unseen_until:
+            self._follow()
         while self._to_run and self._to_run[0][0] <= limit:
             self._run_clients(until=limit)
-        happened = []
-        for job_id in self._clock.advance(to):
-            message_id = JobTable.message_id(job_id)
-            happened.append(message_id)
-            self._arrived[message_id] = self._jobs.open[job_id]
+        events, happened = self._events, []
+        while events and events[0][0] <= limit:
+            row = heapq.heappop(events)[2]
+            happened.append(JobTable.message_id(row))
+            self._arrived[happened[-1]] = self._jobs.open[row]
+        self._now = max(self._now, limit)
         self._open -= len(happened)
-        self._n_arrived += len(happened)
         if happened:
-            self._stalls.active(self._clock.now)
-        elif not self._open:
-            self._stalls.check(self._clock.now, self._fleet.traces.n_devices)
+            self._busy_at, self._step_s = self._now, 0.0
+        elif not self._open and self._now - self._busy_at > _PATIENCE_S:
+            raise RunEnded(
+                f"nothing happened for {_PATIENCE_S / 86_400:.0f} days of virtual time, in which "
+                f"at most {self._most_online} of {self._fleet.traces.n_devices} devices were seen "
+                "online at once: let the strategy wait for fewer nodes, or use more devices",
+                stuck=True,
+            )
         self.runtime.time_moved()
         return happened
 
@@ -532,30 +497,18 @@ class TraceGrid(Stateful, RuntimeGrid):
             missing: messages whose replies are waited for, all of them; None for any reply.
 
         Returns:
-            What arrived on the way, as far as no other thread of the app has moved the clock.
+            The messages whose replies arrived on the way.
         """
-        if self._threads.several:
-            before = self._n_arrived
-
-            def has_arrived() -> bool:
-                if missing is None:
-                    return self._n_arrived > before
-                return missing <= self._arrived.keys()
-
-            target = self._threads.until(until, has_arrived)
-            if target == -np.inf:
-                return []
-        else:
-            target = min(until, self._next_event)
+        target = min(until, self._next_event)
         return self._advance(target) if target < np.inf else self._idle()
 
     def _check_time(self) -> None:
-        if self._clock.now >= self._clock.until:
-            raise RunEnded(f"reached {self._clock.until:,.0f} s of virtual time")
+        if self._now >= self._until:
+            raise RunEnded(f"reached {self._until:,.0f} s of virtual time")
 
     def _idle(self) -> list[str]:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
-        now = self._clock.now
+        now = self._now
         self._fleet.available.move(now)
         change, event = self._fleet.available.next_change, self._next_event
         if min(change, event) == np.inf:
@@ -563,7 +516,9 @@ class TraceGrid(Stateful, RuntimeGrid):
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
                 stuck=True,
             )
-        return self._advance(min(max(change, now + self._stalls.step_s()), event))
+        # Further each time, so that few steps lead far.
+        self._step_s = min(max(2 * self._step_s, 1.0), _LONGEST_STEP_S)
+        return self._advance(min(max(change, now + self._step_s), event))
 
     def _deliver(self, message_ids: list[str], wanted: Iterable[str] = ()) -> list[Message]:
         """Take arrived messages out, train the clients behind them, and return the replies.
@@ -584,7 +539,7 @@ class TraceGrid(Stateful, RuntimeGrid):
                 if isinstance(job, OpenJob)
                 and job.runs_after == RunsAfter.DELIVERY
                 and job.is_answered
-                and job.visible_at < self._clock.until
+                and job.visible_at < self._until
             ]
             return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
@@ -605,6 +560,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             stamp_reply(reply, job.message, f"reply-{job.row}", self._unix_base + visible_at)
             delivered.append(reply)
             self._clients.delivered(job)
-            self._jobs.end(job, self._clock.now)
+            self._jobs.end(job, self._now)
             self.runtime.reply(JobTable.message_id(job.row), reply, job.status)
         return delivered

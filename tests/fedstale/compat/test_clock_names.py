@@ -97,7 +97,7 @@ def looks():
 
     grid = TraceGrid(fleet([[(0.0, 1e6)]], length=1e6), app, costs=COSTS)
     with grid.running("clock_names"):
-        grid.serve(main, Context(1, 1, {}, RecordDict(), {}))
+        main(grid, Context(1, 1, {}, RecordDict(), {}))
     assert found["replies"][0].has_content(), found["replies"][0].error
     found["after"] = look(wall_time, 0.0)
     return found

@@ -63,7 +63,7 @@ def serve(main: Callable, **options):
     grid = TraceGrid(traces, counting_app(), costs=COSTS, **options)
     before, found = set(threading.enumerate()), []
     with grid.running():
-        grid.serve(lambda *given: found.append(main(*given)), Context(1, 1, {}, RecordDict(), {}))
+        found.append(main(grid, Context(1, 1, {}, RecordDict(), {})))
     left = {t.name for t in threading.enumerate()} - {t.name for t in before}
     assert not left
     return grid, found[0]

@@ -20,7 +20,7 @@ def serve(app, main):
     """Run a ServerApp's main with an app of clients, and return what it returns."""
     grid, found = TraceGrid(TRACES, app, costs=COSTS), []
     with grid.running():
-        grid.serve(lambda *given: found.append(main(*given)), Context(1, 1, {}, RecordDict(), {}))
+        found.append(main(grid, Context(1, 1, {}, RecordDict(), {})))
     return found[0]
 
 
