@@ -26,7 +26,7 @@ def app_folder(app: str | Path) -> Path:
         folder = BUILT_IN / str(app)
     if not folder.is_dir():
         raise ConfigError(
-            f"app = {str(app)!r}: expected a directory with a Flower app, or one of the built-in "
-            f"apps {', '.join(built_in_apps())}"
+            f"app = {str(app)!r}: expected a directory with a Flower app, or the built-in one, "
+            f"{', '.join(built_in_apps())}"
         )
     return folder.resolve()

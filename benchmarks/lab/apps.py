@@ -52,6 +52,12 @@ Deal = Sequence[Array]
 """Which examples each device has."""
 
 
+def folder_of(app: str) -> Path | str:
+    """Find an app by its name: one of the examples, or one that comes with fedstale."""
+    folder = ROOT / "examples" / app
+    return folder if folder.is_dir() else app
+
+
 class TrainingApp(ABC):
     """An app of which devices train a model together; made once in a process by `opened`."""
 
@@ -71,7 +77,7 @@ class TrainingApp(ABC):
         """Import the app's modules of data and model."""
         # What is trained together is small, and other processes train beside.
         torch.set_num_threads(1)
-        self.flower = FlowerApp.find(self.name)
+        self.flower = FlowerApp.find(folder_of(self.name))
         with self.flower.importable():
             self.flower.load_client()
             self.task = import_module(f"{self.name}_app.task")

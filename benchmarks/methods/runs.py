@@ -3,7 +3,7 @@
 A hundred devices of one kind come from `lab.fleets`, all of its parts together: nothing is learnt
 from them here, so nothing has to be held back. They are drawn from those that are online for at
 least five minutes of a window of four hours; the window is another one for each seed, on another
-day. They train the built-in app `digits`, or `shakespeare`, each on the first sixteen of its lines;
+day. They train the app `digits`, or `shakespeare`, each on the first sixteen of its lines;
 a job costs the device as much as the app says of all that it holds (`lab.apps`). A seed also sets
 the loads and links of the devices, the deal, the initial model and all choices.
 """

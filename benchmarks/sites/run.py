@@ -1,7 +1,7 @@
 """What adapters of different ranks reach on a dozen sites, merged as products or as padded factors.
 
 Twelve synthetic sites, whose speeds are 3, 6, 9 and 12 work units a second, train adapters of the
-built-in app `letters` for a quarter of an hour, all the time but for outages. Only the amount of
+app `letters` for a quarter of an hour, all the time but for outages. Only the amount of
 arithmetic is smaller than the time that it stands for: the base has 0.1 million weights, and a job
 of 10 steps of AdamW on 2 examples costs what the app's own takes, 156 work units (26 s on a site of
 6 units a second). Adapters of rank 8 stand for 25 MB. The base was trained on the first half of the
@@ -43,6 +43,7 @@ from fedstale.strategies import Adapters, FedBuff, Stage
 from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
+from lab.apps import folder_of
 from lab.curves import difference
 from lab.kept import Kept, played
 from lab.results import write_result
@@ -91,7 +92,7 @@ def base_of(plays: Path, folder: Path) -> dict[str, str]:
     speeches = read(plays.read_bytes()).decode().split("\n\n")
     middle = len(speeches) // 2
     half.write_text("\n\n".join(speeches[middle:]), encoding="utf-8")
-    app = FlowerApp.find("letters")
+    app = FlowerApp.find(folder_of("letters"))
     with app.importable():
         app.load_client()
         task = import_module("letters_app.task")
@@ -151,7 +152,7 @@ def run(of: Run, text: str, base: str) -> dict[str, float]:
     """
     torch.set_num_threads(1)
     name, rate, seed = of
-    arm, app = ARMS[name], FlowerApp.find("letters")
+    arm, app = ARMS[name], FlowerApp.find(folder_of("letters"))
     config = app.run_config({**MODEL, "base": base, "ranks": arm.ranks, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")

@@ -41,6 +41,7 @@ from fedstale.strategies.types import ClientUpdate
 from fedstale.strategies.weighting import ByAge, constant
 
 sys.path.append(str(Path(__file__).parents[1]))
+from lab.apps import folder_of
 from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
@@ -133,7 +134,7 @@ def curve(
         until_s: instant in s; there are `READINGS` until then.
     """
     torch.set_num_threads(1)
-    app = FlowerApp.find("letters")
+    app = FlowerApp.find(folder_of("letters"))
     config = app.run_config({**MODEL, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")

@@ -1,7 +1,7 @@
 """How fast are small clients trained: one by one, by each executor, and as fast as can be.
 
 Three models: a network of 64-32-10 units on digits (20 of them, two epochs in steps of 8), a small
-convolutional network on the same, and the recurrent network of the built-in app shakespeare (8
+convolutional network on the same, and the recurrent network of the app shakespeare (8
 examples of 80 characters, one epoch in steps of 4). Everything runs in one thread, and what is
 counted is the processor time of this process, so that other work on the machine disturbs less; the
 ways take turns, and ratios are medians over the turns. Executors answer whole messages, the other
@@ -41,6 +41,7 @@ from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 
 sys.path.append(str(Path(__file__).parents[1]))
+from lab.apps import folder_of
 from lab.results import spread, write_result
 
 RATE = 0.1
@@ -89,7 +90,7 @@ class SmallCNN(nn.Module):
 def workloads() -> list[Workload]:
     """Return what is trained."""
     for app in ("digits", "shakespeare"):
-        FlowerApp.find(app).load_client()
+        FlowerApp.find(folder_of(app)).load_client()
     from digits_app import task as digits
     from shakespeare_app import task as shakespeare
 

@@ -1,13 +1,15 @@
 """`fedstale new`, `check` and `up`: start an app, say what fails on devices, and deploy it here.
 
 The template is itself a Flower app that runs, so it is linted, type-checked and tested like any
-other code; making a new one is giving it another name. A folder appears whole or not at all.
+other code; making a new one is giving it, or another app, a new name. A folder appears whole or not
+at all.
 """
 
 import json
 import shutil
 import sys
 import tempfile
+import tomllib
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from fedstale.app_folder import app_folder
 from fedstale.cli.output import App, AsJson, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 from fedstale.interrupts import end_on_signals
@@ -23,8 +26,8 @@ TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
 MAX_NAME_LENGTH = 32
 """Longest name that Flower accepts for an app."""
 
-_PACKAGE = "starter_app"
-_PROJECT = "starter-app"
+# Files that may have the name of an app in them; all others are copied as they are.
+_NAMED = {".py", ".toml", ".md"}
 # Flower leaves folders of these names out of the bundle that it sends to the devices.
 _DROPPED = ("build", "eggs", "env", "ENV", "lib", "lib64", "parts", "venv")
 
@@ -32,10 +35,19 @@ _DROPPED = ("build", "eggs", "env", "ENV", "lib", "lib64", "parts", "venv")
 @one_sentence()
 def new(
     path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="APP",
+            help="Directory of an app to copy, such as examples/fashion of the repository, or "
+            "digits; default a small template.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
-    create(path, name=path.name)
+    create(path, name=path.name, source=source)
     say(f"wrote {path}; try: fedstale simulate {path}", path, as_json=as_json)
 
 
@@ -184,7 +196,7 @@ def up(
         say_json(folder, **facts)
 
 
-def create(path: Path, *, name: str | None = None) -> None:
+def create(path: Path, *, name: str | None = None, source: str | Path | None = None) -> None:
     """Write a new app into a folder.
 
     Args:
@@ -192,11 +204,13 @@ def create(path: Path, *, name: str | None = None) -> None:
         name: the app's name, a Python identifier in which hyphens may stand for underscores. The
             package is named with underscores, the project with hyphens, as Flower wants it. None
             or empty takes the name of the folder.
+        source: the app that is copied; the template if None.
 
     Raises:
-        ConfigError: the name cannot be used, or the folder has something in it.
+        ConfigError: the name cannot be used, the folder has something in it, or the source is no
+            app of one package.
     """
-    path = Path(path).resolve()
+    path, source = Path(path).resolve(), TEMPLATE if source is None else app_folder(source)
     package = package_name(name or path.name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(
@@ -210,7 +224,7 @@ def create(path: Path, *, name: str | None = None) -> None:
         scratch = Path(tempfile.mkdtemp(prefix=f".{package}-", dir=path.parent))
         try:
             app = scratch / path.name
-            _write(app, package)
+            _write(source, app, package)
             app.replace(path)
         finally:
             shutil.rmtree(scratch)
@@ -260,14 +274,27 @@ def _is_installed(package: str) -> bool:
     return spec.origin is not None or any(any(Path(folder).iterdir()) for folder in folders)
 
 
-def _write(app: Path, package: str) -> None:
-    """Write the template under another name."""
-    for source in TEMPLATE.rglob("*"):
-        if source.is_file() and "__pycache__" not in source.parts:
-            target = app / _renamed(source.relative_to(TEMPLATE).as_posix(), package)
+def _write(source: Path, app: Path, package: str) -> None:
+    """Copy an app under another name."""
+    try:
+        (own,) = (path.parent.name for path in source.glob("*/__init__.py"))
+        about = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))
+        old, new = about["project"]["name"], package.replace("_", "-")
+    except (OSError, KeyError, ValueError) as problem:
+        raise ConfigError(
+            f"from = {str(source)!r}: expected the folder of an app, with a pyproject.toml and one "
+            f"Python package ({problem})"
+        ) from None
+
+    def named(text: str) -> str:
+        text = text.replace(own, package)
+        return text.replace(f'"{old}"', f'"{new}"').replace(f"# {old}\n", f"# {new}\n")
+
+    for path in source.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = app / named(path.relative_to(source).as_posix())
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_renamed(source.read_text("utf-8"), package), encoding="utf-8")
-
-
-def _renamed(text: str, package: str) -> str:
-    return text.replace(_PACKAGE, package).replace(_PROJECT, package.replace("_", "-"))
+            if path.suffix in _NAMED:
+                target.write_text(named(path.read_text("utf-8")), encoding="utf-8")
+            else:
+                shutil.copyfile(path, target)

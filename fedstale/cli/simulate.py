@@ -65,8 +65,8 @@ def simulate(
         str,
         typer.Argument(
             metavar="[APP]",
-            help="Directory of a Flower app, name of a built-in one (digits, fashion, "
-            "letters, shakespeare), or the config.toml of an earlier run.",
+            help="Directory of a Flower app, digits for the built-in one, or the config.toml of an "
+            "earlier run.",
             show_default=False,
         ),
     ] = "",

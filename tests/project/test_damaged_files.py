@@ -29,6 +29,7 @@ from clothes import write_clothes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packed_updates import packed
+from places import APPS
 
 from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.scorer import initial
@@ -83,7 +84,7 @@ def read_measured(folder):
 
 @cache
 def clothes_reader():
-    app = FlowerApp.find("fashion")
+    app = FlowerApp.find(APPS["fashion"])
     with app.importable():
         app.load_client()
         return import_module("fashion_app.idx")

@@ -2,7 +2,7 @@
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from places import NAMES
+from places import APPS
 
 from fedstale.client import FORECAST_RECORD, QUERY
 from fedstale.simulation import TraceGrid
@@ -21,7 +21,7 @@ def answer_to_a_query(app, **run_config):
     return dict(reply.content[FORECAST_RECORD])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", APPS)
 def test_a_built_in_app_forecasts_when_its_run_config_says_so(load, name):
     app = load(name)
     said = answer_to_a_query(app, forecasts=True)

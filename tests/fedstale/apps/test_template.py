@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from places import BUILT_IN, ROOT, TEMPLATE
+from places import APPS, ROOT, TEMPLATE
 
 import fedstale
 from fedstale.deployment.check import check_app
@@ -15,7 +15,7 @@ ASKED = 'FedBuff(6, 3, stages=[Compression("int8"), LocalWork(0.5), ForecastRequ
 
 def test_it_has_the_keys_that_all_built_in_apps_have():
     shared = set.intersection(
-        *(set(FlowerApp.find(BUILT_IN / name).defaults) for name in ("digits", "fashion"))
+        *(set(FlowerApp.find(APPS[name]).defaults) for name in ("digits", "fashion"))
     )
     # It trains in batches of ten: one key less to read for who begins.
     assert shared - {"alpha", "batch-size"} <= set(FlowerApp.find(TEMPLATE).defaults)

@@ -3,6 +3,7 @@
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
+from places import APPS
 
 from fedstale.cli import apps
 from fedstale.cli.apps import create
@@ -35,6 +36,30 @@ def test_nothing_is_left_of_the_templates_name(tmp_path):
         assert "starter" not in path.read_text().lower()
 
 
+@pytest.mark.parametrize("name", APPS)
+def test_an_app_is_copied_under_another_name(tmp_path, name):
+    create(tmp_path / "my-app", source=APPS[name])
+    found = FlowerApp.find(tmp_path / "my-app")
+    for path in found.directory.rglob("*"):
+        assert f"{name}_app" not in path.name
+        assert not path.is_file() or f"{name}_app" not in path.read_text(encoding="utf-8")
+    with found.importable():
+        found.load_client()
+        _, warnings = load_and_validate(found.directory / "pyproject.toml")
+    assert found.name == "my-app"
+    assert warnings == []
+
+
+@pytest.mark.parametrize("what", ["nothing", "two packages"])
+def test_a_folder_that_is_no_app_is_not_copied(tmp_path, what):
+    for package in ("one", "two") if what == "two packages" else ():
+        (tmp_path / "source" / package).mkdir(parents=True)
+        (tmp_path / "source" / package / "__init__.py").write_text("")
+    with pytest.raises(ConfigError, match=r"expected .* with a"):
+        create(tmp_path / "my_app", source=tmp_path / "source")
+    assert not (tmp_path / "my_app").exists()
+
+
 def test_an_empty_folder_is_filled_and_nothing_else_is_left_beside_it(tmp_path):
     (tmp_path / "my_app").mkdir()
     create(tmp_path / "my_app")
@@ -61,13 +86,12 @@ def test_a_file_in_the_way_is_left_alone(tmp_path, place):
 def test_a_failure_halfway_leaves_nothing_behind(tmp_path, monkeypatch):
     written = []
 
-    def fails_later(text, package):
-        written.append(text)
-        if len(written) > 5:
+    def fails_later(path, text, encoding):
+        written.append(path.write_bytes(text.encode(encoding)))
+        if len(written) > 3:
             raise OSError(28, "No space left on device")
-        return text
 
-    monkeypatch.setattr(apps, "_renamed", fails_later)
+    monkeypatch.setattr(apps.Path, "write_text", fails_later)
     with pytest.raises(ConfigError, match="No space left on device"):
         create(tmp_path / "my_app")
     assert list(tmp_path.iterdir()) == []

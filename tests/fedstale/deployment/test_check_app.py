@@ -5,10 +5,11 @@ import json
 import pytest
 import typer
 from loopback import Loopback
+from places import APPS
 from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
-from fedstale.app_folder import BUILT_IN, built_in_apps
+from fedstale.app_folder import BUILT_IN
 from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import check_app, check_messages, check_superlink
 from fedstale.deployment.commands import write_certificates
@@ -53,9 +54,9 @@ def test_a_sound_app_has_no_findings(app):
     assert check_app(FlowerApp.find(app), "rounds=2 strategy='fedavg'") == []
 
 
-@pytest.mark.parametrize("name", built_in_apps())
-def test_built_in_apps_have_no_faults(name):
-    assert faults(BUILT_IN / name) == []
+@pytest.mark.parametrize("name", APPS)
+def test_apps_of_the_project_have_no_faults(name):
+    assert faults(APPS[name]) == []
 
 
 def test_the_template_has_no_faults():

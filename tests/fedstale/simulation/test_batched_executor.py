@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_thread import one_thread
+from places import APPS
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -33,11 +34,11 @@ def _identity():
 
 @pytest.fixture
 def built_in():
-    """Return a function that loads a built-in app and makes calls to its clients."""
+    """Return a function that loads an app and makes calls to its clients."""
     contexts = []
 
     def load(name, n, *, kind="train", versions=1, **overrides):
-        app = FlowerApp.find(name)
+        app = FlowerApp.find(APPS[name])
         contexts.append(app.importable())
         contexts[-1].__enter__()
         client, parts = app.load_client(), BatchedFunctions.load(app.batched, app.directory)

@@ -1,7 +1,7 @@
 """The shakespeare app learns from the text that it is made for."""
 
 import pytest
-from places import PLAY
+from places import APPS, PLAY
 
 import fedstale
 
@@ -10,7 +10,7 @@ def test_shakespeare_learns_from_its_roles(tmp_path):
     if not PLAY.is_file():
         pytest.skip(f"needs the text {PLAY.name} in ../shared/data")
     run = fedstale.simulate(
-        "shakespeare",
+        APPS["shakespeare"],
         traces="ideal:100",
         run_config={
             "text": str(PLAY),

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 import pandas as pd
 import pytest
-from places import BUILT_IN, PLAY
+from places import APPS, PLAY
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from small_deployment import Running
@@ -59,7 +59,7 @@ class SlowLink:
 @pytest.fixture
 def base(tmp_path):
     """Return the path of a small model, on which sites train adapters."""
-    app = FlowerApp.find("letters")
+    app = FlowerApp.find(APPS["letters"])
     with app.importable():
         app.load_client()
         from letters_app import task
@@ -90,7 +90,7 @@ def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_pa
             deployment.add_node(FAR)
             deployment.at = near
             deployment.wait_online()
-            run = Running(deployment, BUILT_IN / "letters", config)
+            run = Running(deployment, APPS["letters"], config)
             run.until(lambda: len(evaluations(run.lines)) >= 3, limit_s=240.0)
             deployment.processes.kill(f"node-{KILLED}")
             versions_before = len(evaluations(run.lines))

@@ -153,7 +153,7 @@ def prepare(name, words):
     if any("runs/base" in word for word in words) and "--out" not in words:
         small = ("-c", "width=32 layers=1 local-steps=2 text='plays.txt' num-server-rounds=1")
         sites = ("--traces", "synthetic:12@sites", "--quiet")
-        called("simulate", "letters", *sites, *small, "--out", "runs/base")
+        called("simulate", "examples/letters", *sites, *small, "--out", "runs/base")
     if name == "compare" and "runs/a" in words:
         for i, run in enumerate(words[1:5]):
             strategy = ("FedBuff", "GapAware")[i // 2]
@@ -174,7 +174,7 @@ def test_a_command_of_the_pages_runs(words, place):
             assert quoted in (ROOT / test).read_text(encoding="utf-8"), f"{test}: no {word}"
             return
     prepare(name, words)
-    small = ["-c", "width=32 layers=1 local-steps=2"] if "letters" in words else []
+    small = ["-c", "width=32 layers=1 local-steps=2"] if "examples/letters" in words else []
     # On devices that take no time no time passes.
     short = ["--until", "2 rounds"] if any("ideal:" in word for word in words) else []
     called(*words, *SHORT.get(name, []), *small, *short)
