@@ -9,6 +9,7 @@ a key that nobody has registered, and what is open shows in how it refuses them.
 """
 
 import datetime
+import re
 import secrets
 import ssl
 import warnings
@@ -25,7 +26,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstale.deployment.check import SOON_DAYS, Finding, expiries
-from fedstale.deployment.commands import Address, write_certificates, write_private
+from fedstale.deployment.commands import ROLES, Address, write_certificates, write_private
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import PRIVATE_FOLDER, make_private
@@ -43,6 +44,7 @@ FLEET_PATHS = tuple(
 """What a device calls. To register and unregister is the operator's."""
 SOCKET = Path("/run/flower-superlink/superlink.sock")
 """Of the SuperLink, as the units have it."""
+_TEMPLATE = Path(__file__).with_name("nginx.conf.in")
 SETTINGS = "init.toml"
 """What a folder of a deployment was made with."""
 
@@ -114,94 +116,20 @@ def nginx(doors: Doors, *, user: str = "") -> str:
             f"socket = {socket!r}: expected at most 107 bytes, and no quotes, colon, semicolon, "
             "braces, dollar or backslash: choose a shorter or plainer folder"
         )
-    return f"""\
-# Written by fedstale for nginx 1.22 or later: nginx -p STATE -c THIS -e stderr
-{f"user {user};" if user else "# Started by the user as whom it runs."}
-daemon off;
-worker_processes 2;
-pid nginx.pid;
-error_log stderr error;
-# Of each request that is held there are two connections, and a file is one too.
-worker_rlimit_nofile 8192;
-events {{ worker_connections 4096; }}
-
-http {{
-  server_tokens off;
-  default_type text/plain;
-  client_body_temp_path body;
-  proxy_temp_path proxied;
-  fastcgi_temp_path unused-fastcgi;
-  uwsgi_temp_path unused-uwsgi;
-  scgi_temp_path unused-scgi;
-
-  log_format calls '$time_iso8601 $remote_addr "$request_method $uri" $status '
-                   '$request_length $bytes_sent $request_time';
-  log_format audit '$time_iso8601 $remote_addr "$ssl_client_s_dn" $ssl_client_serial '
-                   '"$request_method $uri" $status';
-
-  ssl_certificate server.pem;
-  ssl_certificate_key server.key;
-  ssl_protocols TLSv1.2 TLSv1.3;
-  ssl_session_cache shared:sessions:10m;
-
-  client_header_timeout 10s;
-  client_body_timeout 60s;
-  client_max_body_size {_BODY};
-  reset_timedout_connection on;
-  limit_req_zone $binary_remote_addr zone=requests:10m rate={doors.requests_per_s}r/s;
-  limit_conn_zone $binary_remote_addr zone=connections:10m;
-  limit_req_status 503;
-  limit_conn_status 503;
-
-  # What an operator may do is in the certificate, as organisational units of their own.
-  map $ssl_client_s_dn $may_run {{ default 0; "{_unit("run")}" 1; }}
-  map $ssl_client_s_dn $may_register {{ default 0; "{_unit("register")}" 1; }}
-
-  upstream superlink {{ server "unix:{socket}"; }}
-  proxy_http_version 1.1;
-  proxy_next_upstream off;
-  proxy_read_timeout 300s;
-
-  # A path must be written as it is meant: no //, no %2e, no query.
-  # Devices
-  server {{
-    listen {doors.devices} ssl;
-    access_log access.log calls;
-    limit_req zone=requests burst={8 * doors.requests_per_s} nodelay;
-    limit_conn connections {doors.connections};
-    # Of errors, a SuperNode survives 502 to 504 alone: it waits and tries again.
-    error_page 500 502 504 =503 @later;
-    location @later {{ return 503; }}
-    # Who speaks no TLS gets no answer, as from Flower itself.
-    error_page 497 @silence;
-    location @silence {{ return 444; }}
-{_only(FLEET_PATHS)}
-  }}
-
-  # Operators
-  server {{
-    listen {doors.operators} ssl;
-    access_log audit.log audit;
-    ssl_client_certificate ca.crt;
-    ssl_verify_client on;
-    error_page 495 496 497 =404 @nothing;
-    location @nothing {{ return 404; }}
-    # The log of a run is a stream that lasts as long as the run.
-    proxy_buffering off;
-    proxy_read_timeout 1d;
-{_only(other_paths("control"))}
-  }}
-
-  # SuperExecs and ServerApps
-  server {{
-    listen {doors.runtime} ssl;
-    access_log access.log calls;
-    # One request holds the messages of a whole round.
-    client_max_body_size 64m;
-{_only(other_paths("runtime"))}
-  }}
-}}
-"""
+    filled = {
+        "user": f"user {user};" if user else "# Started by the user as whom it runs.",
+        "socket": socket,
+        **{name: str(getattr(doors, name)) for name in ("devices", "operators", "runtime")},
+        "connections": str(doors.connections),
+        "rate": str(doors.requests_per_s),
+        "burst": str(8 * doors.requests_per_s),
+        "body": _BODY,
+        **{f"may {role}": _unit(role) for role in ROLES},
+        "devices' paths": _only(FLEET_PATHS),
+        "operators' paths": _only(other_paths("control")),
+        "runtime's paths": _only(other_paths("runtime")),
+    }
+    return re.sub(r"\[\[(.+?)\]\]", lambda found: filled[found[1]], _TEMPLATE.read_text("utf-8"))
 
 
 @cache

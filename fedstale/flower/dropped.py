@@ -1,12 +1,13 @@
 """What Flower has dropped, and what it is called now: for apps that were written for an older one.
 
-The table was made from the names of 25 releases, 1.4 to 1.41, that 1.42 lacks: modules that apps
-were taught to import, and names that left a module which is still there. Where a new name has the
-place of an old one, the new one is named, also where the old one is still an alias somewhere.
+The table, dropped.toml, has modules that apps were taught to import, and names that left a module
+which is still there. Where a new name has the place of an old one, the new one is named, also where
+the old one is still an alias somewhere.
 """
 
 import ast
 import linecache
+import tomllib
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,115 +17,13 @@ import flwr
 
 from fedstale.flower.features import resolves
 
-_RECORDS = {
-    "flwr.app": "Array ArrayRecord ConfigRecord MetricRecord RecordDict "
-    "ParametersRecord>ArrayRecord ConfigsRecord>ConfigRecord MetricsRecord>MetricRecord "
-    "RecordSet>RecordDict",
-    "flwr.common": "array_from_numpy",
-}
-_COMPAT = {
-    "flwr.compat.common.recorddict_compat": " ".join(
-        f"{ins}_to_recordset>{ins}_to_recorddict recordset_to_{ins}>recorddict_to_{ins} "
-        f"{ins}_to_recorddict recorddict_to_{ins}"
-        for kind in ("fit", "evaluate", "getparameters", "getproperties")
-        for ins in (f"{kind}ins", f"{kind}res")
-    )
-    + " parametersrecord_to_parameters>arrayrecord_to_parameters arrayrecord_to_parameters"
-    + " parameters_to_parametersrecord>parameters_to_arrayrecord parameters_to_arrayrecord"
-}
-_GRID = {"flwr.serverapp": "Grid Driver>Grid"}
-_TTL = {"flwr.app": "DEFAULT_TTL Error Message MessageType Metadata"}
 _DOORS = "flwr.app", "flwr.serverapp", "flwr.clientapp", "flwr.client", "flwr.server", "flwr.common"
 """Where a name is looked for that a module had only imported itself."""
 
-MOVED: Mapping[str, Mapping[str, str]] = {
-    "flwr.client.app": {"flwr.client": "start_client start_numpy_client"},
-    "flwr.client.client": {"flwr.client": "Client"},
-    "flwr.client.client_app": {"flwr.clientapp": "ClientApp"},
-    "flwr.client.dpfedavg_numpy_client": {
-        "flwr.compat.client.dpfedavg_numpy_client": "DPFedAvgNumPyClient"
-    },
-    "flwr.client.flower": {"flwr.clientapp": "Flower>ClientApp"},
-    "flwr.client.middleware": {"flwr.client.mod": "make_ffn"},
-    "flwr.client.mod": {"flwr.clientapp.mod": "parameters_size_mod>arrays_size_mod"},
-    "flwr.client.mod.comms_mods": {
-        "flwr.clientapp.mod": "arrays_size_mod message_size_mod parameters_size_mod>arrays_size_mod"
-    },
-    "flwr.client.numpy_client": {"flwr.client": "NumPyClient"},
-    "flwr.client.typing": {
-        "flwr.client": "ClientFn ClientFnExt",
-        "flwr.clientapp.typing": "ClientAppCallable Mod",
-    },
-    "flwr.common": {
-        "flwr.app": "ConfigsRecordValues>ConfigRecordValues MetricsRecordValues>MetricRecordValues"
-    },
-    "flwr.common.configsrecord": {"flwr.app": "ConfigsRecord>ConfigRecord"},
-    "flwr.common.constant": {"flwr.app": "MessageType"},
-    "flwr.common.context": {"flwr.app": "Context"},
-    "flwr.common.date": {"flwr.common": "now"},
-    "flwr.common.differential_privacy": {
-        "flwr.supercore.differential_privacy": "adaptive_clip_inputs_inplace "
-        "add_gaussian_noise_inplace add_gaussian_noise_to_params "
-        "add_localdp_gaussian_noise_to_params clip_inputs_inplace "
-        "compute_adaptive_clip_model_update compute_adaptive_noise_params "
-        "compute_clip_model_update compute_stdv get_norm"
-    },
-    "flwr.common.dp": {"flwr.compat.common.dp": "add_gaussian_noise clip_by_l2"},
-    "flwr.common.message": _TTL,
-    "flwr.common.metricsrecord": {"flwr.app": "MetricsRecord>MetricRecord"},
-    "flwr.common.object_ref": {"flwr.supercore.object_ref": "load_app validate"},
-    "flwr.common.parameter": {
-        "flwr.common": "bytes_to_ndarray ndarray_to_bytes ndarrays_to_parameters "
-        "parameters_to_ndarrays"
-    },
-    "flwr.common.parametersrecord": {"flwr.app": "Array ParametersRecord>ArrayRecord"},
-    "flwr.common.record": _RECORDS,
-    "flwr.common.record.array": {"flwr.app": "Array"},
-    "flwr.common.record.arrayrecord": {"flwr.app": "ArrayRecord ParametersRecord>ArrayRecord"},
-    "flwr.common.record.configrecord": {"flwr.app": "ConfigRecord ConfigsRecord>ConfigRecord"},
-    "flwr.common.record.configsrecord": {"flwr.app": "ConfigsRecord>ConfigRecord"},
-    "flwr.common.record.conversion_utils": {"flwr.common": "array_from_numpy"},
-    "flwr.common.record.metricrecord": {"flwr.app": "MetricRecord MetricsRecord>MetricRecord"},
-    "flwr.common.record.metricsrecord": {"flwr.app": "MetricsRecord>MetricRecord"},
-    "flwr.common.record.parametersrecord": {"flwr.app": "Array ParametersRecord>ArrayRecord"},
-    "flwr.common.record.recorddict": {"flwr.app": "RecordDict RecordSet>RecordDict"},
-    "flwr.common.record.recordset": {"flwr.app": "RecordSet>RecordDict"},
-    "flwr.common.recorddict_compat": _COMPAT,
-    "flwr.common.recordset": {"flwr.app": "RecordSet>RecordDict"},
-    "flwr.common.recordset_compat": _COMPAT,
-    "flwr.common.retry_invoker": {
-        "flwr.supercore.retry": "RetryInvoker RetryState constant exponential full_jitter"
-    },
-    "flwr.common.secure_aggregation.crypto.symmetric_encryption": {
-        "flwr.supercore.primitives.asymmetric": "bytes_to_private_key bytes_to_public_key "
-        "generate_key_pairs private_key_to_bytes public_key_to_bytes sign_message verify_signature"
-    },
-    "flwr.common.telemetry": {"flwr.common": "EventType event"},
-    "flwr.common.typing": {
-        "flwr.app": "ConfigRecordValues ConfigScalar ConfigScalarList MetricRecordValues "
-        "MetricScalar MetricScalarList UserConfig UserConfigValue "
-        "ConfigsRecordValues>ConfigRecordValues ConfigsScalar>ConfigScalar "
-        "ConfigsScalarList>ConfigScalarList MetricsRecordValues>MetricRecordValues "
-        "MetricsScalar>MetricScalar MetricsScalarList>MetricScalarList"
-    },
-    "flwr.server.app": {"flwr.server": "start_server ServerConfig"},
-    "flwr.server.compat.app_utils": {"flwr.serverapp": "Driver>Grid"},
-    "flwr.server.compat.driver_client_proxy": {
-        "flwr.server.compat.grid_client_proxy": "DriverClientProxy>GridClientProxy"
-    },
-    "flwr.server.driver": _GRID,
-    "flwr.server.driver.driver": _GRID,
-    "flwr.server.grid": _GRID,
-    "flwr.server.grid.grid": _GRID,
-    "flwr.server.server_app": {"flwr.serverapp": "ServerApp"},
-    "flwr.server.serverapp_components": {"flwr.server": "ServerAppComponents"},
-    "flwr.server.typing": {
-        "flwr.serverapp.typing": "ServerAppCallable",
-        "flwr.compat.server.typing": "ServerFn Workflow",
-    },
-}
-"""Of each old module, the modules that hold its names now: "NAME", or "OLD>NEW" where the name is
-another one now."""
+MOVED: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+"""Of each old module, the modules that hold its names now, and the names."""
 
 
 def advice(module: str, names: Sequence[str] = ()) -> str:
