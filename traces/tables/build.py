@@ -27,7 +27,7 @@ from fedstale.traces import (
     running_sums,
     stretches_of,
 )
-from fedstale.traces.tables.columns import COUNTED, IN_ALL, PER_INTERVAL, RATES, STATES, understand
+from fedstale.traces.tables.kinds import understand
 from fedstale.traces.tables.reading import Reading, TableOptions, seen, where
 from fedstale.traces.tables.values import (
     check_units,
@@ -39,6 +39,7 @@ from fedstale.traces.tables.values import (
     rates,
     states,
 )
+from fedstale.traces.tables.words import COUNTED, IN_ALL, PER_INTERVAL, RATES, STATES
 
 logger = logging.getLogger(__name__)
 

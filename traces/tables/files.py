@@ -24,8 +24,8 @@ import pyarrow as pa
 from fedstale.errors import TraceError, first_line
 from fedstale.traces import Mask, outline
 from fedstale.traces.sources import read_file
-from fedstale.traces.tables.columns import FILE, is_datum, unit_of_text
-from fedstale.traces.tables.values import MISSING
+from fedstale.traces.tables.columns import FILE
+from fedstale.traces.tables.words import MISSING, is_datum, unit_of_text
 
 _SEPARATORS = {"\t": "tab", ";": "semicolon", "|": "bar", ",": "comma", r"\s+": "white space"}
 """From those that nothing but a separator would be, to those that occur in cells too."""

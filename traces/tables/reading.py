@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces import Mask
+from fedstale.traces.tables.words import looks
 
 Kind = Literal["windows", "samples", "battery", "rates", "pings", "nodes"]
 
@@ -94,8 +95,7 @@ class Reading:
     """What columns are called whose own names do not say it, as another column does."""
     gone: Mask = field(init=False)
     """Rows that are dropped; each is counted for one reason."""
-    looks: dict[str, str] = field(default_factory=dict)
-    """What columns were seen to look like."""
+    _looks: dict[str, str] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
     _words: list[tuple[str | None, str]] = field(default_factory=list)
 
@@ -105,7 +105,7 @@ class Reading:
     def take(self, frame: pd.DataFrame) -> None:
         """Read other rows, of which none is dropped yet."""
         self.frame, self.gone = frame, np.zeros(len(frame), dtype=bool)
-        self.looks.clear()
+        self._looks.clear()
 
     def name_of(self, column: str) -> str:
         """Return what a column is called, by itself or by another one."""
@@ -118,6 +118,12 @@ class Reading:
             return self.frame
         places = np.linspace(_SAMPLE, len(self.frame) - 1, _SAMPLE).astype(np.int64)
         return self.frame.iloc[np.append(np.arange(_SAMPLE), places)]
+
+    def look(self, column: str) -> str:
+        """Return the look of a column, by some of its rows; see `words.looks`."""
+        if column not in self._looks:
+            self._looks[column] = looks(self.sample[column])
+        return self._looks[column]
 
     def cells(self, role: str) -> pd.Series:
         """Return the column of a role."""

@@ -14,31 +14,27 @@ import pandas as pd
 
 from fedstale.errors import TraceError, nearest
 from fedstale.traces import Array
-from fedstale.traces.tables.columns import (
+from fedstale.traces.tables.reading import Reading, seen, where
+from fedstale.traces.tables.words import (
     IN_ALL,
-    NO,
+    MISSING,
     NO_STATE,
     PER_INTERVAL,
     RATE_UNITS,
     RATES,
+    SETS,
     STATE_WORDS,
     TIME_UNITS,
-    YES,
     looks,
     name_and_unit,
     unit_of_text,
 )
-from fedstale.traces.tables.reading import Reading, seen, where
 
 # Between 2000 and 2100 a number of one size is of one unit.
 _SINCE_US, _UNTIL_US = 946_684_800_000_000, 4_102_444_800_000_000
 # A number before 1990 counts from the beginning of a log, not from 1970.
 _CALENDAR_US = 631_152_000_000_000
 _SINCE_1970 = ("s", "ms", "us", "ns")
-MISSING = frozenset(
-    ["", "-", "--", "---", "?", "n/a", "na", "nan", "null", "none", "nil", "unknown"]
-)
-"""Texts of a cell that says nothing, in lower case."""
 _NUMBER = r"[-+]?(?:\d+|\d{1,3}(?:[,.'\s]\d{3})+)?(?:[.,]\d*)?(?:[eE][-+]?\d+)?"
 _FORMS_FROM = 10_000
 """How many cells tell how times are written."""
@@ -242,7 +238,8 @@ def not_negative(log: Reading, cells: pd.Series, what: str) -> "pd.Series[float]
 def states(log: Reading, role: str) -> "pd.Series[float]":
     """Return a column of yes and no as 1 and 0, NaN where there is neither."""
     cells = log.cells(role)
-    yes, no = YES | STATE_WORDS[role][0], NO | STATE_WORDS[role][1]
+    sure_words = SETS["yes"] | SETS["no"]
+    yes, no = (SETS[name] | STATE_WORDS[role][k] for k, name in enumerate(("yes", "no")))
     texts = of_texts(
         plain(cells, "none"),
         lambda few: few.str.lower().str.replace(r"(\d)\.0+$", r"\1", regex=True),
@@ -277,7 +274,7 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
         return (values > 0).astype("float64").where(values.notna())
     # Lines of a log say it in a sentence.
     words = texts.str.replace("_", " ")
-    says = [_says(words, known - YES - NO) for known in (yes, no)]
+    says = [_says(words, known - sure_words) for known in (yes, no)]
     sure = (says[0] != says[1]) & ~_says(words, {"not", "no", "never", "lost"})
     if (sure | texts.isna()).all() or (texts.nunique() > 12 and sure.mean() >= 0.5):
         log.told[role] += f", by its words: {seen(texts[says[0] & sure])} are online"
