@@ -27,11 +27,11 @@ from fedstale.traces import (
     running_sums,
     stretches_of,
 )
+from fedstale.traces.tables.instants import instants
 from fedstale.traces.tables.kinds import understand
-from fedstale.traces.tables.reading import Reading, TableOptions, seen, where
+from fedstale.traces.tables.reading import Reading, TableOptions, fault, seen, where
 from fedstale.traces.tables.values import (
     check_units,
-    instants,
     lengths_s,
     not_negative,
     numbers,
@@ -91,15 +91,13 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     log = Reading(frame=_only_rows(frame.rename(columns=str), options), options=options)
     log.frame.attrs = attrs
     if log.frame.empty:
-        raise TraceError("no row at all: expected some")
+        raise fault("rows_none")
     try:
         kind = understand(log)
         for name, kinds in _OF_KINDS.items():
             if getattr(options, name) not in (None, ()) and kind not in kinds.split():
-                raise TraceError(
-                    f"{name} = {getattr(options, name)!r}: expected none for {kind}, since it "
-                    f"is for {' and '.join(kinds.split())}"
-                )
+                about = {"name": name, "value": getattr(options, name), "kind": kind}
+                raise fault("option_of_other_kind", kinds=" and ".join(kinds.split()), **about)
         check_units(log)
         traces = _READERS[kind](log)
     except TraceError as problem:
@@ -119,10 +117,10 @@ def _only_rows(frame: pd.DataFrame, options: TableOptions) -> pd.DataFrame:
         column, _, value = text.partition("=")
         if column not in frame:
             near = nearest(column, map(str, frame.columns))
-            raise TraceError(f"only = {text!r}: expected COLUMN=VALUE, with {near}")
+            raise fault("only_unknown", text=text, near=near)
         cells = frame[column].astype("str").str.strip()
         if not (cells == value).any():
-            raise TraceError(f"only = {text!r}: no row; the column has {seen(cells)}")
+            raise fault("only_no_row", text=text, seen=seen(cells))
         frame = frame[cells == value]
     return frame.copy()
 
@@ -165,18 +163,11 @@ def _samples(log: Reading) -> TraceSet:
             online *= states(log, role).to_numpy()
     least = log.options.min_level
     if least is not None and "level" not in log.of:
-        raise TraceError(
-            "min_level: expected a column of the battery's level (--columns level=NAME)"
-        )
+        raise fault("level_none")
     if "level" in log.of:
         alone = not any(role in log.of for role in STATES)
         if least is None and alone:
-            log.ask(
-                f"column {log.of['level']!r}: a level does not say when a device can take a job: "
-                "expected the least one (--min-level), or a column charging= or plugged=",
-                "--min-level",
-                "50",
-            )
+            log.ask("level", "50", column=log.of["level"])
             least = 50.0
         if least is not None:
             level = numbers(log, log.cells("level"), "level").to_numpy()
@@ -194,9 +185,7 @@ def _samples(log: Reading) -> TraceSet:
     until = np.where(holds, following, at)
     known = stretches_of(owner, at, until, gap_s=0.0)[1:]
     on = (on == 1.0) & holds
-    goes_on = on[:-1] & on[1:] & ~is_last[:-1]
-    opens, closes = on & ~np.append(False, goes_on), on & ~np.append(goes_on, False)
-    windows = owner[opens], at[opens], until[closes]
+    windows = stretches_of(owner[on], at[on], until[on], gap_s=0.0)[1:]
     return _available(log, ids, windows, known, times.midnight)
 
 
@@ -213,13 +202,8 @@ def _pings(log: Reading) -> TraceSet:
     if gap_s is None:
         usual = round(float(np.median(steps[steps > 0])), 3) if (steps > 0).any() else 60.0
         gap_s = 3.0 * usual
-        log.ask(
-            f"pings come every {usual:g} s, the longest silence is "
-            f"{float(steps.max(initial=0.0)):g} s: expected the longest silence through which a "
-            "device is online (--max-gap); after it, it is offline until its next ping",
-            "--max-gap",
-            _amount(gap_s),
-        )
+        longest = float(steps.max(initial=0.0))
+        log.ask("silence_of_pings", _amount(gap_s), usual=usual, longest=longest)
     log.told["online"] = f"while pings come, with at most {gap_s:g} s between two, given"
     log.told["logged"] = "each device from its first ping to its last"
     on = ~is_last & (following - at <= gap_s)
@@ -249,7 +233,7 @@ def _available(
     logged = np.isfinite(began)
     log.counts["dropped: device of which no time is known"] += int((~logged).sum())
     if not logged.any():
-        raise _nothing_known()
+        raise fault("nothing_known")
     origin, epoch = _origin(log, float(began.min()), float(ended[logged].max()), midnight)
     place = np.cumsum(logged) - 1
     began, ended = began[logged] - origin, ended[logged] - origin
@@ -302,7 +286,7 @@ def _rates(log: Reading) -> TraceSet:
     counted = {unit for _, unit in read.values() if unit in COUNTED}
     if counted and any(unit not in counted or len(counted) > 1 for _, unit in read.values()):
         units = ", ".join(unit for _, unit in read.values())
-        raise TraceError(f"units {units}: expected both of one kind")
+        raise fault("units_of_two_kinds", units=units)
     values: Array = np.stack([read[role][0].to_numpy() for role in roles], axis=1)
     by_interval = counted == {PER_INTERVAL} and "interval" in log.of
     interval = np.zeros(len(log.frame))
@@ -338,7 +322,7 @@ def _rates(log: Reading) -> TraceSet:
     n_of = np.bincount(owner[used], minlength=ids.size)
     log.counts["dropped: device of which no time is known"] += int((n_of == 0).sum())
     if not used.any():
-        raise _nothing_known()
+        raise fault("nothing_known")
     bits = np.asarray(values[used] / (lasts[used, None] if counted else 1.0), dtype=np.float64)
     links, epoch = _links(
         log, owner[used], begins[used], ends[used], bits, slack_s=slack_s, midnight=times.midnight
@@ -380,13 +364,9 @@ def _nodes(log: Reading) -> TraceSet:
     unit = log.options.compute_unit
     if ("speed" in roles) != (unit is not None):
         if roles == ["speed"] or "speed" in log.options.columns or "speed" not in roles:
-            sentence = (
-                f"compute_unit = {unit!r}: expected what one work unit of a column of speeds is, "
-                "in words (--compute-unit), with such a column"
-            )
             if "speed" not in roles:
-                raise TraceError(sentence)
-            log.ask(sentence, "--compute-unit", "one unit of the column")
+                raise fault("compute_unit", unit=unit)
+            log.ask("compute_unit", "one unit of the column", unit=unit)
         else:
             roles.remove("speed")
             log.told["speed"] += ", not used without what one work unit is (--compute-unit)"
@@ -397,9 +377,7 @@ def _nodes(log: Reading) -> TraceSet:
             continue
         columns[role], rate_unit = rates(log, role)
         if rate_unit in COUNTED:
-            raise TraceError(
-                f"unit = {rate_unit}: a list of nodes has no intervals: expected a rate"
-            )
+            raise fault("unit_of_nodes", unit=rate_unit)
     table = pd.DataFrame(columns)
     log.drop(~table.notna().all(axis=1).to_numpy(), "no speed or no rate")
     rows, owner, ids = _devices(log)
@@ -409,7 +387,7 @@ def _nodes(log: Reading) -> TraceSet:
     other = (table.to_numpy() != own.to_numpy()[owner]).any(axis=1)
     if other.any():
         cells = pd.Series(ids[owner], index=table.index, name="device", dtype="str")
-        raise TraceError(f"{where(cells, other)}: came with other numbers before: expected one row")
+        raise fault("other_numbers", where=where(cells, other))
     log.counts["merged: row that repeats a device"] = int(owner.size - ids.size)
     names = {"speed": "compute"}
     channels: dict[str, Any] = {
@@ -428,10 +406,6 @@ _READERS = {
 }
 
 
-def _nothing_known() -> TraceError:
-    return TraceError("no device is known for any time: expected two instants of one device")
-
-
 def _devices(log: Reading) -> tuple[Mask, Index, pd.Index]:
     """Return which rows are read, the device of each of these, and the ids of all devices."""
     if "device" not in log.of:
@@ -446,7 +420,7 @@ def _devices(log: Reading) -> tuple[Mask, Index, pd.Index]:
         log.drop(names.isna().to_numpy(), "no device")
     rows = ~log.gone
     if not rows.any():
-        raise TraceError("no row has all that is needed: expected some")
+        raise fault("rows_none_whole")
     owner, ids = pd.factorize(names.to_numpy()[rows], sort=True)
     return rows, owner.astype(np.int64), pd.Index(ids, dtype="str", name=None)
 
@@ -482,20 +456,12 @@ def _ask_which(log: Reading, rows: Mask, owner: Index, at: Array, readings: pd.D
         if n_values < 2 or n_values > len(frame) / 2 or keys.duplicated().mean() > _MOST_AT_ONCE:
             continue
         likely = readings[0].groupby(values).sum().idxmax()
-        own = f"--columns device={column}"
-        log.ask(
-            f"rows of one instant and device differ in column {column!r}, {seen(frame[column])}: "
-            f"expected one of them (--only {column}=VALUE), or {own} if each is a device",
-            "--only",
-            f"{column}={likely}",
-        )
+        about = {"column": column, "seen": seen(frame[column])}
+        log.ask("several_at_once", f"{column}={likely}", **about)
         return
     times = log.frame.loc[rows, log.of["time"]].astype("str")
     if (rounded := times.str.contains(r"^\d.*[eE]\+?\d", regex=True).to_numpy(bool)).any():
-        log.ask(
-            f"{where(times, rounded)}: is rounded, so that readings fall on one instant: expected "
-            "times with all of their digits"
-        )
+        log.ask("time_rounded", where=where(times, rounded))
 
 
 def _following(owner: Index, at: Array) -> tuple[Array, Mask]:
@@ -519,13 +485,9 @@ def _max_gap_s(log: Reading, steps: Array) -> float:
     if longest > _REGULAR * usual:
         # A log of events has no step, and says what holds until the next one.
         is_regular = np.mean((steps > usual / 2) & (steps < 3 * usual)) > 0.8
-        log.ask(
-            f"readings come every {usual:g} s, and once after {longest:g} s: expected the longest "
-            f"time for which a reading holds (--max-gap), such as {_amount(3 * usual)}, or none if "
-            "it holds until the next one, as in a log of changes",
-            "--max-gap",
-            _amount(3 * usual) if is_regular else "none",
-        )
+        likely = _amount(3 * usual)
+        answer = likely if is_regular else "none"
+        log.ask("gap", answer, usual=usual, longest=longest, likely=likely)
         return 3 * usual if is_regular else np.inf
     log.told["longest gap"] = f"{longest:g} s, the longest step of the log"
     return np.inf

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fedstale.errors import TraceError, nearest
-from fedstale.traces.tables.reading import Reading, listed, seen
+from fedstale.errors import nearest
+from fedstale.traces.tables.reading import Reading, fault, listed, seen
 from fedstale.traces.tables.words import (
     BATTERY_STATES,
     NAMES,
@@ -126,7 +126,7 @@ class Roles:
         value, device = "value of a column", "name of a column"
         wide = [c for c in self.free() if log.frame[c].notna().any()]
         if not wide:
-            raise TraceError(f"columns: {role} = '*': expected columns that are each of one device")
+            raise fault("columns_of_no_device", role=role)
         units = {c: name_and_unit(c)[1] for c in wide}
         is_stated = len({*units.values()}) == 1 and units[wide[0]] in RATE_UNITS
         if is_stated:
@@ -147,27 +147,21 @@ class Roles:
         names = list(log.frame.columns)
         if columns:
             # What states a rate needs no interval, and no unit.
-            likely = min(columns, key=lambda c: name_and_unit(c)[1] not in RATE_UNITS)
-            columns = [likely, *(c for c in columns if c != likely)]
-            log.ask(
-                f"{listed(columns)} could each be {role}: expected {role}=NAME (--columns)",
-                "--columns",
-                f"{role}={likely}",
-            )
+            columns = sorted(columns, key=lambda c: name_and_unit(c)[1] not in RATE_UNITS)
+            likely = columns[0]
+            log.ask("columns_several", f"{role}={likely}", columns=listed(columns), role=role)
             return likely
-        if role == "device" and FILE in names:
-            return FILE
-        sentence = f"none of the columns {listed(names)} is known to be {role}: expected "
-        sentence += f"{role}=NAME (--columns)"
         if role != "device":
-            raise TraceError(sentence)
-        sentence += ", or a device (--device) if all rows are of one"
-        if repeated := self.repeated(taken):
-            log.ask(sentence, "--columns", f"device={repeated}")
-            return repeated
-        file = log.frame.attrs.get("name")
-        log.ask(sentence, "--device" if file else None, str(file))
-        return None
+            raise fault("columns_none", columns=listed(names), role=role)
+        if FILE in names:
+            return FILE
+        repeated = self.repeated(taken)
+        if repeated:
+            log.ask("device_none", f"device={repeated}", columns=listed(names))
+        else:
+            file = log.frame.attrs.get("name")
+            log.ask("device_none", file or None, option="--device", columns=listed(names))
+        return repeated
 
     def repeated(self, taken: set[str]) -> str | None:
         """Return the column that most likely names devices: words, or ids, that come again."""
@@ -193,7 +187,7 @@ def given_roles(log: Reading) -> Roles:
         # A rate of which no direction is said is that towards the device.
         known = "downlink" if role == "rate" else role
         if known not in NAMES:
-            raise TraceError(f"columns: no role {role!r}; expected {nearest(role, NAMES)}")
+            raise fault("columns_of_no_role", role=role, near=nearest(role, NAMES))
         parts = column.split("+")
         bare = [c for c in names if c.rpartition(" (")[0] == column]
         if column in names:
@@ -207,7 +201,8 @@ def given_roles(log: Reading) -> Roles:
         elif len(bare) == 1:
             roles.given[known] = bare[0]
         else:
-            raise TraceError(f"columns: {role} = {column!r}: expected {nearest(column, names)}")
+            near = nearest(column, names)
+            raise fault("columns_unknown", role=role, column=column, near=near)
     if everywhere is not None:
         roles.melt(everywhere)
     return roles
@@ -285,12 +280,8 @@ def name_by_cells(log: Reading) -> None:
         if is_told and value not in given.values() and not _is_role(log, column):
             likely = min(roles, key=lambda name: _QUANTITIES.index(roles[name]))
             told = ", ".join(f"{name!r}, which may be {role}" for name, role in roles.items())
-            log.ask(
-                f"column {value!r} is of what {column!r} says, {seen(frame[column])}: expected "
-                f"one of them (--only {column}=VALUE), such as {told}",
-                "--only",
-                f"{column}={likely}",
-            )
+            about = {"value": value, "column": column, "seen": seen(frame[column]), "told": told}
+            log.ask("columns_of_quantities", f"{column}={likely}", **about)
             log.take(frame[frame[column] == likely].copy())
             log.names[value] = likely
             return

@@ -76,10 +76,7 @@ def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> Ta
     frames = [t.frame.assign(**{FILE: n}) for t, n in zip(tables, names, strict=True)]
     whole = pd.concat(frames, keys=names, names=["file"])
     whole.attrs = frames[0].attrs
-    repairs: dict[str, int] = {}
-    for table in tables:
-        for kind, n in table.repairs.items():
-            repairs[kind] = repairs.get(kind, 0) + n
+    repairs = sum((Counter(table.repairs) for table in tables), Counter())
     told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].told}
     return Table(frame=whole, told=told, repairs=repairs)
 
@@ -155,7 +152,7 @@ def _records(text: str) -> tuple[str, list[dict[str, Any]]] | None:
                 one = json.loads(line) if line.strip() else {}
             except ValueError:
                 one = {}
-            rows.append(_flat(one) if isinstance(one, dict) else {})
+            rows.append(_parts(one)[0] if isinstance(one, dict) else {})
         return "JSON lines", rows
     if all(len(_PAIR.findall(line)) > 1 and _PAIR.match(line) for line in some):
         return "lines of NAME=VALUE", [
@@ -185,26 +182,22 @@ def _longest(content: object) -> list[dict[str, Any]]:
     # The innermost of several that are as long says the most.
     if found:
         return max(found.items(), key=lambda item: (len(item[1]), len(item[0])))[1]
-    return [_flat(content)] if isinstance(content, Mapping) else []
+    return [_parts(content)[0]] if isinstance(content, Mapping) else []
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the plain values of a JSON object and of the objects in it, as one row."""
+def _parts(value: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the plain values and the lists of a JSON object and of the objects in it."""
     row: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
     for name, one in value.items():
         if isinstance(one, Mapping):
-            row |= _flat(one, f"{prefix}{name}.")
+            inner = _parts(one, f"{prefix}{name}.")
+            row, lists = row | inner[0], lists | inner[1]
         elif not isinstance(one, list):
             row[f"{prefix}{name}"] = one
-    return row
-
-
-def _lists(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    for name, one in value.items():
-        if isinstance(one, Mapping):
-            yield from _lists(one, f"{prefix}{name}.")
-        elif isinstance(one, list) and one:
-            yield f"{prefix}{name}", one
+        elif one:
+            lists[f"{prefix}{name}"] = one
+    return row, lists
 
 
 def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -214,34 +207,28 @@ def _walk(value: object, path: str, outer: dict[str, Any]) -> Iterator[tuple[str
             for name, one in value.items():
                 yield from _walk({"name": name, **one}, "*", outer)
         # What stands around all rows is about the answer, such as its status, and not of a device.
+        plain, lists = _parts(value)
         row = outer
         if path:
-            row = outer | {
-                (f"{path}.{name}" if name in outer else name): one
-                for name, one in _flat(value).items()
-            }
+            row = outer | {(f"{path}.{k}" if k in outer else k): one for k, one in plain.items()}
             yield path, row
-        lists = list(_lists(value))
-        kinds = {tuple(one[0]) for _, one in lists if isinstance(one[0], Mapping)}
+        kinds = {tuple(one[0]) for one in lists.values() if isinstance(one[0], Mapping)}
         if len(lists) > 1 and len(kinds) == 1 and all(isinstance(v, list) for v in value.values()):
             # Lists that are alike are each of what they are called.
-            for name, inner in lists:
+            for name, inner in lists.items():
                 yield from _of_list(inner, f"{path}.*", {**row, "device": name})
             return
-        flat = {name: one for name, one in lists if not isinstance(one[0], list | Mapping)}
+        flat = {k: one for k, one in lists.items() if not isinstance(one[0], list | Mapping)}
         if len(flat) > 1 and len({len(one) for one in flat.values()}) == 1:
             # Columns, each a list of its values.
             for cells in zip(*flat.values(), strict=True):
                 yield f"{path}.", row | dict(zip(flat, cells, strict=True))
-        for name, inner in lists:
-            names = next((one for one in flat.values() if len(one) == _width(inner)), None)
+        for name, inner in lists.items():
+            width = len(inner[0]) if isinstance(inner[0], list) else 0
+            names = next((one for one in flat.values() if len(one) == width), None)
             yield from _of_list(inner, f"{path}.{name}" if path else name, row, names)
     elif isinstance(value, list):
         yield from _of_list(value, path or "rows", outer)
-
-
-def _width(inner: list[Any]) -> int:
-    return len(inner[0]) if isinstance(inner[0], list) else 0
 
 
 def _of_list(

@@ -21,7 +21,7 @@ from fedstale.traces.tables.columns import (
     joined,
     name_by_cells,
 )
-from fedstale.traces.tables.reading import Kind, Reading, listed, seen
+from fedstale.traces.tables.reading import Kind, Reading, fault, listed, seen
 from fedstale.traces.tables.words import (
     BATTERY_STATES,
     LINK,
@@ -33,14 +33,6 @@ from fedstale.traces.tables.words import (
     texts_of,
     unit_of_text,
     words_of,
-)
-
-_CHOICES = (
-    "are: expected columns (--columns) device=NAME and start= end= (or duration=) for windows, "
-    "time= online= for samples, time= charging= (or plugged=, level=) for a battery, time= "
-    "downlink= (and uplink=) for rates, online=* or downlink=* for one column a device, speed= "
-    "downlink= uplink= for a list of nodes, or --kind pings for devices that are online while rows "
-    "come"
 )
 
 
@@ -70,7 +62,7 @@ def understand(log: Reading) -> Kind:
     """
     if not log.frame.columns.is_unique:
         twice = log.frame.columns[log.frame.columns.duplicated()][0]
-        raise TraceError(f"column {twice!r} occurs twice: expected distinct names")
+        raise fault("columns_twice", column=twice)
     name_by_cells(log)
     roles = given_roles(log)
     given, names = roles.given, list(log.frame.columns)
@@ -82,10 +74,8 @@ def understand(log: Reading) -> Kind:
     whole = (*needs, *one_of, *also)
     others = given.keys() - {*whole, *(() if log.options.device is not None else ("device",))}
     if others:
-        raise TraceError(
-            f"columns: {', '.join(sorted(others))} = {given[min(others)]!r}: expected none, since "
-            f"a log of {kind} has {', '.join(whole)}, and device in a column or by --device"
-        )
+        about = {"roles": ", ".join(sorted(others)), "column": given[min(others)], "kind": kind}
+        raise fault("columns_of_other_kind", whole=", ".join(whole), **about)
     wanted = [role for role in needs if role not in given]
     if one_of and not any(role in given or found[role] for role in one_of):
         wanted.append(one_of[0])
@@ -150,11 +140,7 @@ def _kind(roles: Roles) -> Kind:
     stated_rates = any(name_and_unit(c)[1] in RATE_UNITS for c in found["downlink"])
     order: tuple[Kind, ...] = ("samples", "rates") if stated_rates else ("samples",)
     likely = next((kind for kind in order if kind in fitting), fitting[0])
-    log.ask(
-        f"this table could be {' or '.join(fitting)}: expected one of them as kind (--kind)",
-        "--kind",
-        likely,
-    )
+    log.ask("kind", likely, kinds=" or ".join(fitting))
     return likely
 
 
@@ -167,12 +153,8 @@ def _settle_windows(roles: Roles) -> None:
         device = next((c for c in devices if c in log.frame), None)
         rest = [c for c in roles.free() if log.look(c) == "state" and _varies(log, c, device)]
         if rest:
-            log.ask(
-                f"column {rest[0]!r} holds {seen(log.frame[rest[0]])}: expected online={rest[0]} "
-                "(--columns) if it says which rows are online, or online=none if all are",
-                "--columns",
-                f"online={rest[0]}",
-            )
+            about = {"column": rest[0], "seen": seen(log.frame[rest[0]])}
+            log.ask("window_state", f"online={rest[0]}", **about)
             found["online"], stated = rest[:1], ["online"]
     ends = [role for role in ("end", "duration") if role in given or found[role]]
     found |= {role: [] for role in (*ends[1:], *stated[1:])}
@@ -192,19 +174,18 @@ class Proposal:
     silent: list[str]
     """Columns whose names tell no role."""
     answers: list[str] = field(default_factory=list)
-    sentence: str = field(init=False)
-    """What was seen, and the choices."""
+    shown: str = field(init=False)
+    """What was seen."""
     look: dict[str, str] = field(init=False)
     """Of each silent column."""
 
     def __post_init__(self) -> None:
         frame = self.roles.log.frame
-        shown = ", ".join(
+        self.shown = ", ".join(
             f"{c!r} (such as {str(frame[c].dropna().iloc[0])[:24]!r})"
             for c in frame.columns[:12]
             if frame[c].notna().any() and c != FILE
         )
-        self.sentence = f"cannot tell what the columns {shown} {_CHOICES}"
         self.look = {c: self.roles.log.look(c) for c in self.silent}
 
     def kind(self) -> Kind:
@@ -243,8 +224,11 @@ class Proposal:
         self.silent = [c for c in self.silent if c not in (column, *column.split("+"))]
 
     def _asked(self, kind: Kind) -> Kind:
-        self.roles.log.ask(self.sentence, "--columns", " ".join(self.answers))
+        self.roles.log.ask("columns_unclear", " ".join(self.answers), shown=self.shown)
         return kind
+
+    def _unclear(self, problem: str) -> TraceError:
+        return TraceError(f"{fault('columns_unclear', shown=self.shown)}; {problem}")
 
     def _looking(self, *looks: str) -> list[str]:
         return [c for c in self.silent if self.look[c] in looks]
@@ -274,7 +258,7 @@ class Proposal:
         dated = self._dated()
         if len(dated) != 1:
             several = listed(dated) if dated else "no column"
-            raise TraceError(f"{self.sentence}; {several} could be the time")
+            raise self._unclear(f"{several} could be the time")
         self._propose("time", dated[0])
         if wide := self._hosts():
             return wide
@@ -312,11 +296,10 @@ class Proposal:
             "nothing says which device a row is of": [] if self._is_of_one() else self.silent,
         }
         if problem := next((text for text, columns in why.items() if columns), None):
-            raise TraceError(f"{self.sentence}; {problem}")
-        log.ask(self.sentence, "--kind", "pings")
+            raise self._unclear(problem)
+        log.ask("columns_unclear", "pings", option="--kind", shown=self.shown)
         if self.answers:
-            sentence = "their contents say what they may be"
-            log.ask(sentence, "--columns", " ".join(self.answers))
+            log.ask("contents", " ".join(self.answers))
         return "pings"
 
     def _states(self, values: list[str]) -> list[str]:

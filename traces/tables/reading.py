@@ -5,9 +5,11 @@ is likely, to find what else there is to ask; the answers are the command to typ
 cannot be read are dropped and counted while they are few, and are faults where they are many.
 """
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,6 +25,16 @@ _MOST_BAD = 0.05
 """Share of the rows that may be dropped as bad; a log of more is not what it was taken for."""
 _SHOWN = 6
 _SAMPLE = 1000
+
+
+_SENTENCES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
+)
+
+
+def fault(key: str, /, **about: object) -> TraceError:
+    """Return the error of which sentences.toml has the words."""
+    return TraceError(_SENTENCES[key]["text"].format(**about))
 
 
 class UnclearLogError(TraceError):
@@ -74,7 +86,7 @@ class TableOptions:
         }
         for name, (is_right, expected) in wrong.items():
             if not is_right:
-                raise TraceError(f"{name} = {getattr(self, name)!r}: expected {expected}")
+                raise fault("option_wrong", name=name, value=getattr(self, name), expected=expected)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,13 +142,32 @@ class Reading:
         cells: pd.Series = self.frame[self.of[role]]
         return cells
 
-    def ask(self, sentence: str, option: str | None = None, answer: str = "") -> None:
-        """Keep a question and the answer that is likely; without an option there is none."""
+    def ask(
+        self, key: str, answer: str | None = None, /, *, option: str | None = None, **about: object
+    ) -> None:
+        """Keep a question.
+
+        Args:
+            key: in sentences.toml, which has its words and option.
+            answer: the likely one; None where there is none.
+            option: another option that answers it.
+            about: what the question is of.
+        """
+        question = _SENTENCES[key]
+        self._say(question["text"].format(**about), option or question.get("option"), answer)
+
+    def _say(self, sentence: str, option: str | None = None, answer: str | None = None) -> None:
         if sentence not in self._said:
             self._said.append(sentence)
-            self._words.append((option, answer))
+            self._words.append((None if answer is None else option, answer or ""))
 
-    def drop(self, bad: Mask, why: str, cells: pd.Series | None = None, expected: str = "") -> None:
+    def drop(
+        self,
+        bad: "Mask | pd.Series[bool]",
+        why: str,
+        cells: pd.Series | None = None,
+        expected: str = "",
+    ) -> None:
         """Drop rows that are not yet, and count them.
 
         Args:
@@ -145,19 +176,19 @@ class Reading:
             cells: where the rows are wrong, and not merely empty; many of these are a fault.
             expected: what is accepted there.
         """
-        bad = bad & ~self.gone
-        n = int(np.count_nonzero(bad))
+        new = np.asarray(bad, dtype=bool) & ~self.gone
+        n = int(np.count_nonzero(new))
         if not n:
             return
         if cells is not None:
-            share = n / bad.size
-            many = "" if n == 1 else f" ({n:,} of {bad.size:,} rows are so)"
+            share = n / new.size
+            many = "" if n == 1 else f" ({n:,} of {new.size:,} rows are so)"
             if share > _MOST_BAD:
-                self.ask(f"{where(cells, bad)}: {expected}{many}")
+                self._say(f"{where(cells, new)}: {expected}{many}")
             else:
-                self.told[f"dropped for {why}"] = f"{n:,}, the first in {where(cells, bad)}"
+                self.told[f"dropped for {why}"] = f"{n:,}, the first in {where(cells, new)}"
         self.counts[f"dropped: {why}"] += n
-        self.gone |= bad
+        self.gone |= new
 
     def settle(self, last: TraceError | None = None) -> None:
         """Raise what there is to ask, all in one.
@@ -183,7 +214,7 @@ class Reading:
         raise problem
 
 
-def where(cells: pd.Series, bad: Mask) -> str:
+def where(cells: pd.Series, bad: "Mask | pd.Series[bool]") -> str:
     """Return the first row that is bad, and its value, for a sentence."""
     place = int(np.flatnonzero(bad)[0])
     row = cells.index[place]
