@@ -10,10 +10,11 @@ import io
 import logging
 import os
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -64,6 +65,15 @@ class Finding:
     text: str
     is_fault: bool = True
     """Whether the app will fail; else it may, or something is worth knowing."""
+
+
+_FINDINGS = tomllib.loads(Path(__file__).with_name("findings.toml").read_text(encoding="utf-8"))
+
+
+def finding(key: str, /, **about: object) -> Finding:
+    """Return a finding, by its name in findings.toml."""
+    row = _FINDINGS[key]
+    return Finding(row["text"].format(**about), is_fault=not row.get("note", False))
 
 
 class SourceFile:
@@ -187,8 +197,7 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     except ConfigError:
         raise
     except (ValueError, OSError) as problem:
-        text = " ".join(str(problem).split())
-        return [Finding(f"Flower cannot make a bundle of the app: {text}")]
+        return [finding("no_bundle", problem=" ".join(str(problem).split()))]
     files = command_line.app_files(app.directory)
     with zipfile.ZipFile(archived) as archive:
         bundled = {name for name in archive.namelist() if not name.startswith(".info/")}
@@ -198,26 +207,22 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
         try:
             sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
         except (SyntaxError, ValueError) as problem:
-            findings.append(Finding(f"{name} is no Python: {problem}"))
+            findings.append(finding("no_python", name=name, problem=problem))
     findings += _left_out(set(files) - bundled, sources)
     findings += _hidden(bundled, app)
     findings += _packages(files, bundled, sources, app)
     findings += _settings(sources, app, run_config)
     missing = missing_costs(sorted({k for s in sources.values() for k in s.handled}), app.costs)
     if missing and app.work is None:
-        findings.append(Finding(f"for fedstale simulate: {missing_text(missing)}", is_fault=False))
+        findings.append(finding("no_costs", missing=missing_text(missing)))
     ours = any(
         name.startswith("fedstale.strategies") for s in sources.values() for name in s.imports
     )
     if ours and any(source.has_older_client for source in sources.values()):
-        findings.append(Finding(_OLDER_CLIENT, is_fault=False))
+        findings.append(finding("older_client"))
     return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
-_OLDER_CLIENT = (
-    "the ClientApp is of Flower's older API (client_fn): strategies of fedstale send it its "
-    "records once a first job has failed; with stages=[OlderClients()] none does"
-)
 _NODES = 16
 """Nodes that a ServerApp sees while its first message is waited for."""
 
@@ -258,40 +263,20 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
         text = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
         if hint := bfloat16_hint([text]):
             text = f"{text}; {hint}"
-        return [
-            Finding(
-                "how many objects a message is, is not known: the ServerApp sends none here: "
-                f"{text}",
-                is_fault=bool(hint),
-            )
-        ]
+        found = finding("no_message", problem=text)
+        return [replace(found, is_fault=bool(hint))]
     findings = [_objects(message)]
     sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
     used = set[str]().union(*map(_names_in, sources))
     if Requested.of(message.content) and "CompressionMod" not in used:
-        findings.append(
-            Finding(
-                "the strategy's Compression asks devices for smaller messages, but no file of the "
-                "app names CompressionMod: they go in full both ways; add "
-                "fedstale.client.CompressionMod() as the first mod of the ClientApp",
-                is_fault=False,
-            )
-        )
+        findings.append(finding("no_compression"))
     # The clients of the built-in apps read their share in a module that these share.
     reads = used & {"local_steps", "fedstale.apps"}
     if is_asked(message.content) and not (
         reads and used & {"PackMod", "CompressionMod", "ForecastMod"}
     ):
         what = "has PackMod, CompressionMod or ForecastMod" if reads else "calls local_steps"
-        findings.append(
-            Finding(
-                "the strategy's LocalWork or normalise='steps' asks devices for a share of their "
-                f"local epochs, and for the steps that they took, but no file of the app {what}: "
-                "devices train in full or do not say what they did; call "
-                "fedstale.client.local_steps in the ClientApp, and give it one of these mods",
-                is_fault=False,
-            )
-        )
+        findings.append(finding("no_local_work", what=what))
     return findings
 
 
@@ -309,11 +294,7 @@ def _objects(message: Message) -> Finding:
     packed = message_of(message.metadata, pack(message.content))
     n, n_packed = n_objects(message), n_objects(packed)
     n_arrays = sum(map(len, message.content.array_records.values()))
-    return Finding(
-        f"a message with the model is {n} objects (arrays: {n_arrays}), each with calls of its own "
-        f"on four legs; packed, by ForecastMod or PackMod in the ClientApp, it is {n_packed}",
-        is_fault=False,
-    )
+    return finding("objects", n=n, n_arrays=n_arrays, n_packed=n_packed)
 
 
 def _first_message(app: FlowerApp, overrides: str) -> Message:
@@ -405,10 +386,9 @@ def expiries(*files: str | Path | None) -> list[Finding]:
         # While an authority is changed its file holds both, and the newer one decides.
         left = max(certificate.not_valid_after_utc for certificate in certificates) - now
         if left.total_seconds() < 0:
-            found.append(Finding(f"the certificate in {path} has ended: renew it"))
+            found.append(finding("certificate_ended", path=path))
         elif left.days < SOON_DAYS:
-            text = f"the certificate in {path} ends in {left.days} days: renew it"
-            found.append(Finding(text, is_fault=False))
+            found.append(finding("certificate_ends", path=path, days=left.days))
     return found
 
 
@@ -425,19 +405,13 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
             if any(f"/{text}".endswith(f"/{path.name}") for text in source.strings)
         ]
         if users:
-            yield Finding(
-                f"{name} is not sent to devices, but {users[0]} names it: Flower bundles only "
-                f"{_allowed()} that .gitignore does not name; let devices download it, or turn it "
-                "into one of these",
-            )
+            yield finding("named_file", name=name, user=users[0], allowed=_allowed())
         else:
             unnamed.append(name)
     if unnamed:
         more = f" and {len(unnamed) - _SHOWN} more" if len(unnamed) > _SHOWN else ""
-        yield Finding(
-            f"not sent to devices: {', '.join(unnamed[:_SHOWN])}{more}; Flower bundles only "
-            f"{_allowed()} that .gitignore does not name",
-            is_fault=False,
+        yield finding(
+            "other_files", names=f"{', '.join(unnamed[:_SHOWN])}{more}", allowed=_allowed()
         )
 
 
@@ -452,10 +426,7 @@ def _hidden(bundled: set[str], app: FlowerApp) -> Iterator[Finding]:
         owners = _owners().get(name, set()) - {own}
         hidden = "Python's own" if name in sys.stdlib_module_names else ", ".join(sorted(owners))
         if hidden:
-            yield Finding(
-                f"the app's {name} hides the package {name} ({hidden}) on every device, because "
-                "an app comes first on the path: rename it",
-            )
+            yield finding("hidden", name=name, owner=hidden)
 
 
 def _packages(
@@ -471,7 +442,7 @@ def _packages(
     for user, source in sources.items():
         for module, names, line in source.imported:
             if gone := dropped.advice(module, names):
-                yield Finding(f"{user}, line {line}: {gone}")
+                yield finding("dropped", user=user, line=line, gone=gone)
         for dotted, line in source.imports.items():
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"
@@ -479,10 +450,7 @@ def _packages(
                 path = dotted.replace(".", "/")
                 places = {f"{path}.py", f"{path}/__init__.py"}
                 if dotted not in seen and places & set(files) and not places & bundled:
-                    yield Finding(
-                        f"{where}, which Flower leaves out of the bundle (test_*.py, *_test.py, "
-                        "folders named build, lib, env and the like, and what .gitignore names)",
-                    )
+                    yield finding("not_bundled", where=where)
                 seen.add(dotted)
                 continue
             if name in sys.stdlib_module_names or name in seen:
@@ -492,17 +460,11 @@ def _packages(
             is_declared = bool(owners & declared)
             package = sorted(owners)[0]
             if not _is_installed(name):
-                yield Finding(
-                    f"{where}, which is not installed here"
-                    + ("" if is_declared else " and not declared")
-                    + f": install {package} on every device"
-                    + ("" if is_declared else ", and add it to [project] dependencies"),
-                )
+                key = "not_installed" if is_declared else "not_installed_nor_declared"
+                yield finding(key, where=where, package=package)
             elif not is_declared:
-                yield Finding(
-                    f"{where}, which is not declared: add {package!r} to [project] dependencies",
-                    is_fault=name == "fedstale",
-                )
+                found = finding("not_declared", where=where, package=package)
+                yield replace(found, is_fault=name == "fedstale")
 
 
 def _settings(
@@ -512,18 +474,11 @@ def _settings(
     for user, source in sources.items():
         for key, line in source.run_config.items():
             if key not in app.defaults:
-                yield Finding(
-                    f"{user}, line {line}, reads the run-config key {key!r}, which "
-                    "[tool.flwr.app.config] does not have: expected "
-                    + nearest(key, sorted(app.defaults)),
-                )
+                near = nearest(key, sorted(app.defaults))
+                yield finding("unknown_setting", user=user, line=line, key=key, near=near)
         for key, line in source.node_config.items():
             if key not in _NODE_KEYS:
-                yield Finding(
-                    f"{user}, line {line}, reads {key!r} of the node config: start each SuperNode "
-                    f"with --node-config '{key}=...'",
-                    is_fault=False,
-                )
+                yield finding("node_setting", user=user, line=line, key=key)
     try:
         app.run_config(run_config)
     except ConfigError as problem:

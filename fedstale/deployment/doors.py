@@ -25,7 +25,7 @@ import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedstale.deployment.check import SOON_DAYS, Finding, expiries
+from fedstale.deployment.check import SOON_DAYS, Finding, expiries, finding
 from fedstale.deployment.commands import ROLES, Address, write_certificates, write_private
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
@@ -285,7 +285,7 @@ def probe(at: Address, ca: Path) -> list[Finding]:
                 _unknown_key(at, ca),
             ]
     except (OSError, HTTPException, httpx.HTTPError) as problem:
-        return [Finding(f"{at} breaks off: {str(problem) or type(problem).__name__}")]
+        return [finding("breaks_off", at=at, problem=str(problem) or type(problem).__name__)]
 
 
 def spellings(path: str) -> Iterator[str]:
@@ -343,9 +343,8 @@ class _Door:
         shown = ssl.get_server_certificate((self._at.host, self._at.port), timeout=_LIMIT_S)
         end = x509.load_pem_x509_certificate(shown.encode()).not_valid_after_utc
         days = (end - datetime.datetime.now(datetime.UTC)).days
-        text = f"{self._connection.sock.version()}; the certificate is valid for {days} days"
         soon = ", renew it" if days < SOON_DAYS else ""
-        return Finding(f"{text}{soon}", is_fault=False)
+        return finding("certificate", version=self._connection.sock.version(), days=days, soon=soon)
 
     def old_tls(self) -> Finding:
         """Return whether a version of TLS that is broken is spoken."""
@@ -361,8 +360,8 @@ class _Door:
             with closing(connection):
                 connection.connect()
         except OSError:
-            return Finding("TLS older than 1.2 is refused", is_fault=False)
-        return Finding("TLS older than 1.2 is spoken")
+            return finding("no_old_tls")
+        return finding("old_tls")
 
     def closed(self, what: str, paths: Sequence[str]) -> Finding:
         """Return whether all of some paths are closed."""
@@ -370,10 +369,9 @@ class _Door:
         opened = {path: status for path, status in found.items() if status not in _CLOSED}
         if opened:
             path, status = next(iter(opened.items()))
-            return Finding(
-                f"{what} is open: {len(opened)} of {len(paths)} paths, such as {path} ({status})"
-            )
-        return Finding(f"{what} is closed: {len(paths)} of {len(paths)} paths", is_fault=False)
+            about = {"n_open": len(opened), "path": path, "status": status}
+            return finding("open", what=what, n=len(paths), **about)
+        return finding("closed", what=what, n=len(paths))
 
     def tricks(self) -> Finding:
         """Return whether a path can be written so that it passes."""
@@ -388,8 +386,8 @@ class _Door:
             if self.status(method, FLEET_PATHS[0]) not in _CLOSED:
                 passed.append(f"{method} {FLEET_PATHS[0]}")
         if passed:
-            return Finding(f"{len(passed)} of {tried} tricks with paths pass, such as {passed[0]}")
-        return Finding(f"none of {tried} tricks with paths passes", is_fault=False)
+            return finding("tricks", n_passed=len(passed), n=tried, path=passed[0])
+        return finding("no_tricks", n=tried)
 
     def oversize(self) -> Finding:
         """Return whether a large body is refused before it is sent."""
@@ -407,18 +405,15 @@ class _Door:
                 refused = connection.getresponse().status == httpx.codes.REQUEST_ENTITY_TOO_LARGE
         except TimeoutError:
             refused = False
-        if refused:
-            return Finding("a body of 1 GB is refused before it is sent", is_fault=False)
-        return Finding("a body of 1 GB is waited for: there is no limit")
+        return finding("no_oversize" if refused else "oversize")
 
 
 def _unknown_key(at: Address, ca: Path) -> Finding:
     """Return whether a node joins whose key nobody has registered."""
     if not features.has("a stranger's key"):
-        return Finding("a key that nobody registered is not tried", is_fault=False)
+        return finding("unknown_key_not_tried")
     try:
         command_line.activate(str(at), ca, ec.generate_private_key(ec.SECP384R1()))
     except httpx.HTTPStatusError as problem:
-        status = problem.response.status_code
-        return Finding(f"a key that nobody registered is refused ({status})", is_fault=False)
-    return Finding("a key that nobody registered is let in")
+        return finding("unknown_key_refused", status=problem.response.status_code)
+    return finding("unknown_key")
