@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import tomli_w
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
@@ -42,7 +42,7 @@ from fedstale.config import (
     read_toml,
 )
 from fedstale.errors import ConfigError, nearest
-from fedstale.flower import command_line
+from fedstale.flower import command_line, record_of
 from fedstale.interrupts import end_on_signals, exit_code
 from fedstale.live import ProgressNotes, RepeatedInterrupt, progress_line
 from fedstale.reports import ForecastAudit, Run, audited
@@ -389,10 +389,8 @@ def _server(
             f"{' and '.join(missing)} missing: a ClientApp is run by a strategy, from its first "
             "model until an end such as '2h', '100 rounds' or 'accuracy 0.9'"
         )
-    if isinstance(initial_arrays, ArrayRecord):
-        first = initial_arrays
-    else:
-        first = ArrayRecord({k: Array(np.asarray(v)) for k, v in initial_arrays.items()})
+    given = initial_arrays
+    first = given if isinstance(given, ArrayRecord) else record_of(given)
     rounds = Until.parse(until).rounds
     app = ServerApp()
 

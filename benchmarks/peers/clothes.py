@@ -23,7 +23,7 @@ from flwr.clientapp.typing import Mod
 from torch import Tensor, nn
 
 from fedstale.apps import classification
-from fedstale.strategies.stages import model_of
+from fedstale.flower import model_of
 from fedstale.strategies.types import Model
 
 sys.path.append(str(Path(__file__).parents[1]))

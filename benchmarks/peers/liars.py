@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
+from fedstale.flower import model_of, record_of
 from fedstale.strategies import Stage
-from fedstale.strategies.stages import model_of, record_of
 from fedstale.strategies.types import Array, Job, Model
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.flower import ClientAppCallable, ErrorCode
+from fedstale.flower import ClientAppCallable, ErrorCode, model_of, record_of
 from fedstale.strategies.robust import Rule, aggregate
 from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, is_delta, read, records_in
-from fedstale.strategies.stages import PEER, RELAY, SEALED, model_of, record_of
+from fedstale.strategies.stages import PEER, RELAY, SEALED
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
 

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import tomli_w
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
 from fedstale.config import Until, read_toml
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.flower import model_of, record_of
 from fedstale.runs import (
     CONFIG,
     DEPLOYED,
@@ -176,7 +177,7 @@ class Notes(Callback):
         columns["aggregated_version"][is_later] = -1
         columns["staleness"][is_later] = columns["weight"][is_later] = UNKNOWN
         if state["model"]:
-            self._metrics.arrays = ArrayRecord({k: Array(v) for k, v in state["model"].items()})
+            self._metrics.arrays = record_of(state["model"])
         run.clock = ResumedClock(run.clock, state["now"])
 
     def keeping(self, run: Runtime) -> None:
@@ -194,7 +195,7 @@ class Notes(Callback):
             "now": run.now(),
             "log": self._log.state_dict(),
             "metrics": self._metrics.state_dict(),
-            "model": {k: v.numpy() for k, v in (self._metrics.arrays or ArrayRecord()).items()},
+            "model": model_of(self._metrics.arrays or ArrayRecord()),
         }
         try:
             write_checkpoint(self._path, state)

@@ -9,9 +9,11 @@ from fedstale.flower.arrays import (
     NO_HEADER,
     STYPE,
     header_of,
+    model_of,
     n_value_bytes,
     quick_arrays,
     read_array,
+    record_of,
     written_array,
 )
 from fedstale.flower.messages import (
@@ -69,6 +71,7 @@ __all__ = [
     "identity",
     "message_of",
     "message_of_bytes",
+    "model_of",
     "n_objects",
     "n_value_bytes",
     "own_copy",
@@ -76,6 +79,7 @@ __all__ = [
     "own_messages",
     "quick_arrays",
     "read_array",
+    "record_of",
     "records_of_bytes",
     "reply_with",
     "sent_to",

@@ -14,7 +14,7 @@ this is a quarter of a client.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from io import BytesIO
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 
 from fedstale.flower.features import has
 
@@ -54,6 +54,16 @@ _DTYPES = {
 
 _their_numpy = Array.numpy
 _their_from_ndarray: Any = vars(Array).get("from_numpy_ndarray")
+
+
+def record_of(model: Mapping[str, npt.ArrayLike]) -> ArrayRecord:
+    """Return arrays as Flower's, by the same names."""
+    return ArrayRecord({name: Array(np.asarray(x)) for name, x in model.items()})
+
+
+def model_of(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a record that was checked, by the same names."""
+    return {name: array.numpy() for name, array in record.items()}
 
 
 class Header(NamedTuple):

@@ -27,6 +27,7 @@ from safetensors.numpy import save
 from fedstale.config import Change, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.files import hold, is_held
+from fedstale.flower import model_of
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io import replacing
@@ -325,7 +326,7 @@ def model_bytes(arrays: ArrayRecord) -> bytes:
     That format sorts arrays by dtype and name, so their order stands in its metadata.
     """
     order = {_ORDER: json.dumps(list(arrays))}
-    return save({name: array.numpy() for name, array in arrays.items()}, metadata=order)
+    return save(model_of(arrays), metadata=order)
 
 
 def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -1,6 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
-from fedstale.strategies.stages.adapters import Adapters, at_rank, record_of
+from fedstale.strategies.stages.adapters import Adapters, at_rank
 from fedstale.strategies.stages.audit_record import (
     FORMAT,
     NONE_BEFORE,
@@ -28,7 +28,7 @@ from fedstale.strategies.stages.local_work import (
 )
 from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
-from fedstale.strategies.stages.relay import PEER, RELAY, SEALED, Relay, bytes_in, model_of
+from fedstale.strategies.stages.relay import PEER, RELAY, SEALED, Relay, bytes_in
 
 __all__ = [
     "FORMAT",
@@ -60,9 +60,7 @@ __all__ = [
     "bytes_in",
     "fault_of_releases",
     "is_asked",
-    "model_of",
     "plain_state",
-    "record_of",
     "state_release",
     "stated_release",
     "steps_of",

@@ -19,6 +19,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
+from fedstale.flower import record_of
 from fedstale.strategies.stages.base import Remade, Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import (
@@ -333,11 +334,6 @@ def _kind(name: str) -> str:
 def _named(name: str, kind: str) -> str:
     """Return the name of another kind of the same pair."""
     return _PART.sub(rf"\g<1>{kind}", name, count=1)
-
-
-def record_of(model: Model) -> ArrayRecord:
-    """Return a model as it is sent."""
-    return ArrayRecord({name: FlowerArray(np.asarray(x)) for name, x in model.items()})
 
 
 def _truncated(product: Array, rank: int, rng: np.random.Generator) -> tuple[Array, Array]:

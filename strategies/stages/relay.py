@@ -21,8 +21,9 @@ from annotated_types import Ge
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
+from fedstale.flower import model_of, record_of
 from fedstale.strategies.robust import Rule, aggregate
-from fedstale.strategies.stages.adapters import Adapters, record_of
+from fedstale.strategies.stages.adapters import Adapters
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.stages.privacy import Privacy
@@ -334,11 +335,6 @@ class Relay(Stage):
         for name, x in mean.items():
             x[...] = target[name] - self._current[name] if target else 0.0
         self._current = {}
-
-
-def model_of(record: ArrayRecord) -> Model:
-    """Return the arrays of a record that was checked."""
-    return {name: array.numpy() for name, array in record.items()}
 
 
 def bytes_in(record: ArrayRecord) -> Array:
