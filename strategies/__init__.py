@@ -43,7 +43,6 @@ from fedstale.strategies.stages import (
     LocalWork,
     OlderClients,
     Privacy,
-    Relay,
     Stage,
 )
 from fedstale.strategies.types import Checks
@@ -76,7 +75,6 @@ __all__ = [
     "OlderClients",
     "Options",
     "Privacy",
-    "Relay",
     "Runtime",
     "Stage",
     "StaleStrategy",

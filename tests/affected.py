@@ -68,6 +68,7 @@ TOUCHED = {
     "fedstale/runs/": system("reports", "simulation", "deployment", "cli"),
     "fedstale/contrib/": (),
     "fedstale/contrib/audit/": system("simulation", "deployment/test_record_at_work.py"),
+    "fedstale/contrib/peers/": system("contrib/peers"),
     "fedstale/compat/": system("simulation", "flower_apps"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
     "fedstale/tuning/": system("tuning"),

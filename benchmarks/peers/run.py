@@ -41,10 +41,10 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from fedstale.apps import classification
-from fedstale.client import ScreenMod
+from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.flower import model_of, record_of
 from fedstale.simulation import Costs, RunEnded, TraceGrid
-from fedstale.strategies import FedAvg, FedBuff, Relay, Stage, StaleStrategy
+from fedstale.strategies import FedAvg, FedBuff, Stage, StaleStrategy
 from fedstale.strategies.robust import Bulyan, Krum, Median, Rule, TrimmedMean, aggregate
 from fedstale.strategies.types import Array, Model
 from fedstale.strategies.weighting import polynomial

@@ -1,10 +1,9 @@
-"""What a device adds to a ClientApp: forecasts, small messages, less work, peers, what stays."""
+"""What a device adds to a ClientApp: forecasts, small messages, less work, what stays."""
 
 from fedstale.client.local_work import local_steps, noting
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.client.moments import keeping_moments
 from fedstale.client.resident import resident
-from fedstale.client.screen import ScreenMod
 from fedstale.strategies.stages import JOB_RECORD, QUERY, at_rank
 from fedstale.strategies.types import FORECAST_RECORD
 
@@ -16,7 +15,6 @@ __all__ = [
     "ForecastMod",
     "ForecastingApp",
     "PackMod",
-    "ScreenMod",
     "at_rank",
     "keeping_moments",
     "local_steps",

@@ -28,18 +28,14 @@ from fedstale.strategies.stages.local_work import (
 )
 from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
-from fedstale.strategies.stages.relay import PEER, RELAY, SEALED, Relay, bytes_in
 
 __all__ = [
     "FORMAT",
     "JOB_RECORD",
     "LEAST",
     "NONE_BEFORE",
-    "PEER",
     "QUERY",
     "RECORD",
-    "RELAY",
-    "SEALED",
     "STATED",
     "WORK",
     "Adapters",
@@ -51,13 +47,11 @@ __all__ = [
     "OlderClients",
     "Pick",
     "Privacy",
-    "Relay",
     "Stage",
     "StageRun",
     "StepsDone",
     "asked_share",
     "at_rank",
-    "bytes_in",
     "fault_of_releases",
     "is_asked",
     "plain_state",

@@ -13,6 +13,7 @@ from flwr.app import MetricRecord
 from flwr.app.error import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keeping_grid import KeepingGrid, KilledError
 from packed_updates import packed
 from safetensors import SafetensorError
 from safetensors.numpy import load
@@ -24,7 +25,6 @@ from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_
 from fedstale.strategies.selection import Oort, Random
 from fedstale.strategies.server import checkpoint
 from fedstale.strategies.server.checkpoint import unpacked
-from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.server_optimizer import Adam, AMSGrad, DelayAdaptive, Momentum
 from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, RelevanceAware
 
@@ -33,36 +33,6 @@ from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, Re
 def _identity():
     with identity():
         yield
-
-
-class KilledError(Exception):
-    """The process dies here."""
-
-
-class Keeping(Checkpointer):
-    """Keeps a strategy's state along with the grid's, and dies after some version."""
-
-    jobs_survive = True
-
-    def __init__(self, grid):
-        self.grid = grid
-
-    def restored(self):
-        return unpacked(self.grid.kept) if self.grid.kept else None
-
-    def keep(self, version, state):
-        if version == self.grid.die_at:
-            self.grid.kept = packed(state())
-            raise KilledError
-
-
-class KeepingGrid(VirtualGrid):
-    """A grid with a checkpointer of its own, as a simulation has."""
-
-    def __init__(self, nodes, *, die_at=None, **options):
-        super().__init__(nodes, **options)
-        self.die_at, self.kept = die_at, None
-        self.runtime.checkpointer = Keeping(self)
 
 
 def fleet(n=7):

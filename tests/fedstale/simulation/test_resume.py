@@ -83,7 +83,7 @@ def test_a_run_on_ideal_devices_goes_on_too(tmp_path, buffered):
 
 
 SCREENING = """
-from fedstale.client import ScreenMod
+from fedstale.contrib.peers import ScreenMod
 from fedstale.strategies.robust import Median
 from fedstale.strategies.weighting import polynomial
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from test_checkpoint import KeepingGrid, KilledError
+from keeping_grid import KeepingGrid, KilledError
 from threadpoolctl import threadpool_limits
 from tiny import COSTS, fleet
 from virtual_grid import VirtualGrid, content, record

@@ -9,10 +9,10 @@ from peer_sites import SIZE, Site, descending_app, step
 from site_keys import KEYS, public_text, write_keys
 from virtual_grid import VirtualGrid, identity, record
 
-from fedstale.client import ScreenMod
-from fedstale.client.sealing import Seals
+from fedstale.contrib.peers import Relay, ScreenMod
+from fedstale.contrib.peers.sealing import Seals
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
-from fedstale.strategies import FedAvg, Relay, Stage
+from fedstale.strategies import FedAvg, Stage
 from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.types import RejectionError
 
@@ -140,7 +140,9 @@ def test_what_is_not_sealed_is_refused(three, model):
 
 
 def test_noise_that_a_neighbour_has_sealed_is_its_own_fault(three, monkeypatch):
-    monkeypatch.setattr("fedstale.client.sealing.bytes_of_records", lambda content: b"\xff" * 50)
+    monkeypatch.setattr(
+        "fedstale.contrib.peers.sealing.bytes_of_records", lambda content: b"\xff" * 50
+    )
     with pytest.raises(RejectionError, match="it holds no model"):
         open_by(three[1], sealed(three[0]))
 

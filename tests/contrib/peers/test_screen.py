@@ -7,7 +7,8 @@ from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from virtual_grid import identity, record
 
-from fedstale.client import PackMod, ScreenMod
+from fedstale.client import PackMod
+from fedstale.contrib.peers import ScreenMod
 from fedstale.errors import ConfigError
 from fedstale.strategies.robust import Krum, Median, TrimmedMean
 from fedstale.strategies.server import pack, unpack

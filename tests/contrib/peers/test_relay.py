@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app.error import Error
+from keeping_grid import KeepingGrid, KilledError
 from peer_sites import SIZE, Site, descending_app, problem, stating, step
-from test_checkpoint import KeepingGrid, KilledError
 from tiny import COSTS, fleet
 from virtual_grid import VirtualGrid, content, record
 
-from fedstale.client import ScreenMod
+from fedstale.contrib.peers import Relay, ScreenMod
+from fedstale.contrib.peers.relay import SEALED, bytes_in
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import (
@@ -22,13 +23,11 @@ from fedstale.strategies import (
     FedAvg,
     FedBuff,
     Privacy,
-    Relay,
     StaleStrategy,
     Validation,
     parse,
 )
 from fedstale.strategies.robust import Bulyan, Median, TrimmedMean
-from fedstale.strategies.stages import SEALED, bytes_in
 from fedstale.strategies.types import RejectionError
 from fedstale.strategies.weighting import polynomial
 

@@ -15,7 +15,8 @@ N, LIAR, ROUNDS = 5, 3, 8
 
 SERVER = f"""
 import numpy as np
-from fedstale.strategies import FedAvg, Relay
+from fedstale.strategies import FedAvg
+from fedstale.contrib.peers import Relay
 from fedstale.strategies.server.superlink import without_stalls
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
@@ -47,7 +48,8 @@ CLIENT = """
 import json
 
 import numpy as np
-from fedstale.client import PackMod, ScreenMod
+from fedstale.client import PackMod
+from fedstale.contrib.peers import ScreenMod
 from fedstale.strategies.robust import Median
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

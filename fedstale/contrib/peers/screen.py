@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
+from fedstale.contrib.peers.relay import PEER, RELAY, SEALED
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import ClientAppCallable, ErrorCode, model_of, record_of
 from fedstale.strategies.robust import Rule, aggregate
 from fedstale.strategies.server import UPDATE_KEY, WEIGHT_CAP, capped, is_delta, read, records_in
-from fedstale.strategies.stages import PEER, RELAY, SEALED
 from fedstale.strategies.types import Model, RejectionError, is_count, is_finite
 from fedstale.strategies.weighting import AgeCurve, constant
 
 if TYPE_CHECKING:
-    from fedstale.client.sealing import Seals
+    from fedstale.contrib.peers.sealing import Seals
 
 _FIRST, _SCREENED, _OWN = "fedstale.first", "fedstale.screened", "fedstale.own"
 """Names of the records in the Context's state that hold models: the first, the last that was
@@ -148,7 +148,7 @@ class ScreenMod:
             raise ConfigError(
                 f"site-key = {paths[0]}, site-peers = {paths[1]}: expected both files, or neither"
             )
-        from fedstale.client.sealing import Seals  # noqa: PLC0415 - apps without keys need none
+        from fedstale.contrib.peers.sealing import Seals  # noqa: PLC0415 - apps without keys need none
 
         key, peers = map(str, paths)
         if (key, peers) not in self._known:

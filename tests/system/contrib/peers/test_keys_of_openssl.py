@@ -1,4 +1,4 @@
-"""Keys of sites that OpenSSL has made, by the commands of docs/peers.md, seal and open models."""
+"""Keys of sites that OpenSSL has made, by the commands of the page of peers, seal and open."""
 
 import re
 import subprocess
@@ -7,9 +7,9 @@ import numpy as np
 from places import ROOT
 from virtual_grid import record
 
-from fedstale.client.sealing import Seals
+from fedstale.contrib.peers.sealing import Seals
 
-PAGE = (ROOT / "docs" / "peers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contrib" / "peers.md").read_text(encoding="utf-8")
 
 
 def commands():

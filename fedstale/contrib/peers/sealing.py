@@ -28,10 +28,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_private_key
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from fedstale.contrib.peers.relay import SEALED, bytes_in
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.files import check_private
 from fedstale.flower import bytes_of_records, records_of_bytes
-from fedstale.strategies.stages import SEALED, bytes_in
 from fedstale.strategies.types import RejectionError
 
 _SALT, _KEY = 32, 32

@@ -1,9 +1,9 @@
 """Peers without a trusted centre: the server stores and forwards models, and averages none.
 
 Flower has no messages between nodes. So the server is a relay: it keeps each site's last model, and
-sends a site those of its neighbours in the place of a model of its own. `fedstale.client.ScreenMod`
-combines them at the site with the site's own, by a rule that withstands some liars, and lets the
-ClientApp train from there. Nothing else of a strategy changes: `FedAvg(20, stages=[Relay("ring",
+sends a site those of its neighbours in the place of a model of its own. `ScreenMod` combines them
+at the site with the site's own, by a rule that withstands some liars, and lets the ClientApp train
+from there. Nothing else of a strategy changes: `FedAvg(20, stages=[Relay("ring",
 20)])` is gossip in lock-step, `FedBuff(20, 1, stages=[Relay("ring", 20)])` asynchronous gossip.
 
 A message holds an ArrayRecord `peer.J` for each neighbour J that has answered, and a ConfigRecord
@@ -23,10 +23,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.flower import model_of, record_of
 from fedstale.strategies.robust import Rule, aggregate
-from fedstale.strategies.stages.adapters import Adapters
-from fedstale.strategies.stages.base import Stage, StageRun
-from fedstale.strategies.stages.compression import Compression
-from fedstale.strategies.stages.privacy import Privacy
+from fedstale.strategies.server import read, records_in
+from fedstale.strategies.stages import Adapters, Compression, Privacy, Stage, StageRun
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,
@@ -260,8 +258,6 @@ class Relay(Stage):
         """
         if job.purpose != "train":
             return
-        from fedstale.strategies.server import records_in  # noqa: PLC0415 - a circle
-
         about, records = content.get(RELAY), records_in(content, ArrayRecord)
         site = about.get("site") if isinstance(about, ConfigRecord) else None
         if not (isinstance(site, int) and is_count(site, 0) and site < self.n_sites):
@@ -343,8 +339,6 @@ def bytes_in(record: ArrayRecord) -> Array:
     Raises:
         RejectionError: it is none.
     """
-    from fedstale.strategies.server import read  # noqa: PLC0415 - see above
-
     if list(record) != [SEALED]:
         raise RejectionError("names", f"holds arrays {list(record)[:5]}: expected {SEALED!r} alone")
     shape = tuple(record[SEALED].shape)
