@@ -6,7 +6,7 @@ forecast of its own job before it picks. Every merge is written down: what the m
 each group of data before and after, and whose updates went in.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -351,9 +351,9 @@ class LyingGrid(TraceGrid):
         super().__init__(*args, **options)
         self._liars = liars
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def receive(self, until: float, message_ids: Set[str] | None) -> list[Message]:
         """Return replies as their devices would have them."""
-        replies = list(super().pull_messages(message_ids))
+        replies = super().receive(until, message_ids)
         for reply in replies:
             if not reply.has_error() and self._liars.who[reply.metadata.src_node_id - FIRST_NODE]:
                 _lie(self._liars.lie, reply.content)

@@ -18,7 +18,8 @@ from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.types import Bits, NodeSet
 
 _OPERATIONS = (
-    *("wait", "sleep", "online_nodes", "push_messages", "pull_messages", "send_and_receive"),
+    *("wait", "receive", "sleep", "online_nodes"),
+    *("push_messages", "pull_messages", "send_and_receive"),
 )
 """Methods that move the clock or send: threads of an app use them in turn."""
 _WORK = "run", "have_replied"
@@ -50,7 +51,8 @@ class AppGrid(TraceGrid):
             FedstaleError: a thread of the app has done what is not possible.
         """
         kind: Any = type(grid)
-        grid.__class__ = cls
+        # A grid of a user's class stays one.
+        grid.__class__ = cls if kind is TraceGrid else type(kind.__name__, (kind, cls), {})
         assert isinstance(grid, cls)
         own = grid
         # The method that takes turns, once there is one.
@@ -77,6 +79,13 @@ class AppGrid(TraceGrid):
         has_arrived = super().wait(until)
         self._seen = None
         return has_arrived
+
+    def receive(self, until: float, message_ids: Set[str] | None) -> list[Message]:
+        """Receive replies, for an app that does not look for nodes meanwhile if it has a limit."""
+        replies = super().receive(until, message_ids)
+        if until < np.inf:
+            self._seen = None
+        return replies
 
     def sleep(self, seconds: float) -> None:
         """Move the clock on, as far as other threads go on."""

@@ -253,6 +253,28 @@ class TraceGrid(Stateful, RuntimeGrid):
             self._move(until)
         return bool(self._found(None))
 
+    def receive(self, until: float, message_ids: Set[str] | None) -> list[Message]:
+        """Return the replies to some messages, after moving the clock as `wait` does if need be.
+
+        Args:
+            until: instant in s; may be inf.
+            message_ids: of the messages; None for all whose replies nobody else waits for.
+
+        Returns:
+            Replies and error replies in the order of their arrival; possibly none.
+
+        Raises:
+            RunEnded: the run is over, or nothing can ever happen again.
+        """
+        found = self._found(message_ids) if self._arrived else []
+        if not found:
+            self._move(until)
+            found = self._found(message_ids) if self._arrived else []
+        if not found:
+            return []
+        self._check_time()
+        return self._deliver(found, message_ids or ())
+
     def sleep(self, seconds: float) -> None:
         """Move the clock on; what happens on the way can be pulled afterwards."""
         self._advance(self._now + max(seconds, 0.0))
@@ -352,18 +374,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over.
         """
-        if message_ids is not None:
-            reply_to_message_ids = asked_ids(reply_to_message_ids, message_ids)
-        wanted = reply_to_message_ids
-        # A strategy with ten thousand jobs out has them at hand as a set, and copies of it add up.
-        if wanted is not None and not isinstance(wanted, Set):
-            wanted = set(wanted)
+        asked = asked_ids(reply_to_message_ids, message_ids)
+        wanted = asked if asked is None or isinstance(asked, Set) else set(asked)
         self._check_time()
-        found = self._found(wanted)
-        if not found and (wanted is None or wanted):
-            self._move()
-            found = self._found(wanted)
-        return self._deliver(found, wanted or ())
+        return self.receive(np.inf, wanted) if wanted is None or wanted else []
 
     def _found(self, wanted: Set[str] | None) -> list[str]:
         """Return the messages among those wanted, or of all, whose reply is here for this one."""
@@ -394,7 +408,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         finally:
             for row in rows:
                 del self._awaited[row]
-        return self._deliver([key for key in self._arrived if key in wanted])
+        found = self._found(wanted)
+        return self._deliver(found) if found else []
 
     # How the clock moves.
 
@@ -528,8 +543,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             wanted: what the server waits for besides; clients among them may be trained along.
         """
         jobs = [self._arrived.pop(key) for key in message_ids]
-        if not jobs:
-            return []
 
         def coming() -> list[OpenJob]:
             asked = (self._jobs.of_message(key) for key in wanted)

@@ -269,9 +269,7 @@ class EventLoop(Stateful):
         return min(instants)
 
     def _take_turn(self, until: float) -> None:
-        if self.clock.wait(until):
-            awaited = self.jobs.awaited()
-            self._receive(self.grid.pull_messages(awaited) if awaited else ())
+        self._receive(self.clock.receive(until, self.jobs.awaited()))
         self._expire()
         if self.slots.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.

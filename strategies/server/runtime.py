@@ -10,7 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -56,6 +56,14 @@ class Clock(ABC):
             False only if certainly nothing can be pulled now.
         """
 
+    def receive(self, until: float, message_ids: Set[str]) -> Iterable[Message]:
+        """Wait until an instant or until replies are here, and pull those to some messages.
+
+        A clock that is no grid has none.
+        """
+        self.wait(until)
+        return ()
+
 
 class WallClock(Clock):
     """Real time. It cannot know what has arrived, so it wakes up often and says "maybe".
@@ -99,9 +107,17 @@ class ResumedClock(Clock):
 
     def wait(self, until: float) -> bool:
         """Wait on the other clock."""
+        return self._clock.wait(self._there(until))
+
+    def receive(self, until: float, message_ids: Set[str]) -> Iterable[Message]:
+        """Receive from the other clock."""
+        return self._clock.receive(self._there(until), message_ids)
+
+    def _there(self, until: float) -> float:
+        """Return an instant on the other clock."""
         there = max(until - self._lead_s, self._clock.now())
         # Rounding must not let a virtual clock stop just before the instant, for ever.
-        return self._clock.wait(there if there + self._lead_s >= until else nextafter(there, inf))
+        return there if there + self._lead_s >= until else nextafter(there, inf)
 
 
 class Checkpointer:
@@ -412,6 +428,10 @@ class RuntimeGrid(Grid, Clock):
     """A grid of Flower that carries a runtime; it is the clock of its own run."""
 
     runtime: Runtime
+
+    def receive(self, until: float, message_ids: Set[str]) -> Iterable[Message]:
+        """Wait until an instant or until replies are here, and pull those to some messages."""
+        return self.pull_messages(message_ids) if self.wait(until) and message_ids else ()
 
     def online_nodes(self) -> NodeSet:
         """Return the nodes that `get_node_ids` does; a grid of many need not make a list of them.
