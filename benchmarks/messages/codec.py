@@ -27,7 +27,7 @@ from flwr.app.metadata import Metadata
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from threadpoolctl import threadpool_limits
 
-from fedstale.simulation.costs import size_of
+from fedstale.flower import size_of
 from fedstale.strategies.messages import codec
 from fedstale.strategies.messages.codec import (
     FORMATS,

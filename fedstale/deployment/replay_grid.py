@@ -19,7 +19,7 @@ from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.realtime import REALTIME_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.errors import RunEnded
-from fedstale.flower import asked_ids, error_reply, own_copy, stamp, with_content
+from fedstale.flower import asked_ids, error_reply, own_copy, size_of, stamp, with_content
 from fedstale.runs import IN_FLIGHT, NEVER
 from fedstale.simulation import (
     FIRST_NODE_ID,
@@ -27,9 +27,7 @@ from fedstale.simulation import (
     CostModel,
     Devices,
     JobRow,
-    OpenJob,
     RunsAfter,
-    size_of,
 )
 from fedstale.strategies.server import (
     CLIENT_ERROR,
@@ -219,7 +217,7 @@ class ReplayGrid(ForwardingGrid):
             self.runtime.reply(message_id, reply, job.status)
         return replies
 
-    def _lose(self, job: OpenJob) -> str:
+    def _lose(self, job: JobRow) -> str:
         message_id = f"lost-{job.row}"
         stamp(job.message, message_id, self.unix_zero, job.message.metadata.ttl)
         error = error_reply(job.message, job.error_code, job.reason)
@@ -240,7 +238,7 @@ class ReplayGrid(ForwardingGrid):
 
         return pa.concat_tables(table.tables(as_of, self._fleet.traces.device_ids))
 
-    def _with_plan(self, job: OpenJob) -> Message:
+    def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
         train_at, due_at = (
             self.unix_zero + instant / self._speed_up

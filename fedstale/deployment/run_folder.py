@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until, read_toml
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.flower import model_of, record_of
+from fedstale.flower import content_bytes, model_of, record_of, round_of
 from fedstale.runs import (
     CONFIG,
     DEPLOYED,
@@ -38,11 +38,9 @@ from fedstale.simulation import (
     JobTable,
     MessageRounds,
     RunMetrics,
-    content_bytes,
     end_of_app,
     ending,
     report_stock_strategies,
-    round_of,
     write_run,
 )
 from fedstale.strategies.messages import formats_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import flwr
 from flwr.app import (
@@ -26,6 +26,7 @@ from flwr.app import (
 )
 
 from fedstale.errors import ConfigError
+from fedstale.flower.arrays import n_value_bytes
 from fedstale.flower.features import FEATURES
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ SUPERLINK_NODE_ID = 1
 """Node id of a ServerApp, and of the SuperLink where that answers in a node's place."""
 
 _ENDS = ("_src_node_id", "_dst_node_id"), ("_src_task_id", "_dst_task_id")
+# On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
+_ARRAY_OVERHEAD = 160
+_RECORD_OVERHEAD = 120
+_MESSAGE_OVERHEAD = 300
+_NUMBER_BYTES = 8
 SECAGG_RECORD = "secaggplus_configs"
 """Record of a message that is a stage of SecAgg+."""
 _SECAGG_STAGES = ("setup", "share_keys", "unmask")
@@ -51,6 +57,15 @@ ClientAppCallable: TypeAlias = Callable[[Message, Context], Message]
 """What answers a message to a client: the app, or a mod with all that is in it."""
 Mod: TypeAlias = Callable[[Message, Context, ClientAppCallable], Message]
 """What stands around that."""
+
+
+class Size(NamedTuple):
+    """Bytes of a message on the wire."""
+
+    fixed: int
+    """Envelope, names, shapes, numbers and texts."""
+    values: int
+    """Values of arrays, and bytes in config records: what grows with the model."""
 
 
 class ErrorCode:
@@ -246,16 +261,6 @@ def trains_nothing(content: RecordDict) -> bool:
     return isinstance(configs, ConfigRecord) and configs.get("stage") in _SECAGG_STAGES
 
 
-def grows_with_model(record: str, name: str) -> bool:
-    """Return whether bytes in a config record grow with the model: keys of SecAgg+ do not.
-
-    Args:
-        record: key of the record.
-        name: of the bytes in it.
-    """
-    return record != SECAGG_RECORD or name == "masked_params"
-
-
 def own_message(message: Message) -> Message:
     """Return a message whose records its receiver may write to; see `own_copy`."""
     return with_content(message, own_copy(message.__dict__["_content"]))
@@ -303,6 +308,83 @@ def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
     whole = new(RecordDict)
     whole.__dict__ = content.__dict__ | {"_data": own}
     return whole
+
+
+def size_of(message: Message) -> Size:
+    """Measure a message or reply; an error is as long as its reason."""
+    if message.has_error():
+        return Size(_MESSAGE_OVERHEAD + len((message.error.reason or "").encode()), 0)
+    return content_size(message.content)
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Measure a message with this content on the wire, in bytes."""
+    return sum(content_size(content))
+
+
+def content_size(content: RecordDict) -> Size:
+    """Measure a message with this content on the wire, apart what grows with the model.
+
+    Array data and bytes are counted exactly; names, shapes and envelopes by their typical size.
+    Tests hold the sum for small models within 3% of Flower's own serialisation of all arrays
+    packed as one, and within 15% of each apart. Of the bytes of SecAgg+, only masked models are
+    values: keys and shares do not grow with a model.
+    """
+    fixed, values = _MESSAGE_OVERHEAD, 0
+    for key, record in entries(content).items():
+        fixed += _RECORD_OVERHEAD
+        if isinstance(record, ArrayRecord):
+            for name, array in entries(record).items():
+                n = n_value_bytes(array)
+                values += n
+                fixed += len(array.data) - n + len(name) + _ARRAY_OVERHEAD
+            continue
+        for name, value in entries(record).items():
+            if type(value) is float or type(value) is int:
+                # Most are, and a call would take longer than the rest.
+                fixed += len(name) + 8 + _NUMBER_BYTES
+                continue
+            total, n = _value_bytes(value)
+            if key == SECAGG_RECORD and name != "masked_params":
+                # Keys and shares do not grow with the model.
+                n = 0
+            values += n
+            fixed += len(name) + 8 + total - n
+    return Size(fixed, values)
+
+
+def _value_bytes(value: object) -> tuple[int, int]:
+    """Measure a value, and how many of its bytes are of the type bytes."""
+    if isinstance(value, bytes):
+        return len(value), len(value)
+    if isinstance(value, str):
+        return len(value), 0
+    if isinstance(value, list):
+        if value and isinstance(value[0], int | float):
+            # The values of a list are of one type.
+            return _NUMBER_BYTES * len(value), 0
+        each = [_value_bytes(v) for v in value]
+        return sum(total for total, _ in each), sum(n for _, n in each)
+    return _NUMBER_BYTES, 0
+
+
+def round_of(message: Message) -> int:
+    """Read the round that a strategy wrote into a message; -1 for none."""
+    group_id = message.metadata.group_id
+    return int(group_id) if group_id.isdecimal() else round_and_share_in(message.content)[0]
+
+
+def round_and_share_in(content: RecordDict) -> tuple[int, bool]:
+    """Read the round that a strategy wrote into a message, or -1, and if stages ask for more."""
+    number, asks = -1, False
+    for record in entries(content).values():
+        if not isinstance(record, ConfigRecord):
+            continue
+        said = entries(record)
+        if number < 0 and isinstance(said.get("server-round"), int):
+            number = int(said["server-round"])
+        asks = asks or any(key.startswith("fedstale.") for key in said)
+    return number, asks
 
 
 entries: Callable[[RecordDict | Record], dict[str, Any]] = attrgetter("_data")

@@ -17,9 +17,10 @@ from flwr.serverapp import Grid
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, needs
+from fedstale.flower import content_bytes
 from fedstale.live.server import LocalHandler, listening
 from fedstale.live.watching import Watcher
-from fedstale.simulation import content_bytes, report_stock_strategies
+from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import (
     REPORTED,
     Limit,

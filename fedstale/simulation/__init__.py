@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from fedstale.simulation.costs import (
         CostModel,
         WorkHook,
-        content_bytes,
         missing_costs,
         missing_text,
-        size_of,
     )
-    from fedstale.simulation.devices import FIRST_NODE_ID, Devices, round_of
+    from fedstale.simulation.devices import FIRST_NODE_ID, Devices
     from fedstale.simulation.dry_runs import dry_run
     from fedstale.simulation.executors import (
         ClientCall,
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
         ProcessExecutor,
     )
     from fedstale.simulation.flower_app import FlowerApp, overrides_in
-    from fedstale.simulation.jobs import Columns, JobRow, JobTable, OpenJob, RunsAfter
+    from fedstale.simulation.jobs import Columns, JobRow, JobTable, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
     from fedstale.simulation.nodes import NodeConfigs, node_configs
@@ -40,11 +38,11 @@ else:
     __getattr__, __dir__ = names_of(
         __name__,
         {
-            "costs": "CostModel WorkHook content_bytes missing_costs missing_text size_of",
-            "devices": "FIRST_NODE_ID Devices round_of",
+            "costs": "CostModel WorkHook missing_costs missing_text",
+            "devices": "FIRST_NODE_ID Devices",
             "executors": "ClientCall ClientReply Executor InlineExecutor ProcessExecutor",
             "flower_app": "FlowerApp overrides_in",
-            "jobs": "Columns JobRow JobTable OpenJob RunsAfter",
+            "jobs": "Columns JobRow JobTable RunsAfter",
             "measuring": "measure pasted",
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
             "nodes": "NodeConfigs node_configs",
@@ -70,14 +68,12 @@ __all__ = [
     "JobTable",
     "MessageRounds",
     "NodeConfigs",
-    "OpenJob",
     "ProcessExecutor",
     "RunEnded",
     "RunMetrics",
     "RunsAfter",
     "TraceGrid",
     "WorkHook",
-    "content_bytes",
     "dry_run",
     "end_of_app",
     "ending",
@@ -89,10 +85,8 @@ __all__ = [
     "overrides_in",
     "pasted",
     "report_stock_strategies",
-    "round_of",
     "server_fn_on",
     "simulate",
-    "size_of",
     "stock_strategies_reporting",
     "write_run",
 ]

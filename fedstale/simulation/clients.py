@@ -23,16 +23,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict, UserConfig
 
-from fedstale.flower import ErrorCode, answers, error_reply, own_message
+from fedstale.flower import (
+    ErrorCode,
+    answers,
+    content_size,
+    error_reply,
+    own_message,
+    size_of,
+)
 from fedstale.runs import UNKNOWN
-from fedstale.simulation.costs import CostModel, content_size, examples_in, size_of
+from fedstale.simulation.costs import CostModel, examples_in
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import (
     ClientRun,
     JobRow,
     JobTable,
-    OpenJob,
     RunsAfter,
     records_in,
     records_out,
@@ -53,6 +59,7 @@ _JOB_SEED = b"fedstale job"
 _ERRORS_SHOWN = 5
 # Lists take plain numbers faster.
 _AFTER_DELIVERY, _AFTER_DOWNLOAD = int(RunsAfter.DELIVERY), int(RunsAfter.DOWNLOAD)
+_SENT = "node_id", "runs_after"
 _AT_ONCE = 64
 """Clients of this process that are called before the next are got ready, at least."""
 _SWEEP_AT = 1024
@@ -94,7 +101,7 @@ class Clients(Stateful):
         self._hash = hashlib.blake2b(b"%d" % seed, digest_size=4, person=_JOB_SEED)
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
-        self._ahead: dict[int, tuple[Context, ClientReply]] = {}
+        self._ahead: dict[int, tuple[int | None, ClientReply]] = {}
         self._errors: set[str] = set()
         self._latest: dict[int, int] = {}
         """The job of each node that ran last, of those that the node remembers."""
@@ -121,16 +128,15 @@ class Clients(Stateful):
 
     def sent(self, jobs: JobTable, rows: range) -> None:
         """Take note of jobs; those that run when their reply is pulled may change their nodes."""
-        if self._book.costs.constant_replies:
-            for node_id, after in zip(*jobs.values(rows, "node_id", "runs_after"), strict=True):
-                if after == _AFTER_DELIVERY:
-                    self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
+        nodes, after = (jobs.columns[name][rows.start : rows.stop] for name in _SENT)
+        for node_id in nodes[after == _AFTER_DELIVERY].tolist():
+            self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
 
     def may_change(self, node_id: int) -> bool:
         """Return whether what a node remembers may change before its next job must run."""
         return bool(self._unpulled.get(node_id))
 
-    def run(self, jobs: Sequence[OpenJob], now: float) -> list[int]:
+    def run(self, jobs: Sequence[JobRow], now: float) -> list[int]:
         """Run clients of different nodes, whose replies decide what their jobs cost.
 
         Args:
@@ -154,28 +160,27 @@ class Clients(Stateful):
         for i in range(0, len(jobs), few):
             self._run_now(jobs[i : i + few])
         self._n_run += len(jobs)
-        rows, changed = [job.row for job in jobs], []
-        names = "asked_work", "asked_upload_bytes", "whole_work", "scale", "runs_after"
-        for job, was_work, was_up, whole, scale, after in zip(
-            jobs, *table.values(rows, *names), strict=True
-        ):
-            run, work = job.run, was_work
+        columns, changed = table.columns, []
+        works, ups = columns["asked_work"], columns["asked_upload_bytes"]
+        scale_of, after_of = columns["scale"].item, columns["runs_after"].item
+        for job in jobs:
+            row, run = job.row, job.run
             assert run is not None
             assert run.reply is not None
-            up = self._book.message_bytes(run.size, scale)
-            if after == _AFTER_DOWNLOAD and not run.reply.has_error():
+            work = was_work = works.item(row)
+            up = self._book.message_bytes(run.size, scale_of(row))
+            if after_of(row) == _AFTER_DOWNLOAD and not run.reply.has_error():
                 if job.kind.startswith("train"):
-                    work = self._book.training(whole, run.reply.content)
+                    work = self._book.training(job.whole_work, run.reply.content)
                 else:
                     examples = examples_in(run.reply.content)
                     work = self._book.evaluation(job.node_id, examples, work)
-            if work != was_work or up != was_up:
-                table.columns["asked_work"][job.row] = work
-                table.columns["asked_upload_bytes"][job.row] = up
-                changed.append(job.row)
+            if work != was_work or up != ups.item(row):
+                works[row], ups[row] = work, up
+                changed.append(row)
         return changed
 
-    def drop_lost(self, job: OpenJob) -> None:
+    def drop_lost(self, job: JobRow) -> None:
         """Forget what a client has replied, if it has run, to a job that the trace then loses."""
         if job.run is not None:
             job.run = None
@@ -188,7 +193,7 @@ class Clients(Stateful):
             self._unpulled[job.node_id] -= 1
 
     def have_replied(
-        self, jobs: Sequence[OpenJob], coming: Callable[[], Iterable[OpenJob]] = tuple
+        self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]] = tuple
     ) -> None:
         """See to the replies to arrived jobs; clients that have not run do so all together.
 
@@ -218,25 +223,26 @@ class Clients(Stateful):
                 seen += wave
         self._note(seen)
 
-    def _run_now(self, jobs: Sequence[OpenJob]) -> None:
+    def _run_now(self, jobs: Sequence[JobRow]) -> None:
         """Run clients, on what their nodes remember, which is then what these leave."""
-        contexts = []
-        names = "node_id", "downloaded_at", "trained_at"
-        for job, node_id, arrived_at, trained_at in zip(
-            jobs, *jobs[0].jobs.values([job.row for job in jobs], *names), strict=True
-        ):
+        contexts, columns = [], jobs[0].jobs.columns
+        for job in jobs:
+            node_id, trained_at = (
+                columns["node_id"].item(job.row),
+                columns["trained_at"].item(job.row),
+            )
             context = self._contexts.get(node_id) or self._new_context(node_id)
             before = context.state if len(context.state) else None
             if before is not None and not self._executor.is_remote:
                 before = deepcopy(before)
-            ready_at = trained_at if trained_at < np.inf else arrived_at
+            ready_at = trained_at if trained_at < np.inf else job.downloaded_at
             job.run = ClientRun(before, self._latest.get(node_id), ready_at)
             contexts.append(context)
         for job, answer in zip(jobs, self._ran(jobs, contexts), strict=True):
             node_id = answer.context.node_id
             self._contexts[node_id], self._latest[node_id] = answer.context, job.row
 
-    def _run_again(self, jobs: Sequence[OpenJob]) -> None:
+    def _run_again(self, jobs: Sequence[JobRow]) -> None:
         """Run clients once more whose replies were not kept; their nodes remember it already."""
         contexts = []
         for job in jobs:
@@ -246,7 +252,7 @@ class Clients(Stateful):
             contexts.append(context)
         self._ran(jobs, contexts)
 
-    def _ran(self, jobs: Sequence[OpenJob], contexts: Sequence[Context]) -> list[ClientReply]:
+    def _ran(self, jobs: Sequence[JobRow], contexts: Sequence[Context]) -> list[ClientReply]:
         """Run clients, note what they reply, and return it."""
         calls = []
         for job, context in zip(jobs, contexts, strict=True):
@@ -266,12 +272,12 @@ class Clients(Stateful):
                 job.run.reply = None
         self._sweep_at = 2 * self._n_run + _SWEEP_AT
 
-    def _is_ready(self, job: OpenJob) -> bool:
+    def _is_ready(self, job: JobRow) -> bool:
         """Return whether a job was trained ahead, on what its node remembers now."""
-        context, _ = self._ahead.get(job.row, (None, None))
-        return context is not None and context is self._contexts.get(job.node_id, context)
+        latest, answer = self._ahead.get(job.row, (None, None))
+        return answer is not None and latest == self._latest.get(job.node_id)
 
-    def _train(self, jobs: Sequence[OpenJob], coming: Callable[[], Iterable[OpenJob]]) -> None:
+    def _train(self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]]) -> None:
         if not jobs:
             return
         chosen, nodes = list(jobs), {job.node_id for job in jobs}
@@ -295,8 +301,7 @@ class Clients(Stateful):
                 context.run_config = dict(context.run_config)
             calls.append(self._call(job, context, self._latest.get(job.node_id), job.trained_at))
         for job, call, answer in zip(chosen, calls, self._answers(calls), strict=True):
-            before = self._contexts.get(call.context.node_id, call.context)
-            self._ahead[job.row] = before, answer
+            self._ahead[job.row] = self._latest.get(call.context.node_id), answer
 
     def _answers(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         if self._executor.is_remote:
@@ -305,7 +310,7 @@ class Clients(Stateful):
         return self._executor.run(calls)
 
     def _call(
-        self, job: OpenJob, context: Context, latest: int | None, ready_at: float
+        self, job: JobRow, context: Context, latest: int | None, ready_at: float
     ) -> ClientCall:
         """Return what a client runs on.
 
@@ -322,9 +327,11 @@ class Clients(Stateful):
         hashed = self._hash.copy()
         hashed.update(b" %d %d" % (node_id, job.row))
         seed = int.from_bytes(hashed.digest())
-        return ClientCall(own_message(job.message), NodeContext.of(context, device), seed)
+        assert isinstance(context, NodeContext)
+        context.device = device
+        return ClientCall(own_message(job.message), context, seed)
 
-    def _note(self, jobs: Sequence[OpenJob]) -> None:
+    def _note(self, jobs: Sequence[JobRow]) -> None:
         """Note how jobs ended whose replies are handed out now.
 
         Raises:
@@ -332,19 +339,18 @@ class Clients(Stateful):
         """
         table, book = jobs[0].jobs, self._book
         status, reported = table.columns["status"], table.number(REPORTED)
-        names = "node_id", "asked_upload_bytes", "work_share"
-        for job, node_id, up, share in zip(
-            jobs, *table.values([job.row for job in jobs], *names), strict=True
-        ):
-            run = job.run
+        columns = table.columns
+        for job in jobs:
+            row, run = job.row, job.run
             assert run is not None
             assert run.reply is not None
             if run.reply.has_error():
                 self._note_error(job, run.reply.error.reason or "")
                 continue
-            status[job.row] = reported
+            status[row], node_id = reported, columns["node_id"].item(row)
             if book.costs.constant_replies:
                 book.check_promise(job.form, node_id, run.size)
+            up, share = columns["asked_upload_bytes"].item(row), columns["work_share"].item(row)
             book.learn(job.form, node_id, run.reply, run.size, int(up), share)
 
     def _note_error(self, job: JobRow, reason: str) -> None:
@@ -354,9 +360,9 @@ class Clients(Stateful):
         level = logging.WARNING if is_new else logging.DEBUG
         logger.log(level, "client on node %d failed: %s", job.node_id, reason)
 
-    def _new_context(self, node_id: int) -> Context:
+    def _new_context(self, node_id: int) -> "NodeContext":
         own = self._nodes.of(node_id - FIRST_NODE_ID)
-        return Context(self._run_id, node_id, own, RecordDict(), dict(self._run_config))
+        return NodeContext(self._run_id, node_id, own, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
         """Return what nodes remember, and what was learnt of costs."""
@@ -380,11 +386,11 @@ def _own_answer(message: Message, reply: Message) -> Message:
     return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
 
 
-def _waves(jobs: Sequence[OpenJob]) -> Iterator[list[OpenJob]]:
+def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
     """Split jobs so that no node occurs twice in a wave: its second job sees its first's state."""
     left = list(jobs)
     while left:
-        wave: dict[int, OpenJob] = {}
+        wave: dict[int, JobRow] = {}
         left = [job for job in left if wave.setdefault(job.node_id, job) is not job]
         yield list(wave.values())
 
@@ -393,14 +399,7 @@ class NodeContext(Context):
     """The Context of a simulated node, which also knows the device below it."""
 
     device: "ReplayedDevice"
-    """The device while it works on the message that the Context comes with."""
-
-    @classmethod
-    def of(cls, context: Context, device: "ReplayedDevice") -> "NodeContext":
-        """Return a Context with the same contents, for one message."""
-        made = cls.__new__(cls)
-        made.__dict__.update(vars(context), device=device)
-        return made
+    """The device as of the message that the Context comes with."""
 
 
 @dataclass(eq=False, slots=True)

@@ -10,25 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
-from fedstale.flower import (
-    entries,
-    grows_with_model,
-    n_value_bytes,
-    trains_nothing,
-)
+from fedstale.flower import Size, entries, trains_nothing
 from fedstale.strategies.stages import QUERY, StepsDone, steps_of
 from fedstale.strategies.types import Stateful
-
-# On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
-_ARRAY_OVERHEAD = 160
-_RECORD_OVERHEAD = 120
-_MESSAGE_OVERHEAD = 300
-_NUMBER_BYTES = 8
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +32,6 @@ _PASTED = {
     "evaluate-work-per-example": "0.03  # work units to evaluate one example",
 }
 _PASTED_WORK = "2.0  # work units of one message; 0 if it only reads what a device has"
-
-
-class Size(NamedTuple):
-    """Bytes of a message on the wire."""
-
-    fixed: int
-    """Envelope, names, shapes, numbers and texts."""
-    values: int
-    """Values of arrays, and bytes in config records: what grows with the model."""
 
 
 class Charge(NamedTuple):
@@ -464,60 +444,3 @@ def examples_in(content: RecordDict) -> float | None:
         if isinstance(examples, int | float) and 0 <= examples < np.inf:
             found = float(examples)
     return found
-
-
-def size_of(message: Message) -> Size:
-    """Return the bytes of a message or reply; of an error those of its reason."""
-    if message.has_error():
-        return Size(_MESSAGE_OVERHEAD + len((message.error.reason or "").encode()), 0)
-    return content_size(message.content)
-
-
-def content_bytes(content: RecordDict) -> int:
-    """Return the size of a message with this content on the wire, in bytes."""
-    return sum(content_size(content))
-
-
-def content_size(content: RecordDict) -> Size:
-    """Return the size of a message with this content on the wire.
-
-    Array data and bytes are counted exactly; names, shapes and envelopes by their typical size.
-    Tests hold the sum for small models within 3% of Flower's own serialisation of all arrays
-    packed as one, and within 15% of each apart. Of the bytes of SecAgg+, only masked models are
-    values: keys and shares do not grow with a model.
-    """
-    fixed, values = _MESSAGE_OVERHEAD, 0
-    for key, record in entries(content).items():
-        fixed += _RECORD_OVERHEAD
-        if isinstance(record, ArrayRecord):
-            for name, array in entries(record).items():
-                n = n_value_bytes(array)
-                values += n
-                fixed += len(array.data) - n + len(name) + _ARRAY_OVERHEAD
-            continue
-        for name, value in entries(record).items():
-            if type(value) is float or type(value) is int:
-                # Most are, and a call would take longer than the rest.
-                fixed += len(name) + 8 + _NUMBER_BYTES
-                continue
-            total, n = _value_bytes(value)
-            if n and not grows_with_model(key, name):
-                n = 0
-            values += n
-            fixed += len(name) + 8 + total - n
-    return Size(fixed, values)
-
-
-def _value_bytes(value: object) -> tuple[int, int]:
-    """Return the bytes of a value, and how many of them are bytes of its own."""
-    if isinstance(value, bytes):
-        return len(value), len(value)
-    if isinstance(value, str):
-        return len(value), 0
-    if isinstance(value, list):
-        if value and isinstance(value[0], int | float):
-            # The values of a list are of one type.
-            return _NUMBER_BYTES * len(value), 0
-        each = [_value_bytes(v) for v in value]
-        return sum(total for total, _ in each), sum(n for _, n in each)
-    return _NUMBER_BYTES, 0

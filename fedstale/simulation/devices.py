@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.flower import ErrorCode, entries, sent_to
+from fedstale.flower import ErrorCode, Size, content_size, round_and_share_in, sent_to
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
-from fedstale.simulation.costs import CostModel, Size, content_size, reply_kind
+from fedstale.simulation.costs import CostModel, reply_kind
 from fedstale.simulation.jobs import (
     ANSWERED,
     ASKED,
     Columns,
+    JobRow,
     JobTable,
-    OpenJob,
     RunsAfter,
     places_of,
 )
@@ -294,8 +294,9 @@ class Devices(Stateful):
         """
         found: Followed = [], []
         batch: dict[int, int] = {}
-        (devices,) = jobs.values(rows, "device")
-        for device, row in zip(devices, rows, strict=True):
+        device_of = jobs.columns["device"].item
+        for row in rows:
+            device = device_of(row)
             if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
                 self._follow(jobs, list(batch.values()), found)
@@ -322,8 +323,10 @@ class Devices(Stateful):
         if changed:
             self._plan(jobs, changed)
         behind: list[int] = []
-        for device, ended_at in zip(*jobs.values(rows, "device", "ended_at"), strict=True):
-            self._free_at[device] = ended_at
+        device_of, ended_at = jobs.columns["device"].item, jobs.columns["ended_at"].item
+        for row in rows:
+            device = device_of(row)
+            self._free_at[device] = ended_at(row)
             behind += self._behind.pop(device)
         return self.follow(jobs, sorted(behind)) if behind else ([], [])
 
@@ -373,13 +376,14 @@ class Devices(Stateful):
         """Work out what devices do with one job each, and add these to what was found."""
         self._plan(jobs, rows)
         known, open_ = found
-        names = "device", "runs_after", "downloaded_at", "trained_at", "ended_at"
-        for row, device, after, downloaded_at, trained_at, ended_at in zip(
-            rows, *jobs.values(rows, *names), strict=True
-        ):
-            run_at = trained_at if after == _AFTER_WORK else downloaded_at
+        columns = jobs.columns
+        device_of, after_of = columns["device"].item, columns["runs_after"].item
+        for row in rows:
+            device, after = device_of(row), after_of(row)
+            name = "trained_at" if after == _AFTER_WORK else "downloaded_at"
+            run_at = columns[name].item(row)
             if after == _AFTER_DELIVERY or run_at == np.inf:
-                self._free_at[device] = ended_at
+                self._free_at[device] = columns["ended_at"].item(row)
                 known.append(row)
             else:
                 self._behind[device] = []
@@ -407,7 +411,7 @@ class Devices(Stateful):
             for i in np.flatnonzero(found.status).tolist():
                 self._fail(jobs.open[rows[i]], Status(int(found.status[i])), found.reason(i))
 
-    def _fail(self, job: OpenJob, status: Status, reason: str) -> None:
+    def _fail(self, job: JobRow, status: Status, reason: str) -> None:
         """Note that a device does not report, and when and how the server sees it."""
         job.status, job.reason = FAILED[status], reason
         expires = job.sent_at + job.message.metadata.ttl
@@ -420,7 +424,7 @@ class Devices(Stateful):
     def _content_of(self, sent_as: str, content: RecordDict, jobs: JobTable) -> _Content:
         """Return what all messages of one type with the same records have in common."""
         book, kind, size = self._book, sent_as.removesuffix(".default"), content_size(content)
-        number, asks = _said_in(content)
+        number, asks = round_and_share_in(content)
         down, up = formats_of(content) if asks else ("", "")
         scale, form = book.scale(size), reply_kind(kind, up)
         return _Content(
@@ -443,22 +447,3 @@ def _job(columns: Columns, places: Index | slice, on_interrupt: OnInterrupt) -> 
         ttl_s=columns["asked_ttl_s"][places],
         on_interrupt=on_interrupt,
     )
-
-
-def round_of(message: Message) -> int:
-    """Return the round that a strategy wrote into the message, or -1."""
-    group_id = message.metadata.group_id
-    return int(group_id) if group_id.isdecimal() else _said_in(message.content)[0]
-
-
-def _said_in(content: RecordDict) -> tuple[int, bool]:
-    """Return the round that a strategy wrote into a message, or -1, and if stages ask for more."""
-    number, asks = -1, False
-    for record in entries(content).values():
-        if not isinstance(record, ConfigRecord):
-            continue
-        said = entries(record)
-        if number < 0 and isinstance(said.get("server-round"), int):
-            number = int(said["server-round"])
-        asks = asks or any(key.startswith("fedstale.") for key in said)
-    return number, asks

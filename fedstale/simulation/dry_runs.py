@@ -17,7 +17,8 @@ from flwr.app import Message
 
 from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, RunEnded
-from fedstale.simulation.costs import CostModel, kind_of, size_of
+from fedstale.flower import size_of
+from fedstale.simulation.costs import CostModel, kind_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
 from fedstale.strategies.server import Callback, Runtime

@@ -27,6 +27,7 @@ from flwr.app import Message, RecordDict
 
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.flower import (
+    Size,
     bytes_of_message,
     bytes_of_records,
     message_of_bytes,
@@ -34,7 +35,7 @@ from fedstale.flower import (
     with_content,
 )
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
-from fedstale.simulation.costs import Size, reply_kind
+from fedstale.simulation.costs import reply_kind
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
 from fedstale.traces import Index
@@ -103,14 +104,40 @@ class Column(Generic[T]):
         job.jobs.columns[self.name][job.row] = number
 
 
+_UNKNOWN_SIZE = Size(0, 0)
+
+
+@dataclass(slots=True)
+class ClientRun:
+    """A client that has run, and what it takes to run it again."""
+
+    before: RecordDict | None
+    """What its node remembered before; None for nothing."""
+    latest: int | None
+    """The job that the node had worked on before."""
+    ready_at: float
+    """Instant in s at which the client was told that its reply is ready."""
+    size: Size = _UNKNOWN_SIZE
+    """Bytes of the reply."""
+    reply: Message | None = None
+    """What it replied; None where that is not kept, and the client runs again to tell."""
+
+
 class JobRow:
-    """One row of the table.
+    """One row of the table, and what is in none as long as the server waits for the job's end.
 
     The columns of events.parquet come first, in its order, with the device's position in the place
     of its name.
     """
 
-    __slots__ = ("jobs", "row")
+    __slots__ = ("form", "jobs", "message", "row", "run")
+
+    message: Message
+    """What was sent."""
+    form: str
+    """Its `reply_kind`."""
+    run: ClientRun | None
+    """What its client has done, if it has run."""
 
     job_id = Column(int, 0)
     """Counts up from 0 in the order of sending."""
@@ -183,9 +210,20 @@ class JobRow:
     error_code = Column(int, ANSWERED, is_event=False)
     """Code of the SuperLink's error reply; `ANSWERED` if the device answers itself."""
 
-    def __init__(self, jobs: "JobTable", row: int) -> None:
-        """Look at a row of a table; its place is the job's id."""
+    def __init__(
+        self, jobs: "JobTable", row: int, message: Message | None = None, form: str = ""
+    ) -> None:
+        """Look at a row of a table; its place is the job's id.
+
+        Args:
+            jobs: the table; a weak reference if it holds this, so that it goes with its last user.
+            row: of the job.
+            message: what was sent, of a job whose end the server has not seen.
+            form: its `reply_kind`.
+        """
         self.jobs, self.row = jobs, row
+        if message is not None:
+            self.message, self.form, self.run = message, form, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process as the values of the row; the table stays behind."""
@@ -195,44 +233,6 @@ class JobRow:
     def is_answered(self) -> bool:
         """Whether the device answers itself, and not the SuperLink in its place."""
         return self.error_code == ANSWERED
-
-
-_UNKNOWN_SIZE = Size(0, 0)
-
-
-@dataclass(slots=True)
-class ClientRun:
-    """A client that has run, and what it takes to run it again."""
-
-    before: RecordDict | None
-    """What its node remembered before; None for nothing."""
-    latest: int | None
-    """The job that the node had worked on before."""
-    ready_at: float
-    """Instant in s at which the client was told that its reply is ready."""
-    size: Size = _UNKNOWN_SIZE
-    """Bytes of the reply."""
-    reply: Message | None = None
-    """What it replied; None where that is not kept, and the client runs again to tell."""
-
-
-class OpenJob(JobRow):
-    """A job whose reply or failure the server has not been given: its row, and what is in none."""
-
-    __slots__ = ("form", "message", "run")
-
-    def __init__(self, jobs: "JobTable", row: int, message: Message, form: str) -> None:
-        """Begin with what is sent.
-
-        Args:
-            jobs: the table, which holds this; a weak reference, so that it goes with its last user.
-            row: of the job.
-            message: what was sent.
-            form: its `reply_kind`.
-        """
-        self.jobs, self.row, self.message, self.form = jobs, row, message, form
-        self.run: ClientRun | None = None
-        """What its client has done, if it has run."""
 
 
 _ALL: Mapping[str, Column[Any]] = {
@@ -274,7 +274,7 @@ class JobTable(Stateful, Callback):
             FedstaleError: the folder of temporary files is not writable.
         """
         self._n = 0
-        self.open: dict[int, OpenJob] = {}
+        self.open: dict[int, JobRow] = {}
         """The jobs whose end the server has not seen, by job id."""
         self.reported: dict[str, dict[int, float]] = {name: {} for name in _REPORTED}
         """What each node has last reported of its next job, by column."""
@@ -318,22 +318,16 @@ class JobTable(Stateful, Callback):
         """Take in messages that are sent, with the `reply_kind` of each."""
         own: Any = weakref.proxy(self)
         for row, message, form in zip(range(rows.start, rows.stop), messages, forms, strict=True):
-            self.open[row] = OpenJob(own, row, message, form)
+            self.open[row] = JobRow(own, row, message, form)
 
     def count_on(self, rows: slice, before: int) -> None:
         """Add the rounds of the loops before this one to the rounds that some jobs state."""
-        if before:
-            rounds = self.columns["round"][rows]
-            rounds[rounds >= 0] += before
+        rounds = self.columns["round"][rows]
+        rounds[rounds >= 0] += before
 
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
         return self.open.get(job_id) or JobRow(self, job_id)
-
-    def values(self, rows: Sequence[int], *names: str) -> list[list[Any]]:
-        """Return the values of some rows in each of some columns."""
-        places = slice(rows[0], rows[0] + 1) if len(rows) == 1 else places_of(rows)
-        return [self.columns[name][places].tolist() for name in names]
 
     def form(self, row: int) -> str:
         """Return the `reply_kind` of a job."""
@@ -359,9 +353,7 @@ class JobTable(Stateful, Callback):
                 by_node[node_id] = reported
 
     def note_reported(self, rows: Iterable[int], messages: Iterable[Message]) -> None:
-        """Write into jobs that train what their devices have last reported, if any has."""
-        if not any(self.reported.values()):
-            return
+        """Write into jobs that train what their devices have last reported."""
         for row, message in zip(rows, messages, strict=True):
             if message.metadata.message_type.startswith("train"):
                 self.note_reported_by(message.metadata.dst_node_id, row)
@@ -461,7 +453,7 @@ class JobTable(Stateful, Callback):
         for job_id, (head, number) in state["messages"].items():
             message = with_content(message_of_bytes(head.tobytes()), contents[number])
             row = int(job_id)
-            self.open[row] = OpenJob(weakref.proxy(self), row, message, self.form(row))
+            self.open[row] = JobRow(weakref.proxy(self), row, message, self.form(row))
         for job_id, (before, latest, ready_at) in state["runs"].items():
             self.open[int(job_id)].run = ClientRun(records_in(before), latest, ready_at)
 

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded, nearest
-from fedstale.flower import entries
+from fedstale.flower import entries, round_of
 from fedstale.machine import processor, system, versions
 from fedstale.reports import BOOKKEEPING, LEVEL_COLUMNS, Run, levels, report_at_end
 from fedstale.runs import (
@@ -34,7 +34,6 @@ from fedstale.runs import (
     rejected_devices,
     rejections,
 )
-from fedstale.simulation.devices import round_of
 from fedstale.strategies.server import (
     CLIENT_ERROR,
     REJECTED,
@@ -395,13 +394,15 @@ class NoneGood(Callback):
 
 def _not_numbers(content: RecordDict) -> list[str]:
     """Return the names of metrics in a reply that are NaN or infinite."""
-    return [
-        key
-        for name, record in entries(content).items()
-        if isinstance(record, MetricRecord) or name in _OLDER
-        for key, value in numbers(record).items()
-        if not isfinite(value)
-    ]
+    found = []
+    for name, record in entries(content).items():
+        if isinstance(record, MetricRecord) or name in _OLDER:
+            for value in entries(record).values():
+                # Most are finite, and to look for names takes longer than all the rest.
+                if type(value) not in (int, float) or not isfinite(value):
+                    found += [key for key, n in numbers(record).items() if not isfinite(n)]
+                    break
+    return found
 
 
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:

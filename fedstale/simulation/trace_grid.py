@@ -29,6 +29,7 @@ from fedstale.flower import (
     Run,
     asked_ids,
     empty_run,
+    entries,
     error_reply,
     identity,
     quick_arrays,
@@ -39,10 +40,10 @@ from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.costs import CostModel, WorkHook, handled_kinds
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.jobs import ANSWERED, JobTable, OpenJob, RunsAfter
+from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
 from fedstale.simulation.nodes import NodeConfigs
 from fedstale.strategies.server import Runtime, RuntimeGrid
-from fedstale.strategies.types import NodeSet, State, Stateful
+from fedstale.strategies.types import FORECAST_RECORD, NodeSet, State, Stateful
 from fedstale.traces import OnInterrupt, TraceSet
 
 # A strategy that has sent nothing for this long waits for something that will not come.
@@ -138,7 +139,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             run_config=config,
             nodes=self.nodes,
         )
-        self._run = empty_run(run_id)
+        self._run, self._promises = empty_run(run_id), costs.constant_replies
         self._now, self._until = 0.0, until_s
         self._events: list[tuple[float, int, int]] = []
         """A heap of what will happen, by instant, kind and job, never by payload: on constant
@@ -150,7 +151,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._awaited: dict[int, float] = {}
         """Jobs that are waited for in any case, and until when: no other gets their replies."""
         self._jobs = JobTable()
-        self._arrived: dict[str, OpenJob] = {}
+        self._arrived: dict[str, JobRow] = {}
         self._open = 0
         self._busy_at = self._step_s = 0.0
         """Since when nothing has been sent or has arrived, and how far the clock moved last."""
@@ -341,13 +342,16 @@ class TraceGrid(Stateful, RuntimeGrid):
         messages = list(messages)
         self.runtime.sending(messages)
         rows, unseen_until = self._fleet.send(messages, now, self._jobs)
-        self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
-        ids = [JobTable.message_id(number) for number in numbers]
-        self._clients.sent(self._jobs, numbers)
+        ids = list(map(JobTable.message_id, numbers))
+        if self.runtime.before:
+            self._jobs.count_on(rows, self.runtime.before)
+        if self._promises:
+            self._clients.sent(self._jobs, numbers)
         for message, message_id in zip(messages, ids, strict=True):
             stamp(message, message_id, self._unix_base + now)
-        self._jobs.note_reported(numbers, messages)
+        if any(self._jobs.reported.values()):
+            self._jobs.note_reported(numbers, messages)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
         self._open += len(messages)
@@ -438,9 +442,10 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _schedule(self, known: list[int], open_: Iterable[tuple[float, int]] = ()) -> None:
         """Take in jobs whose end is known, and others whose client must run first."""
         if known:
-            names = "visible_at", "error_code"
-            for row, at, code in zip(known, *self._jobs.values(known, *names), strict=True):
-                kind = _REPLY if code == ANSWERED else _FAILURE
+            columns = self._jobs.columns
+            for row in known:
+                at = columns["visible_at"].item(row)
+                kind = _REPLY if columns["error_code"].item(row) == ANSWERED else _FAILURE
                 if at < np.inf:
                     heapq.heappush(self._events, (max(at, self._now), kind, row))
                 if kind == _FAILURE:
@@ -544,35 +549,39 @@ class TraceGrid(Stateful, RuntimeGrid):
         """
         jobs = [self._arrived.pop(key) for key in message_ids]
 
-        def coming() -> list[OpenJob]:
+        def coming() -> list[JobRow]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
                 job
                 for job in asked
-                if isinstance(job, OpenJob)
+                if job is not None
+                and job.row in self._jobs.open
                 and job.runs_after == RunsAfter.DELIVERY
                 and job.is_answered
                 and job.visible_at < self._until
             ]
             return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
-        rows = [job.row for job in jobs]
-        nodes, instants, codes = self._jobs.values(rows, "node_id", "visible_at", "error_code")
-        answered = [job for job, code in zip(jobs, codes, strict=True) if code == ANSWERED]
+        columns = self._jobs.columns
+        code_of, visible_at = columns["error_code"].item, columns["visible_at"].item
+        answered = [job for job in jobs if code_of(job.row) == ANSWERED]
         if answered:
             self._clients.have_replied(answered, coming)
         delivered = []
-        for job, node_id, visible_at, code in zip(jobs, nodes, instants, codes, strict=True):
+        for job in jobs:
+            row, code = job.row, code_of(job.row)
             if code == ANSWERED:
                 assert job.run is not None
                 assert job.run.reply is not None
                 reply = job.run.reply
-                self._jobs.learn(node_id, reply)
+                if not reply.has_error() and FORECAST_RECORD in entries(reply.content):
+                    self._jobs.learn(columns["node_id"].item(row), reply)
             else:
                 reply = error_reply(job.message, code, job.reason)
-            stamp_reply(reply, job.message, f"reply-{job.row}", self._unix_base + visible_at)
+            stamp_reply(reply, job.message, f"reply-{row}", self._unix_base + visible_at(row))
             delivered.append(reply)
-            self._clients.delivered(job)
+            if self._promises:
+                self._clients.delivered(job)
             self._jobs.end(job, self._now)
             self.runtime.reply(JobTable.message_id(job.row), reply, job.status)
         return delivered

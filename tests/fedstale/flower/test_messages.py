@@ -82,9 +82,13 @@ def test_stages_of_secure_aggregation_are_told_from_training_by_flowers_words():
         assert flower.trains_nothing(content) is not is_training
     assert not flower.trains_nothing(CONTENT)
     assert not flower.trains_nothing(RecordDict({words.RECORD_KEY_CONFIGS: MetricRecord()}))
-    assert flower.grows_with_model("config", "any")
-    assert flower.grows_with_model(words.RECORD_KEY_CONFIGS, words.Key.MASKED_PARAMETERS)
-    assert not flower.grows_with_model(words.RECORD_KEY_CONFIGS, words.Key.PUBLIC_KEY_1)
+    for record, key, grows in (
+        ("config", "any", True),
+        (words.RECORD_KEY_CONFIGS, words.Key.MASKED_PARAMETERS, True),
+        (words.RECORD_KEY_CONFIGS, words.Key.PUBLIC_KEY_1, False),
+    ):
+        size = flower.content_size(RecordDict({record: ConfigRecord({key: bytes(5)})}))
+        assert size.values == 5 * grows
 
 
 def test_a_message_is_as_many_objects_as_flower_sends_of_it(message):

@@ -17,9 +17,8 @@ from tiny import COSTS, fleet
 
 from fedstale.client import CompressionMod, ForecastMod
 from fedstale.client.compression import NEXT_OF_RECORD, NEXT_RECORD
-from fedstale.flower import identity, stamp
+from fedstale.flower import content_size, identity, stamp
 from fedstale.simulation import InlineExecutor, TraceGrid
-from fedstale.simulation.costs import content_size
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp

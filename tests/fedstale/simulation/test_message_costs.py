@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import COSTS, fleet, message_to
 
 from fedstale.errors import ConfigError
+from fedstale.flower import content_bytes
 from fedstale.simulation import Costs, InlineExecutor, TraceGrid
-from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.traces import Series, TraceSet
 
