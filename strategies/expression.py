@@ -313,12 +313,12 @@ def _named(node: ast.expr) -> object:
     match node:
         case ast.Attribute(ast.Name("flower"), name):
             offered = {name: getattr(flower, name) for name in flower.__all__}
-            return _one(name, {k: made for k, made in offered.items() if not isabstract(made)})
+            return _lookup(name, {k: made for k, made in offered.items() if not isabstract(made)})
         case ast.Attribute(ast.Name(room), name) if room in _ROOMS:
-            return _one(name, _offered(_ROOMS[room]))
+            return _lookup(name, _offered(_ROOMS[room]))
         case ast.Name(name):
             load = None if name in _own() else _added().get(name)
-            return _one(name, _own(), _added()) if load is None else _loaded(name, load)
+            return _lookup(name, _own(), _added()) if load is None else _loaded(name, load)
     raise _UnreadableError(f"{shown(ast.unparse(node))}: expected a name such as FedBuff")
 
 
@@ -330,7 +330,7 @@ def _loaded(name: str, load: Callable[[], object]) -> object:
         raise _UnreadableError(f"{name} {not_loaded(problem)}") from None
 
 
-def _one(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:
+def _lookup(name: str, known: Mapping[str, object], more: Iterable[str] = ()) -> object:
     """Look a name up; the error names the nearest known one."""
     if name in known:
         return known[name]

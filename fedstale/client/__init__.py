@@ -1,6 +1,6 @@
 """What a device adds to a ClientApp: forecasts, small messages, less work, what stays."""
 
-from fedstale.client.local_work import local_steps, noting
+from fedstale.client.local_work import StepRecorder, local_steps
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.client.moments import keeping_moments
 from fedstale.client.resident import resident
@@ -15,9 +15,9 @@ __all__ = [
     "ForecastMod",
     "ForecastingApp",
     "PackMod",
+    "StepRecorder",
     "at_rank",
     "keeping_moments",
     "local_steps",
-    "noting",
     "resident",
 ]

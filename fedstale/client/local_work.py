@@ -1,58 +1,49 @@
 """How much of its local epochs a ClientApp does: the one line by which it reads the share.
 
-`local_steps` tells the app, and notes what was told; the mod of fedstale around the app puts that
-into the reply, so that the server knows which apps read their share.
+`local_steps` tells the app, and records it; the mod of fedstale around the app puts the record into
+the reply, so that the server knows which apps read their share.
 """
 
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 
 from flwr.app import Message
 
 from fedstale.strategies.stages import StepsDone, asked_share, steps_of
 
 
-@dataclass(slots=True)
-class Note:
-    """What an app does of the message that it works on."""
-
-    done: StepsDone | None = None
-    """None where it was asked for no share, or does not read it."""
-
-
-_NOTE: ContextVar[Note | None] = ContextVar("fedstale-work", default=None)
-
-
-class noting:  # noqa: N801 - a context manager
-    """Notes what an app does inside; mods around one another share one note.
+class StepRecorder:
+    """Records the steps that an app does inside; recorders around one another share one record.
 
     Args:
-        done: what it has done before, where its training and its mods run apart.
+        done: steps done before, where an app's training and its mods run apart.
     """
 
     # Around every message of a simulation: a generator would take three times as long.
-    __slots__ = ("_done", "_token")
-    _token: Token[Note | None]
+    __slots__ = ("_token", "done")
+    _token: "Token[StepRecorder | None]"
 
     def __init__(self, done: StepsDone | None = None) -> None:
-        self._done = done
+        self.done = done
 
-    def __enter__(self) -> Note:
-        """Return the note."""
-        note = _NOTE.get() or Note()
-        note.done = self._done or note.done
-        self._token = _NOTE.set(note)
-        return note
+    def __enter__(self) -> "StepRecorder":
+        """Return the outermost recorder; its `done` is None where the app reads no share."""
+        outermost = _RECORDER.get() or self
+        outermost.done = self.done or outermost.done
+        self._token = _RECORDER.set(outermost)
+        return outermost
 
     def __exit__(self, *problem: object) -> None:
-        """End it."""
-        _NOTE.reset(self._token)
+        """Record no more."""
+        _RECORDER.reset(self._token)
 
 
-def noted() -> StepsDone | None:
-    """Return the steps that the app has noted for the current message; None if it noted none."""
-    note = _NOTE.get()
-    return None if note is None else note.done
+_RECORDER: ContextVar[StepRecorder | None] = ContextVar("fedstale-work", default=None)
+
+
+def recorded_steps() -> StepsDone | None:
+    """Return the steps that the app has done for the current message; None if it read no share."""
+    recorder = _RECORDER.get()
+    return None if recorder is None else recorder.done
 
 
 def local_steps(message: Message, epochs: int, per_epoch: int) -> int:
@@ -81,7 +72,7 @@ def local_steps(message: Message, epochs: int, per_epoch: int) -> int:
     """
     whole, share = epochs * per_epoch, asked_share(message.content)
     steps = whole if share is None else steps_of(share, whole)
-    note = _NOTE.get()
-    if note is not None and share is not None and steps:
-        note.done = StepsDone(steps, whole)
+    recorder = _RECORDER.get()
+    if recorder is not None and share is not None and steps:
+        recorder.done = StepsDone(steps, whole)
     return steps

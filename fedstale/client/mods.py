@@ -187,7 +187,7 @@ class ForecastMod:
         try:
             from fedstale.client import forecasting  # noqa: PLC0415 - see above
 
-            done = local_work.noted()
+            done = local_work.recorded_steps()
             record = forecasting.record(
                 lambda: self._forecaster,
                 device,
@@ -283,10 +283,10 @@ class PackMod:
                 message.content = unpack(message.content)
         except ProtocolError as problem:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
-        with local_work.noting() as note:
+        with local_work.StepRecorder() as recorder:
             reply = call_next(message, context)
-        if note.done is not None and not reply.has_error():
-            reply.content[WORK] = note.done.record()
+        if recorder.done is not None and not reply.has_error():
+            reply.content[WORK] = recorder.done.record()
         # A simulated node has a device.
         if reply.has_error() or hasattr(context, "device"):
             return reply

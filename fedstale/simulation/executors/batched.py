@@ -16,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstale.client import noting
+from fedstale.client import StepRecorder
 from fedstale.errors import ConfigError, first_line
 from fedstale.flower import (
     filled,
@@ -103,11 +103,11 @@ class BatchedExecutor(Executor):
                 config = call.context.run_config.copy()
                 try:
                     messages[i] = _in_full(call.message, models)
-                    with noting() as note:
+                    with StepRecorder() as recorder:
                         given = self._functions.job(messages[i], call.context)
                     if call.context.run_config != config:
                         raise written_to(call.context, config)
-                    tasks[i] = TrainingTask.of(given, note.done)
+                    tasks[i] = TrainingTask.of(given, recorder.done)
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:
@@ -206,8 +206,8 @@ class BatchedExecutor(Executor):
                 records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
                 made = reply_with(message, filled(_CONTENT, records))
             if around is not None and not made.has_error():
-                # What `job` has noted is what the mods around would have seen noted.
-                with noting(task.done):
+                # What `job` has recorded is what the mods around would have found.
+                with StepRecorder(task.done):
                     made = around(call.message, call.context, lambda *_: made)
         except (Exception, SystemExit) as problem:
             return failed_reply(call, problem)
