@@ -206,7 +206,6 @@ def written() -> dict[Path, str]:
         "result": read_result,
         "measured": measured,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
-        "source": lambda path: (ROOT / path).read_text(encoding="utf-8"),
     }
     made = {
         ROOT / page: "\n".join(environment.get_template(name).render() for name in names.split())

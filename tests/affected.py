@@ -39,7 +39,7 @@ TOUCHED = {
     ),
     "docs/deploy.md": (PAGES, *system("project", "journeys/test_operator.py")),
     **dict.fromkeys(
-        ["docs/compare.md", "docs/extend.md", "docs/own-policy.md", "docs/train-agent.md"],
+        ["docs/compare.md", "docs/extend.md", "docs/train-agent.md", "docs/train-your-own.md"],
         (PAGES, *system("project", "journeys/test_researcher.py")),
     ),
     **dict.fromkeys(

@@ -35,6 +35,6 @@ def test_a_researcher_compares_algorithms_of_their_own_with_those_that_there_are
     times = [found[name]["means"]["rounds"] for name in ("chance", "agent")]
     assert times[0] != times[1], "the agent picks otherwise"
 
-    journey.follow("docs/own-policy.md", "The whole way")
+    journey.follow("docs/train-your-own.md", "Let it pick")
     assert "in 3 pairs" in journey.printed
     journey.end(MOST_STEPS)
