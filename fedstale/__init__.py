@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedstale.api import audit, compare, read_run, simulate
     from fedstale.comparison import Comparison, Plan
     from fedstale.reports import ForecastAudit, Run
-    from fedstale.tuning import Tuning, tune
     from fedstale.verification import Verification, verify
 else:
     _imported, __dir__ = names_of(
@@ -26,7 +25,6 @@ else:
             "api": "audit compare read_run simulate",
             "comparison": "Comparison Plan",
             "reports": "ForecastAudit Run",
-            "tuning": "Tuning tune",
             "verification": "Verification verify",
         },
     )
@@ -46,7 +44,6 @@ __all__ = [
     "ForecastAudit",
     "Plan",
     "Run",
-    "Tuning",
     "Verification",
     "agents",
     "audit",
@@ -58,6 +55,5 @@ __all__ = [
     "simulation",
     "strategies",
     "traces",
-    "tune",
     "verify",
 ]

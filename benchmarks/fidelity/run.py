@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedstale.contrib.replay.app_copy import replay_config, write_replayed
 from fedstale.deployment.local import LocalDeployment, run_app
-from fedstale.deployment.replay import replay_config, write_replayed
 from fedstale.interrupts import end_on_signals
 from fedstale.runs import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp

@@ -37,9 +37,9 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from fedstale.comparison.statistics import estimate
+from fedstale.contrib.tuning.space import Choices, Range, Space
+from fedstale.contrib.tuning.trials import How, Ledger, Proposals, Report, result_of, scheduler_of
 from fedstale.traces.arrays import Array
-from fedstale.tuning.space import Choices, Range, Space
-from fedstale.tuning.trials import How, Ledger, Proposals, Report, result_of, scheduler_of
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.kept import Kept, played

@@ -17,11 +17,11 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.apps.strategy import strategy
+from fedstale.contrib.tuning.objective import recent_mean
 from fedstale.errors import ConfigError
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, stream
-from fedstale.tuning.objective import recent_mean
 from lab.apps import TrainingApp, opened
 from lab.fleets import fleets
 

@@ -137,16 +137,6 @@ def up(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier deployment's folder.")
     ] = False,
-    traces: Annotated[
-        str | None,
-        typer.Option(
-            help="Let the nodes act devices of these traces: a file, synthetic:N@FLEET, or ideal:N."
-        ),
-    ] = None,
-    speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
-    seed: Annotated[
-        int, typer.Option(help="Of the app, and of the draw of the devices that are acted.")
-    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
@@ -162,15 +152,6 @@ def up(
     faults = [f.text for f in check_app(found, run_config) if f.is_fault]
     if faults:
         raise ConfigError("; ".join(faults))
-    if speed_up != 1.0 and traces is None:
-        raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
-    config = None
-    if traces is not None:
-        from fedstale.deployment import replay_config, write_replayed
-
-        if not 0 < speed_up < float("inf"):
-            raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
-        config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
     folder = out or Path("runs") / f"up-{found.directory.name}"
 
     def tell(line: str) -> None:
@@ -181,19 +162,10 @@ def up(
         LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
     ):
         show = (lambda line: None) if as_json else typer.echo
-        directory, run = found.directory, deployment.folder / "run"
-        if config is not None:
-            directory, nodes_of = deployment.folder / "app", list(deployment.node_ids.values())
-            write_replayed(config, directory, speed_up=speed_up, nodes=nodes_of, run=run)
-        run_id = run_app(deployment, directory, run_config=run_config, show=show)
-        facts: dict[str, object] = {"run_id": run_id}
-        if config is None:
-            tell(f"run {run_id} completed; logs are in {folder}")
-        else:
-            tell(f"the replay completed; its run is in {run}, logs are in {folder}")
-            facts = {"run": str(run)}
+        run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
+        tell(f"run {run_id} completed; logs are in {folder}")
     if as_json:
-        say_json(folder, **facts)
+        say_json(folder, run_id=run_id)
 
 
 def create(path: Path, *, name: str | None = None, source: str | Path | None = None) -> None:

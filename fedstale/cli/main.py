@@ -24,7 +24,6 @@ from fedstale.cli import (
     run_list,
     simulate,
     traces,
-    tune,
 )
 from fedstale.cli.output import AsJson, note
 from fedstale.errors import not_loaded
@@ -65,10 +64,6 @@ app.command(
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
 )(compare.compare)
-app.command(
-    rich_help_panel=_ANALYSE,
-    epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",
-)(tune.tune)
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale runs --sort 'server accuracy' --page",

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from fedstale.deployment.diagnosis import show_certificate
     from fedstale.deployment.doors import SOCKET, Doors, probe, write_server
     from fedstale.deployment.local import LocalDeployment, run_app
-    from fedstale.deployment.replay import replay_config, write_replayed
-    from fedstale.deployment.run_folder import recorded
+    from fedstale.deployment.run_folder import JobLog, recorded, written_at_end
 else:
     __getattr__, __dir__ = names_of(
         __name__,
@@ -26,8 +25,7 @@ else:
             "diagnosis": "show_certificate",
             "doors": "SOCKET Doors probe write_server",
             "local": "LocalDeployment run_app",
-            "replay": "replay_config write_replayed",
-            "run_folder": "recorded",
+            "run_folder": "JobLog recorded written_at_end",
         },
     )
 
@@ -36,6 +34,7 @@ __all__ = [
     "Address",
     "Control",
     "Doors",
+    "JobLog",
     "LocalDeployment",
     "check_app",
     "check_messages",
@@ -43,11 +42,10 @@ __all__ = [
     "operators_side",
     "probe",
     "recorded",
-    "replay_config",
     "run_app",
     "run_streamed",
     "show_certificate",
     "superlinks",
-    "write_replayed",
     "write_server",
+    "written_at_end",
 ]

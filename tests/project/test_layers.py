@@ -119,7 +119,10 @@ WINDOWS = {
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
     ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",
     ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
-    ("fedstale/contrib/audit/command.py", "fedstale.cli.output"): "what all commands do alike",
+    **{
+        (f"fedstale/contrib/{name}/command.py", "fedstale.cli.output"): "what all commands do alike"
+        for name in ("audit", "replay", "tuning")
+    },
     ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",

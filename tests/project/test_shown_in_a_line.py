@@ -13,8 +13,8 @@ from shared_fleets import named
 import fedstale
 from fedstale.agents.policy import Agent, digest, embedded, load
 from fedstale.comparison import Comparison, Variant
+from fedstale.contrib.tuning import Tuning
 from fedstale.traces import TraceSet
-from fedstale.tuning import Tuning
 
 MADE = {TraceSet: lambda: named("synthetic:100"), Agent: lambda: load(embedded())}
 LARGE = [

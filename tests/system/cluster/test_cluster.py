@@ -19,6 +19,7 @@ from spaces import table
 
 import fedstale
 from fedstale.app_folder import BUILT_IN
+from fedstale.contrib.tuning import tune
 from fedstale.traces import TraceSet
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")
@@ -98,7 +99,7 @@ def test_a_search_with_one_worker_decides_as_on_one_machine(nodes, own, tmp_path
         seen.append({node.pid: sent_to(node) for node in nodes.started})
 
     for name, words in {"there": {"address": nodes.address, "watch": watch}, "here": {}}.items():
-        fedstale.tune(given, out=tmp_path / name, workers=1, seed=5, **words)
+        tune(given, out=tmp_path / name, workers=1, seed=5, **words)
     assert decisions(tmp_path / "there") == decisions(tmp_path / "here")
     assert files(tmp_path / "there") == files(tmp_path / "here")
     statuses = {trial["status"] for trial in decisions(tmp_path / "there")}
@@ -156,7 +157,7 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
         run_config={"num-server-rounds": 100000},
     )
     words = {"search": "grid", "stop": "none"}
-    fedstale.tune(given, out=tmp_path / "here", workers=1, **words)
+    tune(given, out=tmp_path / "here", workers=1, **words)
     with cluster(2) as nodes:
         lost = []
 
@@ -166,7 +167,7 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
                 lost.append(nodes.started[0])
                 nodes.kill(nodes.started[0])
 
-        found = fedstale.tune(
+        found = tune(
             given, out=tmp_path / "there", workers=2, watch=watch, address=nodes.address, **words
         )
         assert lost
@@ -195,7 +196,7 @@ def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own
         rungs=["2m"],
     )
     found = {
-        name: fedstale.tune(given, out=tmp_path / name, search="grid", workers=1, **address)
+        name: tune(given, out=tmp_path / name, search="grid", workers=1, **address)
         for name, address in {"there": {"address": nodes.address}, "here": {}}.items()
     }
     assert list(found["there"].trials["status"]) == ["failed", "complete"]
@@ -241,7 +242,7 @@ def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tm
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     given = table(**{**ASKED, **own, "seeds": [1], "trials": 3})
-    fedstale.tune(given, out=tmp_path / "whole", workers=1, seed=5)
+    tune(given, out=tmp_path / "whole", workers=1, seed=5)
     (tmp_path / "space.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
     command = [*COMMAND, "tune", "space.toml", "-o", "out"]
     command += ["--workers", "1", "--seed", "5", "--quiet"]

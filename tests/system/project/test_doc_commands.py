@@ -38,7 +38,7 @@ ELSEWHERE = {
     "own.toml": "tests/system/journeys/test_researcher.py",
     "picks.toml": "tests/system/journeys/test_researcher.py",
     "--verify": "tests/fedstale/cli/test_verify_command.py",
-    "tune": "tests/system/tuning/test_tune_command.py",
+    "tune": "tests/system/contrib/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
     "--resume": "tests/fedstale/cli/test_options.py",
     "--server": "tests/system/deployment/test_stranger.py",

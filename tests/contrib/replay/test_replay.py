@@ -4,19 +4,18 @@ import math
 from importlib import import_module
 
 import pytest
-import typer
 from small_deployment import write_app
 from typer.testing import CliRunner
 
 from fedstale.app_folder import BUILT_IN
-from fedstale.cli import apps as app_commands
 from fedstale.config import SimulationConfig
-from fedstale.deployment.realtime import RealtimeApp
-from fedstale.deployment.replay import (
+from fedstale.contrib.replay import command
+from fedstale.contrib.replay.app_copy import (
     ReplayedServerApp,
     replay_config,
     write_replayed,
 )
+from fedstale.contrib.replay.client import RealtimeApp
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation.flower_app import FlowerApp
 
@@ -69,16 +68,13 @@ def test_what_cannot_be_replayed_is_said_before_anything_starts():
         replay_config(digits, "synthetic:5", nodes=2, run_config="epochs=3")
 
 
-def test_a_speed_without_a_trace_or_a_wrong_one_is_rejected(tmp_path):
-    app = typer.Typer()
-    app.command()(app_commands.up)
+def test_a_wrong_speed_or_too_few_devices_are_rejected(tmp_path):
     out = ["--out", str(tmp_path / "deployment")]
     for options, said in (
-        (["--speed-up", "3"], "speed-up = 3: expected --traces with it"),
         (["--traces", "synthetic:2", "--speed-up", "0"], "speed-up = 0: expected a number > 0"),
         (["--traces", "synthetic:1"], "devices = 2: expected at most 1"),
     ):
-        result = CliRunner().invoke(app, ["digits", *options, *out])
+        result = CliRunner().invoke(command.app, ["digits", *options, *out])
         assert result.exit_code == 2
         assert said in result.output
     assert not (tmp_path / "deployment").exists()

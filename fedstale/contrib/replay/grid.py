@@ -16,8 +16,8 @@ import pyarrow as pa
 from flwr.app import ConfigRecord, Message
 
 from fedstale.config import FLOWER_OVERHEAD, Costs
-from fedstale.deployment.realtime import REALTIME_RECORD
-from fedstale.deployment.run_folder import JobLog
+from fedstale.contrib.replay.client import REALTIME_RECORD
+from fedstale.deployment import JobLog
 from fedstale.errors import RunEnded
 from fedstale.flower import asked_ids, error_reply, own_copy, size_of, stamp, with_content
 from fedstale.runs import IN_FLIGHT, NEVER

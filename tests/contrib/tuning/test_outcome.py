@@ -12,8 +12,8 @@ from made_tuning import ended, trial
 from markupsafe import escape
 
 from fedstale.comparison.plan import PlannedRun, state_of
-from fedstale.tuning.objective import Objective
-from fedstale.tuning.outcome import forget_others, write_page
+from fedstale.contrib.tuning.objective import Objective
+from fedstale.contrib.tuning.outcome import forget_others, write_page
 
 
 @pytest.fixture

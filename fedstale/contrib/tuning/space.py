@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 from fedstale.comparison import Plan, PlannedRun, seeds_in
 from fedstale.config import SimulationConfig, flat, instant_s, read_toml
+from fedstale.contrib.tuning.objective import Objective
 from fedstale.errors import ConfigError, nearest
 from fedstale.simulation import FlowerApp
 from fedstale.traces import TraceSet
-from fedstale.tuning.objective import Objective
 
 Search = Literal["tpe", "random", "grid"]
 """How configurations are proposed; TPE is NSGA-II where there are several objectives."""

@@ -41,12 +41,12 @@ from ray.tune.search import Searcher
 from fedstale.cluster import Bundles
 from fedstale.comparison import ClusterPool, bundles_of
 from fedstale.config import SimulationConfig
+from fedstale.contrib.tuning.space import Plain, Space
+from fedstale.contrib.tuning.trials import SCORE, Proposals, Report, Trial, reach, result_of
 from fedstale.errors import ConfigError
 from fedstale.files import hold, is_held
 from fedstale.flower import command_line
 from fedstale.reports import write_text
-from fedstale.tuning.space import Plain, Space
-from fedstale.tuning.trials import SCORE, Proposals, Report, Trial, reach, result_of
 
 Watch = Callable[[Trial], None]
 """Called whenever a configuration has begun, has reported, or is over."""

@@ -26,9 +26,9 @@ from fedstale.agents import AgentSelector
 from fedstale.cli.main import app as fedstale
 from fedstale.client import ForecastMod
 from fedstale.config import Costs
+from fedstale.contrib.replay.client import REALTIME_RECORD, RealtimeApp
+from fedstale.contrib.replay.grid import ReplayGrid
 from fedstale.deployment import run_folder
-from fedstale.deployment.realtime import REALTIME_RECORD, RealtimeApp
-from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.flower import identity

@@ -1,4 +1,4 @@
-"""`fedstale.tune`: search, then judge what was found on seeds and devices that did not tune.
+"""Tuning as a whole: search, then judge what was found on seeds and devices that did not tune.
 
 The best configuration of the search, its runner-up and the app's own defaults are compared as
 `fedstale compare` does it. Only this comparison says what is best.
@@ -25,6 +25,9 @@ from fedstale.api import RUNS, compare, result_folder
 from fedstale.cluster import check_address, joined
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
 from fedstale.config import SimulationConfig, read_toml
+from fedstale.contrib.tuning.objective import Objective
+from fedstale.contrib.tuning.space import Search, Space, Stop
+from fedstale.contrib.tuning.trials import How, Ledger, Proposals, Trial
 from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
 from fedstale.flower import command_line
@@ -43,9 +46,6 @@ from fedstale.reports import (
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
-from fedstale.tuning.objective import Objective
-from fedstale.tuning.space import Search, Space, Stop
-from fedstale.tuning.trials import How, Ledger, Proposals, Trial
 
 CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
 _ASKED, _LOCK = "search.toml", ".lock"
@@ -197,7 +197,7 @@ def tune(
             how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
             proposals = Proposals(space, how, ledger)
             if not proposals.is_over:
-                from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
+                from fedstale.contrib.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
                 with progress_line(progress) as say:
 

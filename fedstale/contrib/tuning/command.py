@@ -21,9 +21,15 @@ from fedstale.cli.output import (
 from fedstale.interrupts import end_on_signals, exit_code
 
 if TYPE_CHECKING:
-    from fedstale.tuning import Trial, Tuning
+    from fedstale.contrib.tuning import Trial, Tuning
+
+app = typer.Typer()
 
 
+@app.command(
+    rich_help_panel="Analyse",
+    epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",
+)
 @one_sentence()
 def tune(
     space: Annotated[
@@ -61,8 +67,8 @@ def tune(
     What is done is kept: the same command goes on after an interrupt or a kill. Where RAY_ADDRESS
     names a Ray cluster, its nodes run configurations.
     """
+    from fedstale.contrib.tuning import tune as tune_space
     from fedstale.flower import command_line
-    from fedstale.tuning import tune as tune_space
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
@@ -108,7 +114,7 @@ def tune(
 
 def _show_end(found: "Tuning", folder: Path) -> None:
     """Say what is best, if anything is."""
-    from fedstale.tuning import BEST, PAGE
+    from fedstale.contrib.tuning import BEST, PAGE
 
     front = "" if len(found.space.objectives) == 1 else f"{len(found.front)} on the front\n"
     typer.echo(f"{front}{found.verdict}")

@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import space
 
+from fedstale.contrib.tuning.objective import Objective
+from fedstale.contrib.tuning.trials import (
+    STATE,
+    How,
+    Ledger,
+    Proposals,
+    Report,
+    result_of,
+    scheduler_of,
+)
 from fedstale.errors import ConfigError
-from fedstale.tuning.objective import Objective
-from fedstale.tuning.trials import STATE, How, Ledger, Proposals, Report, result_of, scheduler_of
 
 BASE = space()
 

@@ -8,9 +8,9 @@ from compared_runs import write_finished
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstale.contrib.tuning.objective import Objective, recent_mean
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
-from fedstale.tuning.objective import Objective, recent_mean
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ from spaces import space, table
 
 import fedstale
 from fedstale.config import SimulationConfig
+from fedstale.contrib.tuning import tune
+from fedstale.contrib.tuning.trials import Ledger, Report, Trial
 from fedstale.errors import ConfigError
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
-from fedstale.tuning.trials import Ledger, Report, Trial
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
 
@@ -36,7 +37,7 @@ pytestmark = LEFT_OVERS
 def searched(tmp_path_factory):
     """Return a search with one worker and its folder."""
     folder = tmp_path_factory.mktemp("tuned") / "out"
-    return fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5), folder
+    return tune(table(**ASKED), out=folder, workers=1, seed=5), folder
 
 
 @pytest.mark.slow
@@ -45,7 +46,7 @@ def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path, capsys):
     own = {"num-server-rounds": 1000}
     given = table(search=search, run_config=own, trials=None, until="8m", rungs=["3m"])
     how = {"search": "grid", "stop": "none", "workers": 2, "progress": True}
-    found = fedstale.tune(given, out=tmp_path / "grid", **how)
+    found = tune(given, out=tmp_path / "grid", **how)
     shown = capsys.readouterr().err
     assert "configuration 1: complete" in shown
     assert "runs are over" in shown
@@ -115,28 +116,28 @@ def test_everything_is_written_and_what_is_best_was_held_out(searched):
 @pytest.mark.slow
 def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
     _, folder = searched
-    fedstale.tune(table(**ASKED), out=tmp_path, workers=1, seed=5)
+    tune(table(**ASKED), out=tmp_path, workers=1, seed=5)
     assert decisions(tmp_path) == decisions(folder)
 
 
 def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
     found, folder = searched
     # Whatever starts Ray is not there.
-    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
-    again = fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5)
+    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
+    again = tune(table(**ASKED), out=folder, workers=1, seed=5)
     assert again.verdict == found.verdict
 
 
 def over(given, folder, trials, monkeypatch):
     """Return what comes of a search all of whose configurations are over."""
-    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
     # The first call takes the folder, and misses the engine.
     with pytest.raises(ImportError):
-        fedstale.tune(given, out=folder, workers=1)
+        tune(given, out=folder, workers=1)
     ledger = Ledger(folder)
     ledger.trials = trials
     ledger.write()
-    return fedstale.tune(given, out=folder, workers=1)
+    return tune(given, out=folder, workers=1)
 
 
 def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
@@ -198,7 +199,7 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fedstale.tuning.engine import _temporary
+from fedstale.contrib.tuning.engine import _temporary
 
 with _temporary(Path(sys.argv[1])) as place:
     Path(place, "ray").mkdir()
@@ -208,7 +209,7 @@ with _temporary(Path(sys.argv[1])) as place:
 
 
 def test_the_temporary_folder_of_a_killed_search_goes_with_the_next_call(tmp_path):
-    from fedstale.tuning.engine import _temporary
+    from fedstale.contrib.tuning.engine import _temporary
 
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     killed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -226,7 +227,7 @@ def test_the_temporary_folder_of_a_killed_search_goes_with_the_next_call(tmp_pat
 
 
 def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
-    from fedstale.tuning.engine import _temporary
+    from fedstale.contrib.tuning.engine import _temporary
 
     (tmp_path / "fedstale-mine").mkdir()
     (tmp_path / "fedstale-mine" / ".lock").write_text("", encoding="utf-8")
@@ -240,7 +241,7 @@ def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
 def test_who_has_no_token_is_not_let_in_and_nothing_is_told_to_others():
     from ray._common.usage import usage_lib
 
-    from fedstale.tuning.engine import _quiet_ray
+    from fedstale.contrib.tuning.engine import _quiet_ray
 
     script = "import ray, sys; ray.init(address=sys.argv[1]); print('is in')"
     with _quiet_ray(1):

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from fedstale.comparison import PlannedRun, state_of
+from fedstale.contrib.tuning.space import Choices, Parameters, Range, Search, Space, Stop
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import is_held
 from fedstale.reports import Run, write_text
 from fedstale.runs import LOCK
 from fedstale.simulation import simulate
 from fedstale.traces import TraceSet
-from fedstale.tuning.space import Choices, Parameters, Range, Search, Space, Stop
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -21,9 +21,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstale.config import Costs, SimulationConfig, Until
-from fedstale.deployment.realtime import RealtimeApp
-from fedstale.deployment.replay_grid import ReplayGrid
-from fedstale.deployment.run_folder import written_at_end
+from fedstale.contrib.replay.client import RealtimeApp
+from fedstale.contrib.replay.grid import ReplayGrid
+from fedstale.deployment import written_at_end
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.runs import RunFolder
 from fedstale.simulation import (

@@ -9,12 +9,11 @@ import ray  # noqa: F401 - which starts a process when it is first imported
 from small_app import write_small_app
 from spaces import TABLE, space, table
 
-import fedstale
 from fedstale.app_folder import BUILT_IN
+from fedstale.contrib.tuning import outcome, tune
+from fedstale.contrib.tuning.space import Space
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.traces import TraceSet
-from fedstale.tuning import outcome
-from fedstale.tuning.space import Space
 
 
 def test_ranges_and_lists_make_a_grid_with_the_last_key_changing_fastest():
@@ -151,9 +150,9 @@ def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
     changes, words, tmp_path, monkeypatch
 ):
     # Whatever imports the engine imports Ray.
-    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
     with pytest.raises(FedstaleError) as refused:
-        fedstale.tune(table(**changes), out=tmp_path / "out", workers=1)
+        tune(table(**changes), out=tmp_path / "out", workers=1)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
@@ -176,7 +175,7 @@ def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
 )
 def test_a_way_of_searching_that_does_not_fit_is_refused(how, changes, words, tmp_path):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        fedstale.tune(table(**changes), out=tmp_path / "out", **how)
+        tune(table(**changes), out=tmp_path / "out", **how)
 
 
 def test_the_same_seeds_on_other_devices_and_other_seeds_on_the_same_are_held_out():
@@ -192,26 +191,26 @@ def test_one_seed_is_warned_of():
 def test_without_the_extra_its_name_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs ray, .*\[ray\]"):
-        fedstale.tune(TABLE, out=tmp_path / "out")
+        tune(TABLE, out=tmp_path / "out")
 
 
 def test_a_folder_of_another_space_is_refused_and_says_what_differs(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
     # The engine is missing, so that each search ends once its folder is its own.
     with pytest.raises(ImportError):
-        fedstale.tune(TABLE, out=tmp_path, workers=1)
+        tune(TABLE, out=tmp_path, workers=1)
     with pytest.raises(ConfigError, match="holds another search, with seeds = "):
-        fedstale.tune(table(seeds=[1, 3]), out=tmp_path, workers=1)
+        tune(table(seeds=[1, 3]), out=tmp_path, workers=1)
     with pytest.raises(ConfigError, match="seed = 0 instead of 1"):
-        fedstale.tune(TABLE, out=tmp_path, workers=1, seed=1)
+        tune(TABLE, out=tmp_path, workers=1, seed=1)
     with pytest.raises(ImportError):
-        fedstale.tune(table(trials=9), out=tmp_path, workers=1)
+        tune(table(trials=9), out=tmp_path, workers=1)
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds something that is no search"):
-        fedstale.tune(TABLE, out=tmp_path, workers=1)
+        tune(TABLE, out=tmp_path, workers=1)
 
 
 def test_a_space_is_read_from_its_file(tmp_path):

@@ -1,0 +1,15 @@
+"""Settings of a run searched on virtual time, and judged on held-out seeds and devices."""
+
+from typing import TYPE_CHECKING
+
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.contrib.tuning.outcome import BEST, PAGE, Tuning, tune
+    from fedstale.contrib.tuning.trials import Trial
+else:
+    __getattr__, __dir__ = names_of(
+        __name__, {"outcome": "BEST PAGE Tuning tune", "trials": "Trial"}
+    )
+
+__all__ = ["BEST", "PAGE", "Trial", "Tuning", "tune"]
