@@ -33,12 +33,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from fedstale.comparison.statistics import estimate
-from fedstale.contrib.tuning.space import Choices, Range, Space
-from fedstale.contrib.tuning.trials import How, Ledger, Proposals, Report, result_of, scheduler_of
+from fedstale.contrib.tuning.engine import result_of, scheduler_of
+from fedstale.contrib.tuning.search import Proposals, Report, Task
+from fedstale.contrib.tuning.space import Domain, Space
 from fedstale.traces.arrays import Array
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -106,11 +108,11 @@ def space_of(app: str) -> Space:
     }
     space = Space.from_table(table, where=app)
     # What `runs.described` makes a strategy of; not each has both sizes.
-    sizes: dict[str, Choices | Range] = {
-        "strategy": Choices(values=STRATEGIES),
+    sizes: dict[str, Domain] = {
+        "strategy": CategoricalDistribution(STRATEGIES),
         "learning-rate": space.domains["learning-rate"],
-        "concurrency": Range(low=2, high=16, step=2, is_whole=True),
-        "buffer-size": Range(low=2, high=10, is_whole=True),
+        "concurrency": IntDistribution(2, 16, step=2),
+        "buffer-size": IntDistribution(2, 10),
     }
     return replace(space, domains={**sizes, "local-epochs": space.domains["local-epochs"]})
 
@@ -118,9 +120,9 @@ def space_of(app: str) -> Space:
 def drawn(space: Space, repetition: int) -> list[Settings]:
     """Return the configurations that a random search proposes with a seed."""
     with tempfile.TemporaryDirectory() as folder:
-        how = How(search="random", stop="none", seed=repetition)
-        proposals = Proposals(space, how, Ledger(Path(folder)))
-        found = [proposals.next() for _ in range(N_CONFIGURATIONS)]
+        task = Task(space=space, folder=Path(folder), search="random", seed=repetition)
+        with Proposals(task) as proposals:
+            found = [proposals.next() for _ in range(N_CONFIGURATIONS)]
     return [dict(trial.parameters) for trial in found if trial is not None]
 
 

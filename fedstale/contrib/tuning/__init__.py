@@ -6,10 +6,10 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.contrib.tuning.outcome import BEST, PAGE, Tuning, tune
-    from fedstale.contrib.tuning.trials import Trial
+    from fedstale.contrib.tuning.search import Trial
 else:
     __getattr__, __dir__ = names_of(
-        __name__, {"outcome": "BEST PAGE Tuning tune", "trials": "Trial"}
+        __name__, {"outcome": "BEST PAGE Tuning tune", "search": "Trial"}
     )
 
 __all__ = ["BEST", "PAGE", "Trial", "Tuning", "tune"]

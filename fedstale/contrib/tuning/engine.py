@@ -1,8 +1,8 @@
-"""Configurations run side by side by Ray Tune, each in an actor that runs one after the other.
+"""Configurations run side by side by Ray Tune, in a process that has Ray for itself.
 
-Ray keeps nothing that is needed again: run folders and the ledger have all. So a search that was
-killed is a new one to Ray, which begins with what was not over. This file imports Ray, and is
-imported once everything has been checked.
+The runs of a configuration are ordinary run folders, which pause at each rung. What they have come
+to there is kept beside them, so that nothing is run or measured twice, whatever ends the search.
+Ray keeps nothing that is needed again. This file imports Ray, which reads the environment then.
 
 Reference:
     Liaw, Liang, Nishihara, Moritz, Gonzalez, Stoica. Tune: A Research Platform for Distributed
@@ -11,110 +11,113 @@ Reference:
 
 import json
 import logging
-import os
-import secrets
-import shutil
+import math
 import signal
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # of Cython
-from ray.tune import (
-    CheckpointConfig,
-    FailureConfig,
-    RunConfig,
-    Stopper,
-    Trainable,
-    TuneConfig,
-    Tuner,
-    with_parameters,
-    with_resources,
-)
+from ray import tune
 from ray.tune.execution.placement_groups import PlacementGroupFactory
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from fedstale.cluster import Bundles
-from fedstale.comparison import ClusterPool, bundles_of
-from fedstale.config import SimulationConfig
-from fedstale.contrib.tuning.space import Plain, Space
-from fedstale.contrib.tuning.trials import SCORE, Proposals, Report, Trial, reach, result_of
-from fedstale.errors import ConfigError
-from fedstale.files import hold, is_held
+from fedstale.cluster import Bundles, joined
+from fedstale.comparison import ClusterPool, PlannedRun, bundles_of, state_of
+from fedstale.contrib.tuning.search import WORST, Proposals, Report, Task, Trial
+from fedstale.contrib.tuning.space import Space, Stop
+from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import is_held
 from fedstale.flower import command_line
-from fedstale.reports import write_text
+from fedstale.reports import Run
+from fedstale.runs import LOCK
+from fedstale.simulation import simulate
+from fedstale.traces import TraceSet
 
-Watch = Callable[[Trial], None]
-"""Called whenever a configuration has begun, has reported, or is over."""
-
-_REPORT = "report"
-_PLACE, _HELD, _PREFIX = ".ray", ".lock", "fedstale-"
-"""Where a search remembers its temporary folder; a file that is locked in it; how it is called."""
-_QUIET = {
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray lets its workers wait for everything else, as 15 less important.
-    "RAY_worker_niceness": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # An interrupt is ours to hear.
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    # Nothing of Ray's own state is needed again.
-    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
-}
+TRIALS = "trials"
+TIME, SCORE, _REPORT = "rung_time", "score", "report"
+"""Keys of a result: a power of ASHA's reduction factor, and what is to be large."""
+_RELEASED_S, _LOOK_S = 60.0, 0.2
 
 
-def run_trials(
-    proposals: Proposals, folder: Path, watch: Watch, address: str | None = None
-) -> None:
+def run_trials(task: Task, notify: Callable[[Trial], object]) -> None:
     """Try configurations until there are enough.
 
     Args:
-        proposals: what to try.
-        folder: of the search, as a whole path; it exists.
-        watch: is told of each configuration.
-        address: of the cluster that is joined, whose nodes carry out runs; None of this machine.
+        task: what to search.
+        notify: is given each configuration that has begun, has reported, or is over.
 
     Raises:
         ConfigError: no configuration can be judged by the objective.
         KeyboardInterrupt: it was asked to stop; the same call goes on.
     """
-    searcher = _Searcher(proposals, folder, watch)
-    with _quiet_ray(proposals.how.workers, folder) as storage:
-        bundles = None if address is None else bundles_of(_configs(proposals.space))
-        actor = with_parameters(_Actor, space=proposals.space, folder=folder, bundles=bundles)
+    space, bundles = task.space, None
+    with _ray(task) as (workers, storage):
+        if task.address is not None:
+            plan = space.plan({"trial": {}}, held_out=False, reference="trial")
+            bundles = bundles_of([plan.config("trial", space.seeds[0])])
+        runs = tune.with_parameters(_Runs, space=space, folder=task.folder, bundles=bundles)
         if bundles is not None:
-            actor = with_resources(actor, _here())
-        Tuner(
-            actor,
-            tune_config=TuneConfig(
-                search_alg=searcher,
-                scheduler=proposals.scheduler,
-                num_samples=-1,
-                # Importing everything takes seconds.
-                reuse_actors=True,
-                trial_dirname_creator=lambda trial: str(trial.trial_id),
-            ),
-            run_config=RunConfig(
-                name="trials",
-                storage_path=storage,
-                verbose=0,
-                stop=_Refused(searcher),
-                checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
-                failure_config=FailureConfig(max_failures=0),
-            ),
-        ).fit()
+            runs = tune.with_resources(runs, _here())
+        with Proposals(replace(task, workers=workers)) as proposals:
+            proposals.take_up()
+            searcher = _Searcher(proposals, notify)
+            tune.Tuner(
+                runs,
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    scheduler=scheduler_of(space, task.stop, proposals.trials),
+                    num_samples=-1,
+                    # Importing everything takes seconds.
+                    reuse_actors=True,
+                    trial_dirname_creator=lambda trial: str(trial.trial_id),
+                ),
+                run_config=tune.RunConfig(
+                    name="trials",
+                    storage_path=storage,
+                    verbose=0,
+                    stop=lambda trial_id, result: bool(searcher.refusal),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                ),
+            ).fit()
     if searcher.refusal:
         raise ConfigError(searcher.refusal)
 
 
-class _Actor(Trainable):
+@contextmanager
+def _ray(task: Task) -> Iterator[tuple[int, str]]:
+    """Start Ray on this machine alone, or join a cluster; yield its workers, and a folder."""
+    # Ray's sockets need a short path: the folder of the search may have a long one.
+    with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
+        storage = f"{place}/results"
+        if task.address is not None:
+            with joined(task.address) as cores:
+                yield task.workers or cores or 1, storage
+            return
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init(
+            address="local",
+            num_cpus=task.workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=f"{place}/ray",
+        )
+        # Ray takes the place of who asked to hear it.
+        signal.signal(signal.SIGTERM, before)
+        try:
+            yield task.workers or 1, storage
+        finally:
+            ray.shutdown()
+
+
+class _Runs(tune.Trainable):
     """Runs a configuration from rung to rung; Ray ends it where ASHA says so."""
 
     # Both arguments come by `with_parameters`.
@@ -127,18 +130,16 @@ class _Actor(Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another configuration in the same process."""
+        """Begin another configuration in the same process."""
         command_line.console().setLevel(logging.ERROR)
-        self._number = int(new_config["number"])
-        self._rung = 0
-        self._parameters: dict[str, Plain] = json.loads(new_config["parameters"])
+        self._trial = Trial(number=new_config["number"], parameters=json.loads(new_config["keys"]))
+        self._rung = int(new_config["rung"])
         return True
 
     def step(self) -> dict[str, Any]:
         """Go on to the next rung, whose folders are whole before it is reported."""
-        report = reach(
-            self._space, self._number, self._parameters, self._folder, self._rung, pool=self._pool
-        )
+        own = self._folder / TRIALS / f"{self._trial.number:03}"
+        report = reach(self._space, self._trial, own, self._rung, self._pool)
         done = self._rung == len(self._space.rungs_s) or bool(report.failure)
         self._rung += 1
         found = json.dumps(report.table())
@@ -148,188 +149,190 @@ class _Actor(Trainable):
         """Save nothing: run folders have it."""
 
     def cleanup(self) -> None:
-        """Let the worker on the cluster go, if there is one."""
+        """End the worker on the cluster, if there is one."""
         if self._pool is not None:
             self._pool.__exit__()
 
 
 class _Searcher(Searcher):
-    """Hands out what is proposed, and takes in what comes of it."""
+    """Hands out what is proposed, and keeps what comes of it."""
 
-    def __init__(self, proposals: Proposals, folder: Path, watch: Watch) -> None:
+    def __init__(self, proposals: Proposals, notify: Callable[[Trial], object]) -> None:
         super().__init__(metric=SCORE, mode="max")
-        self._proposals, self._folder, self._watch = proposals, folder, watch
+        self._proposals, self._notify = proposals, notify
         self._running: dict[str, Trial] = {}
         self.refusal = ""
         """Why no configuration can be judged; empty if they can."""
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what Ray Tune writes down and nobody reads; a watch need not be picklable."""
-        return {key: value for key, value in vars(self).items() if key != "_watch"}
+        """Return nothing to write down: the study has it."""
+        return {}
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: object
     ) -> bool:
-        """Take what Ray says; it is known already."""
+        """Accept what Ray says; it is known already."""
         return True
 
     def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a text ends it, whatever Ray says
         """Return the next configuration; None while all workers are busy."""
-        if len(self._running) >= self._proposals.how.workers:
+        if len(self._running) >= (self._proposals.task.workers or 1):
             return None
         trial = None if self.refusal else self._proposals.next()
         if trial is None:
-            is_over = self.refusal or self._proposals.is_over
-            return Searcher.FINISHED if is_over else None
+            return Searcher.FINISHED
         self._running[trial_id] = trial
-        self._watch(trial)
+        self._notify(trial)
         # As a text: Ray takes inner tables and lists for searches of its own.
-        return {"number": trial.number, "parameters": json.dumps(dict(trial.parameters))}
+        keys = json.dumps(dict(trial.parameters))
+        return {"number": trial.number, "keys": keys, "rung": len(trial.reports)}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Take in a report of a configuration that goes on."""
-        trial, report = self._running[trial_id], Report.from_table(json.loads(result[_REPORT]))
-        self.refusal = self.refusal or report.refusal
-        self._proposals.reported(trial, report)
-        self._watch(trial)
+        """Keep a report of a configuration that goes on."""
+        trial = self._with(trial_id, result)
+        self._proposals.reported(trial)
+        self._notify(trial)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Take in the last report, and that a configuration is over."""
-        trial = self._running.pop(trial_id)
-        if self.refusal:
-            return
-        if error:
-            self._proposals.ended(trial, "its process ended")
-        else:
-            assert result is not None
-            report = Report.from_table(json.loads(result[_REPORT]))
-            self.refusal = report.refusal
-            if self.refusal:
-                return
-            self._proposals.reported(trial, report)
-            self._proposals.ended(trial)
-        self._watch(trial)
+        """Keep the last report, and how a configuration ended."""
+        trial = self._running[trial_id] if error else self._with(trial_id, result or {})
+        del self._running[trial_id]
+        if not self.refusal:
+            self._notify(self._proposals.ended(trial, "its process ended" if error else ""))
+
+    def _with(self, trial_id: str, result: dict[str, Any]) -> Trial:
+        """Return a configuration with one more report."""
+        report, before = Report.from_table(json.loads(result[_REPORT])), self._running[trial_id]
+        self.refusal = self.refusal or report.refusal
+        self._running[trial_id] = replace(before, reports=(*before.reports, report))
+        return self._running[trial_id]
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the ledger has it."""
+        """Save nothing: the study has it."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""
 
 
-class _Refused(Stopper):
-    """Ends all once nothing can be judged."""
-
-    def __init__(self, searcher: _Searcher) -> None:
-        self._searcher = searcher
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether to end all."""
-        return bool(self._searcher.refusal)
-
-
-def _configs(space: Space) -> list[SimulationConfig]:
-    """Return settings that name all that the runs of a space need."""
-    plan = space.plan({"trial": {}}, held_out=False, reference="trial")
-    return [plan.config("trial", space.seeds[0])]
-
-
 def _here() -> PlacementGroupFactory:
-    """Return what keeps an actor on the node of this process, and takes none of its cores."""
+    """Keep an actor on the node of this process, where it takes none of its cores."""
     own = {"ray.io/node-id": str(ray.get_runtime_context().get_node_id())}
     # Of nothing at all there is no bundle.
     return PlacementGroupFactory([{"memory": 1}], bundle_label_selector=[own])
 
 
-@contextmanager
-def _quiet_ray(workers: int, folder: Path | None = None) -> Iterator[str]:
-    """Start Ray on this machine alone and without a word, unless this process is connected to one.
+def reach(
+    space: Space, trial: Trial, folder: Path, rung: int, pool: ClusterPool | None = None
+) -> Report:
+    """Let all runs of a configuration go on to an instant, and report what they have come to.
 
     Args:
-        workers: cores.
-        folder: of the search, which remembers where Ray's files are as long as they are there.
+        space: that the configuration is of.
+        trial: the configuration.
+        folder: its own.
+        rung: number of the instant.
+        pool: carries out the runs on a cluster; None of this process.
 
-    Yields:
-        A folder for the files of Ray Tune.
+    Raises:
+        RunLost: the process of a run on a cluster ended.
     """
-    log, is_ours = logging.getLogger("ray"), not ray.is_initialized()
-    # Ray's ports are open to the network, and whom they let in may run code.
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    own = {**_QUIET, **token} if is_ours else _QUIET
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    level, terminated = log.level, signal.getsignal(signal.SIGTERM)
-    in_main = threading.current_thread() is threading.main_thread()
-    with _temporary(folder) as place:
+    started, at_s = time.perf_counter(), space.instants_s[rung]
+    runs: list[Run] = []
+    values: tuple[float, ...] = (math.nan,) * len(space.objectives)
+    n_never: tuple[int, ...] = (0,) * len(space.objectives)
+    failure = refusal = ""
+    try:
+        for planned in space.runs(trial.parameters, folder):
+            run = _at(planned, at_s, pool)
+            if run.status == "failed":
+                failure = f"seed {run.seed}: {run.reason or 'it failed'}"
+                break
+            runs.append(run)
+    except FedstaleError as problem:
+        failure = str(problem)
+    if not failure:
+        found = [objective.of(runs, at_s, space.until_s) for objective in space.objectives]
+        values, n_never = zip(*found, strict=True)
+        pairs = zip(space.objectives, values, strict=True)
+        if without := [objective.text for objective, value in pairs if math.isnan(value)]:
+            failure = f"{without[0]} is not a number, or was not measured, at {at_s:,.0f} s"
         try:
-            if is_ours:
-                _read_settings()
-                ray.init(
-                    address="local",
-                    num_cpus=workers,
-                    include_dashboard=False,
-                    logging_level=logging.CRITICAL,
-                    log_to_driver=False,
-                    _temp_dir=f"{place}/ray",
-                )
-                # Ray takes the place of who asked to hear it.
-                if in_main:
-                    signal.signal(signal.SIGTERM, terminated)
-            log.setLevel(logging.CRITICAL)
-            yield f"{place}/results"
-        finally:
-            if is_ours:
-                ray.shutdown()
-            log.setLevel(level)
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-            if is_ours:
-                _read_settings()
+            for objective in space.objectives if trial.number == 0 else ():
+                objective.require_measured(runs, at_end=rung == len(space.rungs_s))
+        except ConfigError as problem:
+            refusal = str(problem)
+    return Report(
+        rung=rung,
+        values=values,
+        n_never=n_never,
+        failure=failure,
+        refusal=refusal,
+        wall_s=round(time.perf_counter() - started, 3),
+    )
 
 
-@contextmanager
-def _temporary(folder: Path | None) -> Iterator[str]:
-    """Yield a temporary folder; if a search in this folder was killed, remove the one that it had.
+def _at(planned: PlannedRun, at_s: float, pool: ClusterPool | None) -> Run:
+    """Let a run go on to an instant, unless it is over; and return it."""
+    # The actor of a search that was killed may need a moment to be gone.
+    until = time.monotonic() + _RELEASED_S
+    while is_held(planned.folder / LOCK) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    state = state_of(planned)
+    if state == "done":
+        return Run(planned.folder)
+    if pool is not None:
+        return pool.reached(planned, state, at_s)
+    spec, seed = planned.config.traces, planned.config.seed
+    return simulate(
+        planned.config,
+        planned.folder,
+        traces=_traces(spec, seed if TraceSet.is_synthetic(spec) else 0),
+        overwrite=state == "failed",
+        resume=state == "half",
+        pause_at=at_s,
+    )
 
-    Ray's sockets need a short path: the folder of the search may have a long one.
+
+@lru_cache
+def _traces(spec: str, seed: int) -> TraceSet:
+    """Load the devices of a run, which the next configuration needs again."""
+    return TraceSet.load(spec, seed=seed)
+
+
+def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> TrialScheduler:
+    """Return what decides at rungs, with milestones that are exactly the rungs of a space.
+
+    Args:
+        space: what is searched.
+        stop: whether anything is stopped.
+        tried: configurations whose reports count already.
     """
-    if folder is not None:
-        _remove_left(folder / _PLACE)
-    with (
-        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as place,
-        Path(place, _HELD).open("w", encoding="utf-8") as lock,
-    ):
-        hold(lock.fileno())
-        if folder is None:
-            yield place
-            return
-        write_text(f"{place}\n", folder / _PLACE)
-        try:
-            yield place
-        finally:
-            (folder / _PLACE).unlink(missing_ok=True)
+    if stop != "asha" or not space.rungs_s:
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
+    scheduler = AsyncHyperBandScheduler(
+        time_attr=TIME,
+        metric=SCORE,
+        mode="max",
+        reduction_factor=1 / space.keep,
+        grace_period=1,
+        # Half a power above the end: rounding of logarithms takes away no rung.
+        max_t=(1 / space.keep) ** (len(space.rungs_s) + 0.5),
+    )
+    # ASHA asks it nothing.
+    controller: Any = None
+    for trial in tried:
+        before: Any = SimpleNamespace(trial_id=f"before-{trial.number}")
+        scheduler.on_trial_add(controller, before)
+        for report in trial.reports:
+            scheduler.on_trial_result(controller, before, result_of(space, report))
+    return scheduler
 
 
-def _remove_left(note: Path) -> None:
-    """Remove the temporary folder that a note names, if it is one of ours that nobody uses."""
-    with suppress(OSError, ValueError):
-        place = Path(note.read_text(encoding="utf-8").removesuffix("\n"))
-        is_ours = place.parent == Path(tempfile.gettempdir()) and place.name.startswith(_PREFIX)
-        # A search's folder may be a copy, from another machine or of a search that goes on.
-        lock = place / _HELD
-        if is_ours and lock.stat().st_uid == os.getuid() and not is_held(lock):
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def _read_settings() -> None:
-    """Let Ray read its settings anew, which it has read when it was imported."""
-    AuthenticationTokenLoader.instance().reset_cache()
-    Config.initialize("")
+def result_of(space: Space, report: Report) -> dict[str, float]:
+    """Return a report as ASHA wants it: its time, and a score of which more is better."""
+    value, is_lower_better = report.values[0], space.objectives[0].is_lower_better
+    score = -value if is_lower_better else value
+    factor = 1 / space.keep
+    return {TIME: factor**report.rung, SCORE: -WORST if math.isnan(score) else score}

@@ -30,16 +30,6 @@ Kind = Literal["metric", "time", "device-hours", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What the runs of a configuration have come to."""
-
-    value: float
-    """Mean over seeds; NaN if a run has none."""
-    n_never: int = 0
-    """How many runs have not reached the target, and count with all of their time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """One quantity that a search makes larger or smaller."""
 
@@ -92,19 +82,21 @@ class Objective:
         is_mean = self.kind == "metric"
         return f"{self.text} over the last eighth of the time" if is_mean else self.unit
 
-    def of(self, runs: Sequence[Run], at_s: float, until_s: float) -> Measured:
-        """Return what runs have come to by now.
+    def of(self, runs: Sequence[Run], at_s: float, until_s: float) -> tuple[float, int]:
+        """Return the mean over runs by now, and how many have not reached the target.
 
         Args:
             runs: of one configuration, one a seed, as far as they are.
             at_s: now, in virtual time; a run that ended before keeps the model that it had.
             until_s: virtual time in s that a run can have at most.
+
+        Returns:
+            NaN if a run has no value; runs without the target count with all of their time.
         """
         values = [self.of_run(run, at_s, until_s) for run in runs]
         never = [self.kind == "time" and self._of_run(run, at_s) == np.inf for run in runs]
         # An infinite loss is no number to go by either.
-        mean = float(np.mean(values)) if np.isfinite(values).all() else np.nan
-        return Measured(value=mean, n_never=sum(never))
+        return float(np.mean(values)) if np.isfinite(values).all() else np.nan, sum(never)
 
     def of_run(self, run: Run, at_s: float, until_s: float) -> float:
         """Return what one run has come to by now; a time that it never came to is `until_s`."""

@@ -6,14 +6,16 @@ The best configuration of the search, its runner-up and the app's own defaults a
 
 import html
 import logging
+import os
+import secrets
 import shutil
-import tomllib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,17 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedstale.api import RUNS, compare, result_folder
-from fedstale.cluster import check_address, joined
+from fedstale.api import LOG, RUNS, compare, result_folder
+from fedstale.cluster import check_address
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
-from fedstale.config import SimulationConfig, read_toml
-from fedstale.contrib.tuning.objective import Objective
+from fedstale.config import SimulationConfig
+from fedstale.contrib.tuning.search import STUDY, Proposals, Task, Trial
 from fedstale.contrib.tuning.space import Search, Space, Stop
-from fedstale.contrib.tuning.trials import How, Ledger, Proposals, Trial
 from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
 from fedstale.flower import command_line
 from fedstale.live import progress_line
+from fedstale.parallel import WorkerPool
 from fedstale.reports import (
     FROM_ZERO,
     Figure,
@@ -48,10 +50,26 @@ from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
 
 CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
-_ASKED, _LOCK = "search.toml", ".lock"
+_LOCK = ".lock"
 _BEST, _NEXT, _DEFAULTS = "best", "runner-up", "defaults"
-_GROWING = ("trials", "budget")
-"""Keys that may be others when a search goes on: they say only when it is enough."""
+_ONE_SEED = (
+    "seeds = [{}]: one seed alone may prefer what diverges on others; three cost three times as "
+    "much and are worth it"
+)
+_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray lets its workers wait for everything else, as 15 less important.
+    "RAY_worker_niceness": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # An interrupt is ours to hear.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Nothing of Ray's own state is needed again.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+}
+"""What Ray and Ray Tune read when they are imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -178,38 +196,81 @@ def tune(
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed = {seed!r}: expected a whole number >= 0")
+    if find_spec("ray") is None:
+        raise ConfigError(f"a search {needs('ray')}")
     if address is not None:
         check_address(address)
     space = Space.read(space)
     stops = space.check(search, stop)
+    if len(space.seeds) == 1:
+        logging.getLogger(__name__).warning("%s", _ONE_SEED.format(*space.seeds))
     progress = progress if watch is None else False
-    _require_installed()
-    for note in space.notes:
-        logging.getLogger(__name__).warning("%s", note)
+    workers = workers or (None if address else n_cores())
     with ExitStack() as stack:
-        folder = result_folder(out, stack).resolve()
-        with ExitStack() as held:
-            _take(folder, space, {"search": search, "stop": stops, "seed": seed}, held)
-            ledger = Ledger(folder)
-            if address is not None:
-                cores = held.enter_context(joined(address))
-                workers = workers or cores or 1
-            how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
-            proposals = Proposals(space, how, ledger)
-            if not proposals.is_over:
-                from fedstale.contrib.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
-
-                with progress_line(progress) as say:
-
-                    def look(trial: Trial) -> None:
-                        if say is not None:
-                            say(f"configuration {trial.number}: {trial.status}")
-
-                    run_trials(proposals, folder, watch or look, address)
-            options = {"workers": how.workers, "address": address, "progress": progress}
-            found = _judged(space, folder, ledger, options)
+        task = Task(
+            space=space,
+            folder=result_folder(out, stack).resolve(),
+            search=search,
+            stop=stops,
+            seed=seed,
+            workers=workers,
+            address=address,
+        )
+        with _taken(task):
+            with Proposals(task) as proposals:
+                proposals.require_same()
+                is_over = proposals.is_over
+            if not is_over:
+                _search(task, watch, progress)
+            with Proposals(task) as proposals:
+                trials = proposals.trials
+            options = {"workers": workers, "address": address, "progress": progress}
+            found = _judged(space, task.folder, trials, options)
         weakref.finalize(found, stack.pop_all().close)
     return found
+
+
+@contextmanager
+def _taken(task: Task) -> Iterator[None]:
+    """Hold the folder of a search, which is empty or has one.
+
+    Raises:
+        ConfigError: it holds something else, or a search that goes on.
+    """
+    folder = task.folder
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / STUDY).is_file():
+        raise ConfigError(
+            f"out = {str(folder)!r} holds something that is no search: expected an empty folder "
+            "or none"
+        )
+    make_folder(folder)
+    with (folder / _LOCK).open("w", encoding="utf-8") as lock:
+        if owner := hold(lock.fileno()):
+            raise ConfigError(f"out = {str(folder)!r} is in use by a search, of {owner}: wait")
+        yield
+
+
+def _search(task: Task, watch: Callable[[Trial], None] | None, progress: bool | None) -> None:
+    """Try configurations in a process that has Ray for itself."""
+    with progress_line(progress) as say, WorkerPool(_searched, task.folder / LOG) as pool:
+        for _, event, what in pool.work([task], 1):
+            if event in {"rejected", "died"}:
+                raise ConfigError(what if event == "rejected" else f"the search ended: {what}")
+            if event == "progress" and watch is not None:
+                watch(what)
+            elif event == "progress" and say is not None:
+                say(f"configuration {what.number}: {what.status}")
+
+
+def _searched(task: Task, notify: Callable[[object], None]) -> None:
+    """Try configurations, in a process that has imported nothing of Ray yet."""
+    os.environ.update(_ENVIRONMENT)
+    if task.address is None:
+        # Ray's ports are open to the network, and whom they let in may run code.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    from fedstale.contrib.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
+
+    run_trials(task, notify)
 
 
 def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
@@ -237,14 +298,12 @@ def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 def _judged(
     space: Space,
     folder: Path,
-    ledger: Ledger,
+    trials: Sequence[Trial],
     options: Mapping[str, Any],
 ) -> Tuning:
     """Compare what was found with the defaults, by options of `compare`, and write everything."""
-    write_text(
-        table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
-    )
-    chosen = _chosen(space, ledger.trials)
+    write_text(table_of(space, trials).to_csv(index=False, lineterminator="\n"), folder / CSV)
+    chosen = _chosen(space, trials)
     variants = {n: space.settings(t.parameters) for n, t in chosen.items()}
     plan = space.plan({**variants, _DEFAULTS: {}}, held_out=True, reference=_DEFAULTS)
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
@@ -252,7 +311,7 @@ def _judged(
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, **options)
-    found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
+    found = Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
     write_page(found)
     return found
 
@@ -317,55 +376,6 @@ def _values(space: Space, one: Variant) -> dict[int, float]:
     return {run.seed: value for run, value in found if np.isfinite(value)}
 
 
-def _take(folder: Path, space: Space, how: Mapping[str, Any], stack: ExitStack) -> None:
-    """Take a folder for a search, new or the one that is in it.
-
-    Raises:
-        ConfigError: it holds something else, or a search that goes on.
-    """
-    asked = {"how": dict(how), "space": dict(space.table)}
-    path = folder / _ASKED
-    if path.is_file():
-        before = read_toml(path)
-        changed = _differences(before, asked)
-        if changed:
-            raise ConfigError(
-                f"out = {str(folder)!r} holds another search, with {', '.join(changed)}: choose "
-                "another folder"
-            )
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"out = {str(folder)!r} holds something that is no search: expected an empty folder "
-            "or none"
-        )
-    make_folder(folder)
-    lock = stack.enter_context((folder / _LOCK).open("w", encoding="utf-8"))
-    if owner := hold(lock.fileno()):
-        raise ConfigError(f"out = {str(folder)!r} is in use by a search, of {owner}: wait for it")
-    write_text(tomli_w.dumps(asked), path)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in words which settings were others."""
-    found = []
-    for part in ("how", "space"):
-        # As they are read back: a tuple is a list in TOML.
-        old, new = before.get(part, {}), tomllib.loads(tomli_w.dumps(dict(now[part])))
-        found += [
-            f"{key} = {old.get(key)!r} instead of {new.get(key)!r}"
-            for key in dict.fromkeys([*old, *new])
-            if key not in _GROWING and old.get(key) != new.get(key)
-        ]
-    return found
-
-
-def _require_installed() -> None:
-    """Check that Ray Tune and Optuna are there, without importing them."""
-    for name in ("ray", "optuna"):
-        if find_spec(name) is None:
-            raise ConfigError(f"a search {needs(name)}")
-
-
 _WORDS = {
     "complete": "came to the end",
     "stopped": "stopped at a rung",
@@ -379,8 +389,6 @@ def write_page(found: Tuning) -> Path:
     """Write the page of a search, and return the file."""
     space, trials = found.space, found.tried
     figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
-    if len(space.objectives) > 1:
-        figures.append(_front_figure(space, trials))
     n_ended = Counter(trial.status for trial in trials)
     cards = [
         ("configurations", str(len(trials))),
@@ -407,21 +415,17 @@ def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
     """Return a table of the configurations: who came furthest, then who was best in the first."""
     sign = 1.0 if space.objectives[0].is_lower_better else -1.0
     unit, length_s = time_unit(space.until_s)
-
-    def place(trial: Trial) -> tuple[float, ...]:
-        last = trial.last
-        value = sign * last.values[0] if last else np.inf
-        return (trial.status == "failed", -last.rung if last else 1, value, trial.number)
-
     rows = []
-    for trial in sorted(trials, key=place):
-        last = trial.last
+    for trial in trials:
+        last, is_failed = trial.last, trial.status == "failed"
         row: dict[str, object] = {"configuration": str(trial.number)}
         row |= {o.unit: last and last.values[i] for i, o in enumerate(space.objectives)}
         row[f"at ({unit})"] = last and space.instants_s[last.rung] / length_s
         row |= {"state": _WORDS[trial.status], **trial.parameters}
-        rows.append(row | ({"why": trial.reason} if trial.reason else {}))
-    return pd.DataFrame(rows, dtype=object)
+        row |= {"why": trial.reason} if trial.reason else {}
+        place = (is_failed, -last.rung if last else 1, sign * last.values[0] if last else np.inf)
+        rows.append((place, trial.number, row))
+    return pd.DataFrame([row for *_, row in sorted(rows, key=itemgetter(0, 1))], dtype=object)
 
 
 def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
@@ -443,6 +447,8 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
         name, look = _WORDS[trial.status], list(_WORDS).index(trial.status)
         traces.append(curve(name, look, x, y, mode="lines+markers", **words))
     better = "lower" if objective.is_lower_better else "higher"
+    is_accuracy = objective.kind == "metric" and by_kind([objective.text])[0]
+    axis = accuracy_axis(traces) if is_accuracy else {} if objective.kind == "metric" else FROM_ZERO
     return Figure(
         id=f"rungs-{number}",
         title=f"{objective.text} at the rungs",
@@ -452,7 +458,7 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
         traces=traces,
         x_title=f"virtual time ({unit})",
         y_title=objective.unit,
-        layout={"xaxis": FROM_ZERO, "yaxis": _axis(objective, traces)},
+        layout={"xaxis": FROM_ZERO, "yaxis": axis},
         is_wide=True,
         header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],
         rows=[
@@ -460,40 +466,4 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
             for trial in trials
             for known in ({report.rung: report.values[number] for report in trial.reports},)
         ],
-    )
-
-
-def _axis(objective: Objective, traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the axis of an objective: from 0, unless it is a metric that may be anything."""
-    if objective.kind != "metric":
-        return FROM_ZERO
-    return accuracy_axis(traces) if by_kind([objective.text])[0] else {}
-
-
-def _front_figure(space: Space, trials: Sequence[Trial]) -> Figure:
-    """Return the first two objectives at the end against one another."""
-    first, second = space.objectives[:2]
-    over, front = [t for t in trials if t.status == "complete"], _front(space, trials)
-    traces = []
-    for name, is_on, look in (("on the front", True, 0), ("beaten", False, 1)):
-        some = [trial for trial in over if (trial in front) == is_on]
-        if some:
-            x, y = ([trial.reports[-1].values[i] for trial in some] for i in (0, 1))
-            words = {
-                "text": [f"configuration {trial.number}" for trial in some],
-                "hovertemplate": "%{text}: %{x}, %{y}",
-            }
-            traces.append(curve(name, look, x, y, mode="markers", **words))
-    return Figure(
-        id="front",
-        title="What no configuration beats",
-        about="The first two objectives at the end. On the front are configurations than which no "
-        "other is at least as good in all objectives and better in one.",
-        traces=traces,
-        x_title=first.unit,
-        y_title=second.unit,
-        layout={
-            "xaxis": _axis(first, [{"y": trace["x"]} for trace in traces]),
-            "yaxis": _axis(second, traces),
-        },
     )

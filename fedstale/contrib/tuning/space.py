@@ -8,11 +8,17 @@ Ray.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
+
+from optuna.distributions import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from fedstale.comparison import Plan, PlannedRun, seeds_in
 from fedstale.config import SimulationConfig, flat, instant_s, read_toml
@@ -25,18 +31,18 @@ Search = Literal["tpe", "random", "grid"]
 """How configurations are proposed; TPE is NSGA-II where there are several objectives."""
 Stop = Literal["asha", "none"]
 """What stops configurations early, at the rungs."""
+Domain = CategoricalDistribution | FloatDistribution | IntDistribution
+"""Values that a key may have."""
 Plain = bool | int | float | str
 Parameters = Mapping[str, Plain]
 """Values of the keys that are searched, by key of the run config."""
 
-_OWN = (
-    *("objective", "trials", "budget", "rungs", "keep", "held-out", "search"),
-    "seeds",
-)
+_OWN = ("objective", "trials", "budget", "rungs", "keep", "held-out", "search", "seeds")
 _FIXED = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _ONE_PROCESS = {"executor", "workers", "gpus", "client-limit-s"}
 _IN_ONE_PROCESS = (("executor", "inline"), ("executor", "batched"))
-_RANGE = {"from", "to", "log", "step"}
+_RANGE = {"from": "low", "to": "high", "log": "log", "step": "step"}
+"""Keys of a range, and what Optuna calls them."""
 _STRATEGY = "strategy."
 _RUNGS = (8, 4, 2)
 _KEEP = 1 / 4
@@ -45,61 +51,13 @@ _BEST_OF = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """A key that takes one of some values."""
-
-    values: tuple[Plain, ...]
-
-    @property
-    def first(self) -> Plain:
-        """The value that stands first."""
-        return self.values[0]
-
-    def grid(self, key: str) -> Sequence[Plain]:
-        """Return all values."""
-        return self.values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """A key that takes a number between two, both included."""
-
-    low: float
-    high: float
-    """The last value that steps from `low` come to."""
-    step: float | None = None
-    is_log: bool = False
-    is_whole: bool = False
-
-    @property
-    def first(self) -> Plain:
-        """The lowest value."""
-        return self.low
-
-    def grid(self, key: str) -> Sequence[Plain]:
-        """Return the values in steps.
-
-        Raises:
-            ConfigError: there are no steps.
-        """
-        if self.step is None:
-            raise ConfigError(
-                f"search.{key} has no step: a grid needs one, or a list of values; search by "
-                "'random' or 'tpe' needs none"
-            )
-        n = round((self.high - self.low) / self.step) + 1
-        values = [self.low + i * self.step for i in range(n)]
-        return [int(value) for value in values] if self.is_whole else values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Configurations to search, and by what they are judged."""
 
     shared: Mapping[str, Any]
     """Settings of all runs, as a plan has them."""
-    domains: Mapping[str, Choices | Range]
-    """What each searched key may be."""
+    domains: Mapping[str, Domain]
+    """Optuna's distribution of each searched key."""
     seeds: tuple[int, ...]
     objectives: tuple[Objective, ...]
     until_s: float
@@ -119,7 +77,7 @@ class Space:
 
     @classmethod
     def read(cls, source: "str | Path | Mapping[str, Any] | Space") -> "Space":
-        """Return the space in a file or a table.
+        """Read the space of a file or a table.
 
         Raises:
             ConfigError: a key is unknown, missing or out of range.
@@ -132,21 +90,25 @@ class Space:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Space":
-        """Return the space in a table, rejecting what means nothing; errors as of `read`."""
+        """Read the space of a table, rejecting what means nothing; errors as of `read`."""
         given = {key.replace("_", "-"): value for key, value in table.items()}
         known = (*_OWN, *_FIXED)
-        for key in given:
+        for key, value in given.items():
             if key not in known:
                 raise ConfigError(f"{where}: unknown key {key!r}: expected {nearest(key, known)}")
-        for key in given.keys() & _ONE_PROCESS:
-            if (key, given[key]) not in _IN_ONE_PROCESS:
+            if key in _ONE_PROCESS and (key, value) not in _IN_ONE_PROCESS:
                 raise ConfigError(
-                    f"{where}: {key} = {given[key]!r}: configurations run side by side already, "
-                    "each in one process; leave it out"
+                    f"{where}: {key} = {value!r}: configurations run side by side already, each "
+                    "in one process; leave it out"
                 )
         for key in ("app", "traces"):
             if not isinstance(given.get(key), str):
                 raise ConfigError(f"{where}: {key} is missing: expected a text")
+        trials, keep, budget = given.get("trials"), given.get("keep", _KEEP), given.get("budget")
+        if trials is not None and (type(trials) is not int or trials < 1):
+            raise ConfigError(f"{where}: trials = {trials!r}: expected a whole number >= 1")
+        if type(keep) not in (int, float) or not 0 < keep < 1:
+            raise ConfigError(f"{where}: keep = {keep!r}: expected a share above 0 and below 1")
         until_s = instant_s(given.get("until"), f"{where}: until")
         space = cls(
             # Whole paths: a configuration runs in a process that may be elsewhere.
@@ -155,17 +117,17 @@ class Space:
                 "app": _place(given["app"]) if Path(given["app"]).is_dir() else given["app"],
                 "traces": _place(given["traces"]),
             },
-            domains=_domains(given.get("search"), f"{where}: search"),
+            domains=_domains(
+                given.get("search"), FlowerApp.find(given["app"]).defaults, f"{where}: search"
+            ),
             seeds=seeds_in(given.get("seeds"), f"{where}: seeds"),
             objectives=_objectives(given.get("objective"), where),
             until_s=until_s,
             rungs_s=_rungs(given.get("rungs"), until_s, where),
             held_out=_held_out(given, where),
-            trials=_trials(given.get("trials"), where),
-            budget_s=(
-                instant_s(given["budget"], f"{where}: budget") if "budget" in given else math.inf
-            ),
-            keep=_share(given.get("keep", _KEEP), where),
+            trials=trials,
+            budget_s=math.inf if budget is None else instant_s(budget, f"{where}: budget"),
+            keep=float(keep),
             table=given,
         )
         space._check_separate(where)
@@ -175,7 +137,7 @@ class Space:
         return space
 
     def check(self, search: Search, stop: Stop | None) -> Stop:
-        """Return what stops configurations, once the way of searching is known to fit.
+        """Check that a way of searching fits, and return what stops configurations.
 
         Raises:
             ConfigError: it does not.
@@ -199,12 +161,12 @@ class Space:
         return stop or ("asha" if len(self.objectives) == 1 else "none")
 
     def grid(self) -> list[dict[str, Plain]]:
-        """Return all configurations of the grid, the last key changing fastest.
+        """List all configurations of the grid, the last key changing fastest.
 
         Raises:
             ConfigError: a range has no step.
         """
-        values = [domain.grid(key) for key, domain in self.domains.items()]
+        values = [_values(domain, key) for key, domain in self.domains.items()]
         return [dict(zip(self.domains, one, strict=True)) for one in product(*values)]
 
     @property
@@ -212,43 +174,31 @@ class Space:
         """The rungs and the end, in s."""
         return (*self.rungs_s, self.until_s)
 
-    @property
-    def notes(self) -> list[str]:
-        """What is worth a warning, in sentences."""
-        if len(self.seeds) > 1:
-            return []
-        return [
-            f"seeds = {list(self.seeds)}: one seed alone may prefer what diverges on others; three "
-            "cost three times as much and are worth it"
-        ]
-
     def plan(
         self, variants: Mapping[str, Mapping[str, Any]], *, held_out: bool, reference: str
     ) -> Plan:
-        """Return a plan of some configurations.
+        """Plan the runs of some configurations.
 
         Args:
             variants: what differs in each, as in a plan.
             held_out: whether on the seeds and devices on which nothing is tuned.
             reference: the variant that the others are compared with.
         """
-        where = (
-            self.held_out if held_out else {"traces": self.shared["traces"], "seeds": self.seeds}
-        )
         first = self.objectives[0]
         table = {
             **self.shared,
-            "traces": where["traces"],
-            "seeds": list(where["seeds"]),
+            "seeds": list(self.held_out["seeds"] if held_out else self.seeds),
             "reference": reference,
             "variants": dict(variants),
         }
+        if held_out:
+            table["traces"] = self.held_out["traces"]
         if first.kind == "time":
             table["target"] = first.text.removeprefix("time to ")
         return Plan.from_table(table, where="space")
 
     def settings(self, parameters: Parameters) -> dict[str, Any]:
-        """Return what a configuration has of its own, as a variant of a plan.
+        """Return the settings of a configuration, as a variant of a plan.
 
         That is keys of the run config, and the strategy with its arguments: in the run config of an
         app that has it there, unless the top of the file names another.
@@ -258,14 +208,14 @@ class Space:
         """
         if not any(f"{key}.".startswith(_STRATEGY) for key in parameters):
             return {"run-config": dict(parameters)}
-        defaults = self._defaults()
+        app = FlowerApp.find(self.shared["app"]).defaults
+        defaults = {**app, **dict(flat(self.shared.get("run-config", {})))}
         keys = {k: v for k, v in parameters.items() if not _is_argument(k, defaults)}
         arguments = {
             key.removeprefix(_STRATEGY): value
             for key, value in parameters.items()
             if key not in keys
         }
-        is_named = self._names_strategy(defaults)
         usual = self.shared["strategy"] if "strategy" in self.shared else defaults.get("strategy")
         text = keys.pop("strategy", usual)
         if arguments:
@@ -273,21 +223,12 @@ class Space:
             from fedstale.strategies import with_arguments  # noqa: PLC0415
 
             text = with_arguments(str(text), arguments)
-        if is_named:
+        if self._names_strategy(defaults):
             return {"run-config": keys, "strategy": text}
         return {"run-config": keys | {"strategy": text}}
 
-    def _names_strategy(self, defaults: Mapping[str, Any]) -> bool:
-        """Return whether the strategy is a setting of runs, and no key of their run config."""
-        return "strategy" in self.shared or "strategy" not in defaults
-
-    def _defaults(self) -> Mapping[str, Any]:
-        """Return the run config of all runs."""
-        defaults = FlowerApp.find(self.shared["app"]).defaults
-        return {**defaults, **dict(flat(self.shared.get("run-config", {})))}
-
     def runs(self, parameters: Parameters, folder: Path) -> list[PlannedRun]:
-        """Return the runs of a configuration, one a seed.
+        """Plan the runs of a configuration, one a seed.
 
         Raises:
             ConfigError: the app cannot run so.
@@ -300,55 +241,39 @@ class Space:
             for seed in self.seeds
         ]
 
+    def _names_strategy(self, defaults: Mapping[str, Any]) -> bool:
+        """Return whether the strategy is a setting of runs, and no key of their run config."""
+        return "strategy" in self.shared or "strategy" not in defaults
+
     def _check_separate(self, where: str) -> None:
         """Check that nothing that judges also tunes."""
-        tuned = {(self.shared["traces"], seed) for seed in self.seeds}
-        judged = {(self.held_out["traces"], seed) for seed in self.held_out["seeds"]}
-        both = sorted(tuned & judged)
-        if both:
-            traces, seed = both[0]
+        traces = self.held_out["traces"]
+        both = set(self.seeds) & set(self.held_out["seeds"])
+        if both and traces == self.shared["traces"]:
             raise ConfigError(
-                f"{where}: held-out has seed {seed} on {traces!r}, which also tunes: expected "
+                f"{where}: held-out has seed {min(both)} on {traces!r}, which also tunes: expected "
                 "other seeds on the same traces, or other traces"
             )
 
     def _check_app(self, where: str) -> None:
         """Check the searched keys and their values, and that the defaults can run."""
         app = FlowerApp.find(self.shared["app"])
-        has_strategy = any("strategy" in keys for keys in (self.shared, self.domains, app.defaults))
         taken = {app.takes_seed(self.shared.get("seed-key")), *self.shared.get("run-config", {})}
-        for key, domain in self.domains.items():
-            if _is_argument(key, app.defaults) and has_strategy:
-                continue
-            if key == "strategy" and self._names_strategy(app.defaults):
-                continue
-            _check_key(key, app.defaults, taken, where)
-            default = app.defaults[key]
-            is_number = isinstance(default, int | float) and not isinstance(default, bool)
-            if isinstance(domain, Range) and not is_number and default != "":
-                raise ConfigError(
-                    f"{where}: search.{key} is a range, but the app's default is {default!r}: "
-                    "expected a list of values"
-                )
-            if isinstance(domain, Range) and domain.is_whole and isinstance(default, float):
-                raise ConfigError(
-                    f"{where}: search.{key} is a range of whole numbers, but the app's default is "
-                    f"{default}: write them as {domain.low:.1f} and {domain.high:.1f}"
-                )
-        self._check_variant({})
-        first = {key: domain.first for key, domain in self.domains.items()}
-        self._check_variant(first)
-        for key, domain in self.domains.items():
-            if isinstance(domain, Choices) and (
-                key == "strategy" or _is_argument(key, app.defaults)
-            ):
-                for value in domain.values[1:]:
-                    self._check_variant({**first, key: value})
-
-    def _check_variant(self, parameters: Parameters) -> None:
-        """Check that one configuration can run, by what it has in its run config."""
-        plan = self.plan({"one": self.settings(parameters)}, held_out=False, reference="one")
-        plan.config("one", self.seeds[0])
+        if both := sorted(taken & self.domains.keys()):
+            raise ConfigError(
+                f"{where}: search.{both[0]} cannot be tuned: it is the seed of a run, or stands in "
+                "run-config already"
+            )
+        first = {key: _first(domain) for key, domain in self.domains.items()}
+        changed = [
+            {**first, key: value}
+            for key, domain in self.domains.items()
+            if key == "strategy" or _is_argument(key, app.defaults)
+            for value in getattr(domain, "choices", ())[1:]
+        ]
+        for parameters in ({}, first, *changed):
+            plan = self.plan({"one": self.settings(parameters)}, held_out=False, reference="one")
+            plan.config("one", self.seeds[0])
 
 
 def _is_argument(key: str, defaults: Mapping[str, Any]) -> bool:
@@ -356,32 +281,13 @@ def _is_argument(key: str, defaults: Mapping[str, Any]) -> bool:
     return key.startswith(_STRATEGY) and key not in defaults
 
 
-def _check_key(key: str, defaults: Mapping[str, Any], taken: set[Any], where: str) -> None:
-    """Check that a key is one of the app's that a search may set."""
-    if key in taken:
-        raise ConfigError(
-            f"{where}: search.{key} cannot be tuned: it is the seed of a run, or stands in "
-            "run-config already"
-        )
-    if key in defaults:
-        return
-    if key.replace("_", "-") in (*_FIXED, "seed"):
-        raise ConfigError(
-            f"{where}: search.{key} cannot be tuned: it is a setting of all runs, and no key of "
-            "the app's run config; it belongs to the top of the file"
-        )
-    raise ConfigError(
-        f"{where}: search.{key} is unknown: expected {nearest(key, sorted(defaults))}"
-    )
-
-
-def _domains(table: object, where: str) -> dict[str, Choices | Range]:
+def _domains(table: object, defaults: Mapping[str, Any], where: str) -> dict[str, Domain]:
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(
             f"{where} is missing: expected keys of the app's run config, such as "
             "learning-rate = { from = 0.01, to = 1.0, log = true }"
         )
-    return {key: _domain(value, f"{where}.{key}") for key, value in _leaves(table)}
+    return {key: _domain(v, defaults.get(key, 1), f"{where}.{key}") for key, v in _leaves(table)}
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -393,51 +299,56 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _domain(value: object, where: str) -> Choices | Range:
-    if isinstance(value, Mapping):
-        return _range(value, where)
-    fine = isinstance(value, list) and all(
-        isinstance(one, bool | int | float | str) for one in value
-    )
-    if not isinstance(value, list) or not fine or not value:
+def _domain(value: object, default: object, where: str) -> Domain:
+    """Return Optuna's distribution of a list of values, or of a range of numbers."""
+    if isinstance(value, list) and value and all(isinstance(one, Plain) for one in value):
+        if len({repr(one) for one in value}) < len(value):
+            raise ConfigError(f"{where} = {value!r}: expected each value once")
+        return CategoricalDistribution(value)
+    if not isinstance(value, Mapping) or isinstance(default, bool):
         raise ConfigError(
-            f"{where} = {value!r}: expected a list of values, or a range such as "
+            f"{where} = {value!r}: expected a list of values, or of a number a range such as "
             "{ from = 5, to = 60, step = 5 }"
         )
-    if len({repr(one) for one in value}) < len(value):
-        raise ConfigError(f"{where} = {value!r}: expected each value once")
-    return Choices(values=tuple(value))
-
-
-def _range(table: Mapping[str, Any], where: str) -> Range:
-    for key in table:
+    for key in value:
         if key not in _RANGE:
             raise ConfigError(f"{where}: unknown key {key!r}: expected {nearest(key, _RANGE)}")
-    numbers = {key: table[key] for key in ("from", "to", "step") if key in table}
-    for key in ("from", "to"):
-        if key not in table:
-            raise ConfigError(f"{where}: {key} is missing")
-    for key, value in numbers.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise ConfigError(f"{where}: {key} = {value!r}: expected a number")
-    low, high, step, is_log = table["from"], table["to"], table.get("step"), table.get("log", False)
-    if low > high:
-        raise ConfigError(f"{where}: from = {low} is above to = {high}: expected the lower first")
-    if not isinstance(is_log, bool):
-        raise ConfigError(f"{where}: log = {is_log!r}: expected true or false")
-    if is_log and low <= 0:
-        raise ConfigError(f"{where}: log with from = {low}: expected a number > 0")
-    if step is not None and (step <= 0 or is_log):
-        raise ConfigError(f"{where}: step = {step}: expected a number > 0, and no log beside it")
-    if step is not None:
+    numbers = {key: value.get(key) for key in ("from", "to", *({"step"} & value.keys()))}
+    for key, one in numbers.items():
+        if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
+            raise ConfigError(f"{where}: {key} = {one!r}: expected a number")
+    if not isinstance(value.get("log", False), bool):
+        raise ConfigError(f"{where}: log = {value['log']!r}: expected true or false")
+    named = {_RANGE[key]: one for key, one in value.items()}
+    if named.get("step", 0) > 0:
         # A last step that is cut short would be another step.
-        high = low + math.floor((high - low) / step + 1e-9) * step
-    is_whole = all(isinstance(value, int) for value in numbers.values())
-    return Range(low=low, high=high, step=step, is_log=is_log, is_whole=is_whole)
+        low, step = named["low"], named["step"]
+        named["high"] = low + math.floor((named["high"] - low) / step + 1e-9) * step
+    is_whole = {type(one) for one in (*numbers.values(), default)} <= {int, str}
+    kind = IntDistribution if is_whole else FloatDistribution
+    try:
+        return kind(**named)
+    except ValueError as problem:
+        raise ConfigError(f"{where} = {dict(value)}: {problem}") from None
+
+
+def _first(domain: Domain) -> Plain:
+    """Return the first choice, or the lowest value."""
+    found = domain.choices[0] if isinstance(domain, CategoricalDistribution) else domain.low
+    return cast("Plain", found)
+
+
+def _values(domain: Domain, key: str) -> list[Plain]:
+    """List the values of a domain in steps."""
+    if isinstance(domain, CategoricalDistribution):
+        return list(cast("tuple[Plain, ...]", domain.choices))
+    if domain.step is None:
+        raise ConfigError(
+            f"search.{key} has no step: a grid needs one, or a list of values; search by 'random' "
+            "or 'tpe' needs none"
+        )
+    n = round((domain.high - domain.low) / domain.step) + 1
+    return [domain.low + i * domain.step for i in range(n)]
 
 
 def _objectives(value: object, where: str) -> tuple[Objective, ...]:
@@ -481,18 +392,6 @@ def _held_out(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: held-out.traces = {traces!r}: expected a text")
     seeds = seeds_in(table.get("seeds"), f"{where}: held-out.seeds", least=_BEST_OF)
     return {"traces": _place(traces), "seeds": seeds}
-
-
-def _trials(value: object, where: str) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError(f"{where}: trials = {value!r}: expected a whole number >= 1")
-    return value
-
-
-def _share(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise ConfigError(f"{where}: keep = {value!r}: expected a share above 0 and below 1")
-    return float(value)
 
 
 def _place(name: str) -> str:

@@ -251,7 +251,7 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     out, until = tmp_path / "out", time.monotonic() + 200
     while time.monotonic() < until and process.poll() is None:
         time.sleep(0.02)
-        done = decisions(out) if (out / "trials.json").is_file() else []
+        done = decisions(out) if (out / "study.db").is_file() else []
         if any(trial["status"] == "complete" for trial in done):
             break
     os.kill(process.pid, how)
@@ -261,7 +261,7 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
         assert said.splitlines()[-1] == "fedstale: interrupted; the same command goes on"
     else:
         assert process.returncode == -how, said
-    kept = {path: path.stat().st_mtime_ns for path in out.rglob("reports.json")}
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/*/summary.json")}
     assert kept
     assert len(decisions(out)) < len(decisions(tmp_path / "whole")) + 1
     again = subprocess.run(

@@ -2,18 +2,16 @@
 
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 import tomli_w
 from short_searches import ASKED, LEFT_OVERS, collected, decisions
 from spaces import space, table
@@ -21,7 +19,8 @@ from spaces import space, table
 import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.contrib.tuning import tune
-from fedstale.contrib.tuning.trials import Ledger, Report, Trial
+from fedstale.contrib.tuning.search import Proposals, Report, Task
+from fedstale.contrib.tuning.space import Space
 from fedstale.errors import ConfigError
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
@@ -128,38 +127,32 @@ def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
     assert again.verdict == found.verdict
 
 
-def over(given, folder, trials, monkeypatch):
-    """Return what comes of a search all of whose configurations are over."""
-    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
-    # The first call takes the folder, and misses the engine.
-    with pytest.raises(ImportError):
-        tune(given, out=folder, workers=1)
-    ledger = Ledger(folder)
-    ledger.trials = trials
-    ledger.write()
+def over(given, folder, *reports, **words):
+    """Return what comes of a search whose only configuration is over."""
+    task = Task(space=Space.read(given), folder=folder)
+    with Proposals(task) as proposals:
+        proposals.require_same()
+        trial = proposals.next()
+        proposals.ended(replace(trial, reports=reports), **words)
     return tune(given, out=folder, workers=1)
 
 
-def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
-    report = Report(rung=0, values=(math.nan,), n_never=(0,), failure="no memory", arrival=0)
-    words = {"parameters": {"strategy.concurrency": 5}, "status": "failed", "reason": "no memory"}
-    trials = [Trial(number=0, reports=[report], ended=0, **words)]
+def test_if_all_fail_the_first_reason_is_said(tmp_path):
+    report = Report(rung=0, values=(math.nan,), n_never=(0,), failure="no memory")
     with pytest.raises(ConfigError, match=r"1 of 1 configurations failed.*no memory"):
-        over(table(search={"strategy.concurrency": [5]}, trials=1), tmp_path, trials, monkeypatch)
+        over(table(search={"strategy.concurrency": [5]}, trials=1), tmp_path, report)
     (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
     assert (row["status"], row["reason"]) == ("failed", "no memory")
     assert math.isnan(row["accuracy at 180 s"])
 
 
-def test_a_target_that_none_reaches_is_said(tmp_path, monkeypatch):
-    reports = [Report(rung=i, values=(720.0,), n_never=(2,), arrival=i) for i in range(3)]
-    own = {"strategy.concurrency": 5}
-    trials = [Trial(number=0, parameters=own, reports=reports, status="complete", ended=0)]
+def test_a_target_that_none_reaches_is_said(tmp_path):
+    reports = [Report(rung=i, values=(720.0,), n_never=(2,)) for i in range(3)]
     given = table(
         search={"strategy.concurrency": [5]}, trials=1, objective="time to accuracy 0.999"
     )
     with pytest.raises(ConfigError, match="no configuration reached it in any run until 720 s"):
-        over(given, tmp_path, trials, monkeypatch)
+        over(given, tmp_path, *reports)
     (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
     assert row["never: time to accuracy 0.999"] == 2
 
@@ -175,7 +168,7 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     out, until = tmp_path / "out", time.monotonic() + 200
     while time.monotonic() < until:
         time.sleep(0.02)
-        done = decisions(out) if (out / "trials.json").is_file() else []
+        done = decisions(out) if (out / "study.db").is_file() else []
         if any(trial["status"] == "complete" for trial in done):
             break
     os.kill(process.pid, signal.SIGKILL)
@@ -196,64 +189,27 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
-KILLED = """
-import os, signal, sys
+ASKING = """
+import os, sys, tempfile
 from pathlib import Path
-from fedstale.contrib.tuning.engine import _temporary
-
-with _temporary(Path(sys.argv[1])) as place:
-    Path(place, "ray").mkdir()
-    print(place, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+os.environ.pop("RAY_AUTH_MODE", None), os.environ.pop("RAY_AUTH_TOKEN", None)
+import ray
+place = Path(tempfile.gettempdir())
+found = max(place.glob("fedstale-*/ray/ray_current_cluster"), key=lambda path: path.stat().st_mtime)
+ray.init(address=found.read_text())
 """
 
 
-def test_the_temporary_folder_of_a_killed_search_goes_with_the_next_call(tmp_path):
-    from fedstale.contrib.tuning.engine import _temporary
-
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    place = Path(killed.stdout.strip())
-    assert (place / "ray").is_dir()
-    with _temporary(tmp_path) as own:
-        assert not place.exists()
-        # A copy of the folder of a search that goes on takes nothing from it.
-        shutil.copytree(tmp_path, tmp_path / "copy")
-        with _temporary(tmp_path / "copy"):
-            assert Path(own).is_dir()
-    assert not Path(own).exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
-
-
-def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
-    from fedstale.contrib.tuning.engine import _temporary
-
-    (tmp_path / "fedstale-mine").mkdir()
-    (tmp_path / "fedstale-mine" / ".lock").write_text("", encoding="utf-8")
-    (tmp_path / ".ray").write_text(f"{tmp_path / 'fedstale-mine'}\n", encoding="utf-8")
-    with _temporary(tmp_path):
-        pass
-    assert (tmp_path / "fedstale-mine").is_dir()
-
-
 @pytest.mark.slow
-def test_who_has_no_token_is_not_let_in_and_nothing_is_told_to_others():
-    from ray._common.usage import usage_lib
+def test_who_has_no_token_is_not_let_in(tmp_path):
+    asked = []
 
-    from fedstale.contrib.tuning.engine import _quiet_ray
-
-    script = "import ray, sys; ray.init(address=sys.argv[1]); print('is in')"
-    with _quiet_ray(1):
-        assert not usage_lib.usage_stats_enabled()
-        address = ray.get_runtime_context().gcs_address
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
-        with pytest.raises((subprocess.TimeoutExpired, subprocess.CalledProcessError)) as out:
-            subprocess.run(
-                [sys.executable, "-c", script, address],
-                env=environment,
-                capture_output=True,
-                timeout=30,
-                check=True,
+    def ask(trial):
+        if not asked:
+            asked.append(
+                subprocess.run([sys.executable, "-c", ASKING], capture_output=True, check=False)
             )
-    assert b"InvalidAuthToken" in out.value.stderr
+
+    tune(table(**ASKED), out=tmp_path, workers=1, watch=ask)
+    assert asked[0].returncode != 0
+    assert b"InvalidAuthToken" in asked[0].stderr

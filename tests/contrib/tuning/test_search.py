@@ -1,6 +1,5 @@
 """ASHA decides as a few lines do, and a search that goes on comes to what it would have come to."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,18 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from short_searches import decisions
 from spaces import space
 
+from fedstale.contrib.tuning.engine import result_of, scheduler_of
 from fedstale.contrib.tuning.objective import Objective
-from fedstale.contrib.tuning.trials import (
-    STATE,
-    How,
-    Ledger,
-    Proposals,
-    Report,
-    result_of,
-    scheduler_of,
-)
+from fedstale.contrib.tuning.search import STUDY, Proposals, Report, Task
 from fedstale.errors import ConfigError
 
 BASE = space()
@@ -103,9 +96,10 @@ class KilledError(BaseException):
     """Nothing of the process runs after this."""
 
 
-def searched(asked, how, folder, *, kill_after=math.inf):
+def searched(asked, folder, *, kill_after=math.inf, **how):
     """Search in this process with one worker, and values that are a function of the parameters."""
-    n_steps = 0
+    folder.mkdir(exist_ok=True)
+    task, n_steps = Task(space=asked, folder=folder, **how), 0
 
     def step():
         nonlocal n_steps
@@ -113,28 +107,30 @@ def searched(asked, how, folder, *, kill_after=math.inf):
         if n_steps > kill_after:
             raise KilledError
 
-    proposals = Proposals(asked, how, Ledger(folder))
-    step()
-    while (trial := proposals.next()) is not None:
+    with Proposals(task) as proposals:
+        proposals.take_up()
+        scheduler = scheduler_of(asked, task.stop, proposals.trials)
         step()
-        own = SimpleNamespace(trial_id=f"now-{trial.number}")
-        proposals.scheduler.on_trial_add(None, own)
-        for rung, at_s in enumerate(asked.instants_s):
-            draw = hash((trial.parameters["strategy.concurrency"], rung)) % 7
-            value = trial.parameters["learning-rate"] * at_s / (1 + draw)
-            fails = rung == 0 and trial.parameters["learning-rate"] > 0.8
-            values = (math.nan if fails else value, -value)[: len(asked.objectives)]
-            report = Report(
-                rung=rung, values=values, n_never=(0, 0), failure="it diverged" if fails else ""
-            )
-            decision = proposals.scheduler.on_trial_result(None, own, result_of(asked, report))
-            proposals.reported(trial, report)
+        while (trial := proposals.next()) is not None:
             step()
-            if fails or decision == "STOP":
-                break
-        proposals.ended(trial)
-        step()
-    return json.loads((folder / STATE).read_text(encoding="utf-8"))
+            own = SimpleNamespace(trial_id=f"now-{trial.number}")
+            scheduler.on_trial_add(None, own)
+            for rung, at_s in list(enumerate(asked.instants_s))[len(trial.reports) :]:
+                draw = hash((trial.parameters["strategy.concurrency"], rung)) % 7
+                value = trial.parameters["learning-rate"] * at_s / (1 + draw)
+                fails = rung == 0 and trial.parameters["learning-rate"] > 0.8
+                values = (math.nan if fails else value, -value)[: len(asked.objectives)]
+                failure = "it diverged" if fails else ""
+                report = Report(rung=rung, values=values, n_never=(0, 0), failure=failure)
+                trial = replace(trial, reports=(*trial.reports, report))
+                decision = scheduler.on_trial_result(None, own, result_of(asked, report))
+                if fails or decision == "STOP":
+                    break
+                proposals.reported(trial)
+                step()
+            proposals.ended(trial)
+            step()
+    return decisions(folder)
 
 
 @pytest.mark.parametrize(
@@ -142,59 +138,67 @@ def searched(asked, how, folder, *, kill_after=math.inf):
     [("tpe", "accuracy"), ("tpe", "loss"), ("random", "loss"), ("tpe", ["accuracy", "bytes"])],
 )
 def test_a_search_that_was_killed_anywhere_comes_to_the_same(search, objective, tmp_path):
-    asked = quick(objective=objective, trials=16)
-    stop = "asha" if isinstance(objective, str) else "none"
-    how = How(search=search, stop=stop, seed=3)
-    (tmp_path / "whole").mkdir()
-    whole = searched(asked, how, tmp_path / "whole")
-    statuses = [trial["status"] for trial in whole["trials"]]
-    assert len(statuses) == 16
+    asked = quick(objective=objective, trials=10)
+    how = {"search": search, "seed": 3, "stop": "asha" if isinstance(objective, str) else "none"}
+    whole = searched(asked, tmp_path / "whole", **how)
+    statuses = [trial["status"] for trial in whole]
+    assert len(statuses) == 10
     assert {"complete", "failed"} <= set(statuses)
-    assert ("stopped" in statuses) == (stop == "asha")
-    for kill_after in (2, 3, 4, 37):
+    assert ("stopped" in statuses) == (how["stop"] == "asha")
+    for kill_after in (3, 20):
         folder = tmp_path / str(kill_after)
-        folder.mkdir()
         with pytest.raises(KilledError):
-            searched(asked, how, folder, kill_after=kill_after)
-        assert searched(asked, how, folder) == whole
+            searched(asked, folder, kill_after=kill_after, **how)
+        assert searched(asked, folder, **how) == whole
+
+
+def test_what_ended_before_optuna_was_told_is_told_once_and_not_run_again(tmp_path):
+    asked = quick(trials=2)
+    with Proposals(Task(space=asked, folder=tmp_path)) as proposals:
+        report = Report(rung=2, values=(0.5,), n_never=(0,))
+        trial = replace(proposals.next(), reports=(report,), status="complete")
+        proposals.reported(trial)
+    with Proposals(Task(space=asked, folder=tmp_path)) as proposals:
+        proposals.take_up()
+        assert proposals.next().number == 1
+        assert proposals.trials[0] == trial
 
 
 def test_another_seed_proposes_others_and_the_same_seed_the_same(tmp_path):
     def proposed(seed, name):
-        (tmp_path / name).mkdir()
-        found = searched(quick(trials=12), How(seed=seed), tmp_path / name)
-        return [trial["parameters"] for trial in found["trials"]]
+        found = searched(quick(trials=12), tmp_path / name, seed=seed)
+        return [trial["parameters"] for trial in found]
 
     assert proposed(1, "a") == proposed(1, "b") != proposed(2, "c")
 
 
 def test_tpe_learns_from_what_was_reported(tmp_path):
-    (tmp_path / "tpe").mkdir()
-    found = searched(quick(trials=40, objective="loss"), How(stop="none"), tmp_path / "tpe")
-    rates = [trial["parameters"]["learning-rate"] for trial in found["trials"]]
-    assert np.median(rates[20:]) < 0.6 * np.median(rates[:10])
+    found = searched(quick(trials=24, objective="loss"), tmp_path, stop="none")
+    rates = [trial["parameters"]["learning-rate"] for trial in found]
+    assert np.median(rates[12:]) < 0.6 * np.median(rates[:10])
 
 
 def test_a_grid_is_proposed_whole_and_in_its_order(tmp_path):
     asked = space(
         trials=None, search={"strategy.concurrency": [5, 10], "learning-rate": [0.1, 0.2]}
     )
-    found = searched(asked, How(search="grid", stop="none"), tmp_path)
-    assert [trial["parameters"] for trial in found["trials"]] == asked.grid()
+    searched(asked, tmp_path, search="grid", stop="none")
+    with Proposals(Task(space=asked, folder=tmp_path, search="grid")) as proposals:
+        assert [trial.parameters for trial in proposals.trials] == asked.grid()
 
 
 def test_after_the_budget_nothing_is_begun(tmp_path):
-    proposals = Proposals(quick(trials=None, budget_s=10.0), How(workers=2), Ledger(tmp_path))
-    for wall_s in (12.0, 12.0):
-        trial = proposals.next()
-        proposals.reported(trial, Report(rung=2, values=(0.5,), n_never=(0,), wall_s=wall_s))
-        proposals.ended(trial)
-    # Two workers have been busy for 12 s each.
-    assert proposals.next() is None
-    assert proposals.is_over
+    task = Task(space=quick(trials=None, budget_s=10.0), folder=tmp_path, workers=2)
+    with Proposals(task) as proposals:
+        for _ in range(2):
+            report = Report(rung=2, values=(0.5,), n_never=(0,), wall_s=12.0)
+            proposals.ended(replace(proposals.next(), reports=(report,)))
+        # Two workers have been busy for 12 s each.
+        assert proposals.next() is None
+        assert proposals.is_over
 
 
-def test_a_ledger_that_cannot_be_read_is_refused(tmp_path):
-    (tmp_path / STATE).write_text('{"trials": [{"number": 0', encoding="utf-8")
+def test_a_study_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / STUDY).write_text("no database", encoding="utf-8")
     with pytest.raises(ConfigError, match="runs that are done are not repeated"):
-        Ledger(tmp_path)
+        Proposals(Task(space=BASE, folder=tmp_path))
