@@ -1,4 +1,4 @@
-"""Watching a run while it goes on: a live page, metrics for Prometheus, scalars for TensorBoard."""
+"""Watching a run while it goes on: a live page, progress lines, and metrics for Prometheus."""
 
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,9 @@ if TYPE_CHECKING:
     from fedstale.live.prometheus import exported
     from fedstale.live.server import Board, observed, parse_address, serving
     from fedstale.live.watching import (
-        EventLog,
         ProgressLine,
         ProgressNotes,
         RepeatedInterrupt,
-        TensorBoard,
         Watcher,
         duration,
         progress_line,
@@ -26,19 +24,16 @@ else:
             "prometheus": "exported",
             "server": "Board observed parse_address serving",
             "watching": (
-                "EventLog RepeatedInterrupt ProgressLine ProgressNotes TensorBoard Watcher "
-                "duration progress_line"
+                "RepeatedInterrupt ProgressLine ProgressNotes Watcher duration progress_line"
             ),
         },
     )
 
 __all__ = [
     "Board",
-    "EventLog",
     "ProgressLine",
     "ProgressNotes",
     "RepeatedInterrupt",
-    "TensorBoard",
     "Watcher",
     "duration",
     "exported",

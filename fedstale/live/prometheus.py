@@ -7,18 +7,21 @@ Prometheus's client library.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as version_of
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, needs
 from fedstale.flower import content_bytes
-from fedstale.live.server import LocalHandler, listening
+from fedstale.live.server import listening
 from fedstale.live.watching import Watcher
 from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import (
@@ -310,22 +313,26 @@ class Exporter(Watcher):
         return found
 
 
-class _Handler(LocalHandler):
-    exporter: Exporter
+def _routes(exporter: Exporter) -> list[Route]:
+    """Answer with metrics, or with whether something is amiss."""
+    from prometheus_client import exposition  # noqa: PLC0415 - an extra
 
-    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> None:
-        """Answer with metrics, or with whether something is amiss."""
-        if path == "/metrics":
-            from prometheus_client import exposition  # noqa: PLC0415 - an extra
+    async def metrics(request: Request) -> Response:
+        encode, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(exporter.registry), media_type=kind)
 
-            encode, kind = exposition.choose_encoder(self.headers.get("Accept", ""))
-            self.send(200, encode(self.exporter.registry), kind)
-        elif path in {"/healthz", "/readyz"}:
-            healthy = path == "/healthz"
-            amiss = self.exporter.unhealthy() if healthy else self.exporter.unready()
-            self.send(503 if amiss else 200, f"{amiss or 'ok'}\n".encode())
-        else:
-            super().answer(path, query)
+    def told(amiss: Callable[[], str]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        async def answer(request: Request) -> Response:
+            why = amiss()
+            return PlainTextResponse(f"{why or 'ok'}\n", 503 if why else 200)
+
+        return answer
+
+    return [
+        Route("/metrics", metrics),
+        Route("/healthz", told(exporter.unhealthy)),
+        Route("/readyz", told(exporter.unready)),
+    ]
 
 
 @contextmanager
@@ -361,8 +368,7 @@ def exported(
         yield grid
         return
     exporter = Exporter(app=app, run_id=run_id, turn_limit_s=turn_limit_s)
-    handler = type("MetricsHandler", (_Handler,), {"exporter": exporter})
-    with listening(handler, "127.0.0.1", port, setting="metrics-port"):
+    with listening(_routes(exporter), "127.0.0.1", port, setting="metrics-port"):
         own.runtime.add(exporter)
         report_stock_strategies()
         yield own

@@ -4,12 +4,11 @@ A board is a callback of a run, simulated or on real devices. The thread of the 
 others read; a lock keeps them apart. A run may last for weeks, and its board never grows: series
 are thinned to every second point when they get long, so that they always span the whole run.
 
-The standard library's HTTP server in threads of its own. Four files and one JSON document; nothing
-is fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
+Starlette and uvicorn answer, in a thread of their own: some files and one JSON document. Nothing is
+fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
 """
 
 import hmac
-import json
 import secrets
 import socket
 import threading
@@ -17,16 +16,21 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from ipaddress import ip_address
 from math import inf
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
+import uvicorn
 from flwr.app import Message
 from flwr.serverapp import Grid
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError
@@ -58,6 +62,21 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
     "img-src data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_QUIET: dict[str, Any] = {
+    "log_config": None,
+    "log_level": "warning",
+    "access_log": False,
+    "server_header": False,
+    "lifespan": "off",
+    "ws": "none",
+    "timeout_graceful_shutdown": 1,
+}
 _FILES = {
     "/": ("fedstale.live", "page.html", "text/html"),
     "/live.js": ("fedstale.live", "live.js", "text/javascript"),
@@ -372,113 +391,73 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = 0) -> Iterator[st
         ConfigError: the address cannot be listened at.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
-    handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
+
+    async def data(request: Request) -> Response:
+        given = request.query_params.get("token", "")
+        if token and not hmac.compare_digest(given.encode(), token.encode()):
+            return PlainTextResponse("a token is needed: open the address that was printed\n", 403)
+        return JSONResponse(board.snapshot())
+
+    routes = [Route("/data.json", data), *(Route(path, _file) for path in _FILES)]
     shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    with listening(handler, host, port, setting="live") as bound:
+    with listening(routes, host, port, setting="live", is_open=bool(token)) as bound:
         query = f"?token={token}" if token else ""
         yield f"http://{shown}:{bound}/{query}"
 
 
+async def _file(request: Request) -> Response:
+    package, name, kind = _FILES[request.url.path]
+    return Response((resources.files(package) / name).read_bytes(), media_type=kind)
+
+
 @contextmanager
 def listening(
-    handler: "type[LocalHandler]", host: str, port: int, *, setting: str
+    routes: Sequence[Route], host: str, port: int, *, setting: str, is_open: bool = False
 ) -> Iterator[int]:
-    """Answer requests in threads of their own while the block runs; yields the port.
+    """Answer requests in a thread of its own while the block runs; yields the port.
 
     Args:
-        handler: of a request.
+        routes: what is answered.
         host: address to listen at.
         port: TCP port; 0 takes a free one.
         setting: that the address comes from, for errors.
+        is_open: whether others than users of this machine are answered.
 
     Raises:
         ConfigError: the address cannot be listened at.
     """
+
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        asked = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        if is_open or is_loopback(asked):
+            answer = await call_next(request)
+        else:
+            # Another site that makes its name point here would read what only users here may.
+            answer = PlainTextResponse("this page is for users of this machine\n", 403)
+        answer.headers.update(_HEADERS)
+        return answer
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kind = type("OwnServer", (ThreadingHTTPServer,), {"address_family": family})
     try:
-        server = kind((host, port), handler)
+        listener = socket.create_server((host, port), family=family)
     except OSError as problem:
+        # Python adds the address, which the sentence has.
+        why = str(problem.strerror).split(" (")[0]
         raise ConfigError(
-            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({problem.strerror}): "
+            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({why}): "
             "expected an address of this machine with a free port, or port 0 for any"
         ) from None
+    app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)])
+    server = uvicorn.Server(uvicorn.Config(app, **_QUIET))
     thread = threading.Thread(
-        target=server.serve_forever, args=(0.1,), name="fedstale-live", daemon=True
+        target=server.run, args=([listener],), name="fedstale-live", daemon=True
     )
     thread.start()
     try:
-        yield server.server_port
+        yield listener.getsockname()[1]
     finally:
-        server.shutdown()
-        server.server_close()
+        server.should_exit = True
         thread.join()
-
-
-class LocalHandler(BaseHTTPRequestHandler):
-    """Answers GET alone; without a token, for this machine's users alone."""
-
-    token: str = ""
-    server_version, sys_version = "fedstale", ""
-    timeout = 10  # a connection that sends nothing holds a thread no longer
-
-    def do_GET(self) -> None:
-        """Answer, unless the question comes by another site."""
-        parts = urlsplit(self.path)
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if not self.token and not is_loopback(host):
-            # Another site that makes its name point here would read what only users here may.
-            self.send(403, b"this page is for users of this machine\n")
-        else:
-            self.answer(parts.path, parse_qs(parts.query))
-
-    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> None:
-        """Send the answer to a path; a subclass has some."""
-        self.send(404, b"there is no such page\n")
-
-    def send(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-        """Send an answer of a content type."""
-        self.send_response(status)
-        headers = {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": _POLICY,
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-        }
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a request a second is no news."""
-
-
-class _BoardHandler(LocalHandler):
-    board: Board
-
-    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> None:
-        """Answer with a file or with the board."""
-        token = query.get("token", [""])[0]
-        if path == "/data.json":
-            if not hmac.compare_digest(token.encode(), self.token.encode()) and self.token:
-                self.send(403, b"a token is needed: open the address that was printed\n")
-            else:
-                body = json.dumps(self.board.snapshot(), allow_nan=False).encode()
-                self.send(200, body, "application/json; charset=utf-8")
-        elif path in _FILES:
-            *_, kind = _FILES[path]
-            self.send(200, _content(path), f"{kind}; charset=utf-8")
-        else:
-            super().answer(path, query)
-
-
-@cache
-def _content(path: str) -> bytes:
-    package, name, _ = _FILES[path]
-    return (resources.files(package) / name).read_bytes()
 
 
 def is_loopback(host: str) -> bool:

@@ -1,26 +1,19 @@
-"""What watches a run: progress lines, scalars for TensorBoard, a log of events, and Ctrl-C.
+"""What watches a run: progress lines, and Ctrl-C.
 
 All are callbacks. Most count rounds and look at the clock a few times a second of wall time.
 """
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
-from math import inf, isfinite
-from pathlib import Path
+from math import inf
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, Message
-
 from fedstale.config import Until
-from fedstale.errors import ConfigError, needs
 from fedstale.flower import command_line
 from fedstale.strategies.server import Callback, Runtime
-from fedstale.strategies.types import ClientUpdate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -184,129 +177,6 @@ def progress_line(progress: bool | None) -> Iterator[Callable[[str], object] | N
     finally:
         log.removeFilter(cleared)
         say("")
-
-
-class EventLog(Callback):
-    """Writes what happens while it happens, a JSON object a line, each with its instant in s."""
-
-    def __init__(self, path: str | Path) -> None:
-        """Write to a file, in the place of what is there.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
-        try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - for the run
-        except OSError as problem:
-            raise ConfigError(f"events = {str(path)!r} cannot be written: {problem}") from None
-
-    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
-        """Write that a node was sent something."""
-        about = message.metadata
-        self._write(
-            run, "sent", job=message_id, node=about.dst_node_id, message_type=about.message_type
-        )
-
-    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Write what came back."""
-        node = reply.metadata.src_node_id
-        self._write(run, "reply", job=message_id, node=node, status=status)
-
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Write which version an update went into."""
-        facts = {"node": update.node_id, "version": version, "staleness": update.staleness}
-        self._write(run, "aggregated", **facts)
-
-    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Write why a reply was not used."""
-        self._write(run, "rejected", job=message_id, reason=reason)
-
-    def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
-        """Write that there is a new model."""
-        self._write(run, "version", version=version)
-
-    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Write metrics."""
-        # JSON has no NaN.
-        plain = {name: value if isfinite(value) else None for name, value in values.items()}
-        self._write(run, "metrics", version=version, source=source, values=plain)
-
-    def ended(self, run: Runtime, status: str, reason: str) -> None:
-        """Write how the run ended; it is the last line."""
-        self._write(run, "ended", status=status, reason=reason)
-        self._file.close()
-
-    def _write(self, run: Runtime, event: str, **facts: object) -> None:
-        self._file.write(json.dumps({"at_s": run.now(), "event": event, **facts}) + "\n")
-        self._file.flush()
-
-
-class TensorBoard(Watcher):
-    """Writes event files, beside whatever else is logged there.
-
-    The wall time of a point is virtual time, so TensorBoard's "relative" axis shows hours on
-    devices. The step is the model version for metrics, and whole seconds of virtual time for the
-    rest.
-    """
-
-    def __init__(self, folder: str | Path, *, every_s: float = 0.25) -> None:
-        """Open event files in a folder.
-
-        Raises:
-            ConfigError: TensorBoard is not installed, or the folder cannot be written to.
-        """
-        super().__init__(every_s=every_s)
-        try:
-            # An extra, and slow to import.
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-
-            self._writer = SummaryWriter(str(folder))
-        except ImportError:
-            package = "torch" if find_spec("torch") is None else "tensorboard"
-            raise ConfigError(f"tensorboard = {str(folder)!r} {needs(package)}") from None
-        except OSError as problem:
-            raise ConfigError(
-                f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
-            ) from None
-        self._staleness: list[float] = []
-        self._failed: set[str] = set()
-
-    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Write metrics."""
-        for name, value in values.items():
-            self._writer.add_scalar(f"{source}/{name}", value, version, walltime=run.now())
-
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Keep a staleness for the mean."""
-        self._staleness.append(update.staleness)
-
-    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Count a failure."""
-        if reply.has_error():
-            self._failed.add(message_id)
-
-    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Count a reply that was not used."""
-        self._failed.add(message_id)
-
-    def look(self, run: Runtime) -> None:
-        """Write where the run is."""
-        now = run.now()
-        values: dict[str, float] = {
-            "devices/online": run.n_online(),
-            "devices/in flight": run.n_in_flight(),
-            "jobs/came to nothing": len(self._failed),
-        }
-        if self._staleness:
-            values["aggregation/mean staleness"] = sum(self._staleness) / len(self._staleness)
-            self._staleness = []
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, int(now), walltime=now)
-
-    def ended(self, run: Runtime, status: str, reason: str) -> None:
-        """Look once more, and close the files."""
-        super().ended(run, status, reason)
-        self._writer.close()
 
 
 def duration(seconds: float) -> str:

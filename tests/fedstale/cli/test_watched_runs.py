@@ -8,10 +8,9 @@ import pytest
 from small_app import SERVER, write_small_app
 from typer.testing import CliRunner
 
-import fedstale
 from fedstale.cli.main import app
 from fedstale.config import Until
-from fedstale.live.watching import EventLog, ProgressNotes
+from fedstale.live.watching import ProgressNotes
 from fedstale.runs import LOG
 
 DIGITS = [os.path.join("runs", name) for name in ("digits", "digits-2", "digits-3")]
@@ -26,30 +25,6 @@ def called(*words):
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_events_are_lines_of_json_the_same_each_time_and_tell_what_the_tables_do(place):
-    for name in ("a", "b"):
-        fedstale.simulate(
-            "digits",
-            traces="synthetic:30",
-            run_config={"num-server-rounds": 3},
-            out=name,
-            callbacks=[EventLog(f"{name}.jsonl")],
-        )
-    text = (place / "a.jsonl").read_text()
-    assert (place / "b.jsonl").read_text() == text
-    events = [json.loads(line) for line in text.splitlines()]
-    instants = [event["at_s"] for event in events]
-    assert instants == sorted(instants)
-    summary = json.loads((place / "a" / "summary.json").read_text())
-    counts = {name: sum(e["event"] == name for e in events) for name in ("sent", "reply", "ended")}
-    assert counts["sent"] == summary["jobs"]["sent"]
-    assert counts["reply"] == summary["jobs"]["reported"] > 0
-    assert (counts["ended"], events[-1]["event"]) == (1, "ended")
-    assert events[-1]["reason"] == summary["reason"]
-    (last,) = [e for e in events if e["event"] == "metrics" and e["version"] == 3][-1:]
-    assert last["values"]
 
 
 @pytest.mark.parametrize(

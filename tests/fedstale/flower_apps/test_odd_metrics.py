@@ -9,7 +9,6 @@ from written_apps import write_app
 
 import fedstale
 from fedstale.config import Until
-from fedstale.live import EventLog
 
 NAN, INF = float("nan"), float("inf")
 SHAPES = "flower", "fedstale", "messages", "older"
@@ -121,11 +120,3 @@ def test_the_command_says_in_one_sentence_what_is_no_number(tmp_path, capsys):
     assert code == 0
     (line,) = [one for one in shown.splitlines() if one.startswith("NaN or infinite: ")]
     assert "loss in 2 train replies" in line
-
-
-def test_lines_of_events_hold_no_number_that_json_has_not(tmp_path):
-    app = write_app(tmp_path / "app", "odd_metrics", SHAPE="messages", LOSSES=(NAN,) * 4)
-    events = tmp_path / "events.jsonl"
-    fedstale.simulate(app, traces="ideal:4", callbacks=[EventLog(events)])
-    lines = [strict(each) for each in events.read_text().splitlines()]
-    assert any(None in line.get("values", {}).values() for line in lines)

@@ -31,10 +31,9 @@ PORT = 9100
 
 
 @pytest.fixture(autouse=True)
-def _unheard(monkeypatch):
+def _unheard():
     """Serve within this process."""
-    with Loopback().installed() as here:
-        monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", here.Server)
+    with Loopback().installed():
         yield
 
 

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,7 +13,6 @@ from virtual_grid import VirtualGrid, adder, identity, record, weighed
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.deployment.run_folder import recorded
-from fedstale.errors import ConfigError
 from fedstale.live import Board, observed
 from fedstale.simulation.run import simulate
 from fedstale.simulation.trace_grid import TraceGrid
@@ -223,42 +221,16 @@ def test_a_simulation_is_watched_through_its_own_grid():
     assert observed(grid, Seen()) is grid
 
 
-def test_without_tensorboard_a_sentence_says_how_to_get_it(monkeypatch, tmp_path):
-    from fedstale.live.watching import TensorBoard
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"needs tensorboard, .* pip install tensorboard$"):
-        TensorBoard(tmp_path)
-
-
-def test_scalars_go_to_event_files(run, tmp_path):
-    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from fedstale.live.watching import TensorBoard
-
-    scalars = TensorBoard(tmp_path / "board", every_s=0.0)
-    folder = run("watched", scalars).folder
-    written = EventAccumulator(str(tmp_path / "board")).Reload()
-    rows = pq.read_table(folder / "metrics.parquet").to_pylist()
-    for source, name in {(row["source"], row["name"]) for row in rows}:
-        own = [r for r in rows if (r["source"], r["name"]) == (source, name)]
-        events = written.Scalars(f"{source}/{name}")
-        assert [e.step for e in events] == [r["version"] for r in own]
-        assert [e.wall_time for e in events] == [r["time_s"] for r in own]
-    assert written.Scalars("devices/online")
-
-
 def test_a_live_simulation_says_where_to_look(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from fedstale.cli.main import app
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", Loopback().Server)
     small = write_small_app(tmp_path / "app")
     command = ["simulate", str(small), "--traces", "synthetic:5", "--until", "600s", "--json"]
-    result = CliRunner().invoke(app, [*command, "--live", "0"])
+    with Loopback().installed():
+        result = CliRunner().invoke(app, [*command, "--live", "0"])
     assert result.exit_code == 0, result.output
     assert "live page: http://127.0.0.1:" in result.stderr
     assert json.loads(result.stdout)["status"] in {"finished", "stopped"}

@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = {path.stem: path for path in EXAMPLES.glob("*.py")}
 NOTEBOOKS = {path.stem: path for path in EXAMPLES.glob("*.ipynb")}
 CALLBACKS = {"mlflow_callback": "mlflow", "wandb_callback": "wandb"}
-NEEDS = {"flwr_datasets_partition": "flwr_datasets"}
+NEEDS = {"flwr_datasets_partition": "flwr_datasets", "tensorboard_callback": "tensorboard"}
 """Examples that need more than the server's extra, and which module."""
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
 PLAIN = sorted(set(SCRIPTS) - set(CALLBACKS))
