@@ -25,6 +25,7 @@ from flwr.app import Context, Message, RecordDict
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from fedstale.compat import server_fn_on
 from fedstale.config import Costs
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
@@ -40,7 +41,6 @@ from fedstale.simulation import (
     TraceGrid,
     missing_costs,
     missing_text,
-    server_fn_on,
 )
 from fedstale.strategies.messages import Requested
 from fedstale.strategies.server import pack

@@ -18,6 +18,7 @@ import tomli_w
 from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
+from fedstale.compat import report_stock_strategies
 from fedstale.config import Until, read_toml
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.flower import content_bytes, model_of, record_of, round_of
@@ -40,7 +41,6 @@ from fedstale.simulation import (
     RunMetrics,
     end_of_app,
     ending,
-    report_stock_strategies,
     write_run,
 )
 from fedstale.strategies.messages import formats_of

@@ -19,11 +19,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedstale import __version__
+from fedstale.compat import report_stock_strategies
 from fedstale.errors import ConfigError, needs
 from fedstale.flower import content_bytes
 from fedstale.live.server import listening
 from fedstale.live.watching import Watcher
-from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import (
     REPORTED,
     Limit,

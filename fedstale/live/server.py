@@ -32,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from fedstale.compat import report_stock_strategies
 from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.live.watching import NO_LIMIT, Watcher
@@ -53,7 +54,6 @@ from fedstale.reports import (
     with_causes,
 )
 from fedstale.runs import in_a_line, with_costs
-from fedstale.simulation import report_stock_strategies
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 

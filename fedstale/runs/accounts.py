@@ -6,6 +6,7 @@ events.parquet, in which whatever a device spent appears exactly once.
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from math import isfinite
 from typing import Any
 
@@ -29,6 +30,7 @@ REJECTED_DEVICES = 5
 CLIENT_ERRORS = 5
 """Client errors that a summary lists at most, the commonest first."""
 _ERROR = re.compile(r"(?P<kind>\w+): (?P<text>.*) \((?P<where>[^()]+:\d+)\)", re.DOTALL)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WHERE = re.compile(r" \([^()\s]+:\d+\)$")
 OUTCOMES = ("used", "wasted", "in-flight")
 REASONS = 15
@@ -155,6 +157,20 @@ def client_errors(events: pa.Table) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["jobs"])[:CLIENT_ERRORS]
+
+
+def in_words(part: object) -> str | None:
+    """Return what a strategy or a selector says of itself, or else its class; None of none.
+
+    Addresses of objects are left out: they are others in each process.
+    """
+    if part is None:
+        return None
+    # Somebody's own may not be able to.
+    with suppress(Exception):
+        if type(part).__repr__ is not object.__repr__:
+            return _ADDRESS.sub("", " ".join(repr(part).split()))
+    return type(part).__name__
 
 
 def in_a_line(reason: str) -> str:

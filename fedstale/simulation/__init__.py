@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
     from fedstale.simulation.nodes import NodeConfigs, node_configs
     from fedstale.simulation.run import enrolled, simulate
-    from fedstale.simulation.stock_strategies import (
-        report_stock_strategies,
-        server_fn_on,
-        stock_strategies_reporting,
-    )
     from fedstale.simulation.trace_grid import TraceGrid
 else:
     __getattr__, __dir__ = names_of(
@@ -48,7 +43,6 @@ else:
             "nodes": "NodeConfigs node_configs",
             "dry_runs": "dry_run",
             "run": "enrolled simulate",
-            "stock_strategies": "report_stock_strategies server_fn_on stock_strategies_reporting",
             "trace_grid": "TraceGrid",
         },
     )
@@ -84,9 +78,6 @@ __all__ = [
     "node_configs",
     "overrides_in",
     "pasted",
-    "report_stock_strategies",
-    "server_fn_on",
     "simulate",
-    "stock_strategies_reporting",
     "write_run",
 ]

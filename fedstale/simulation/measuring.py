@@ -27,6 +27,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from threadpoolctl import threadpool_limits
 
+from fedstale.compat import Replacement, server_fn_on, stock_strategies_reporting
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
@@ -43,9 +44,7 @@ from fedstale.simulation.executors import ClientCall, ClientReply, Executor, Inl
 from fedstale.simulation.executors.base import imported_torch
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import NodeConfigs
-from fedstale.simulation.replacement import Replacement
 from fedstale.simulation.run import seed_server
-from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.stages import StepsDone
 from fedstale.traces import TraceSet

@@ -5,7 +5,6 @@ messages.
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from fedstale.runs import (
     by_kind,
     client_errors,
     in_a_line,
+    in_words,
     ledger,
     rejected_devices,
     rejections,
@@ -60,7 +60,6 @@ _BY = {
 _EXAMPLES = "num-examples"
 _NONE_GOOD = 50
 """Jobs that may fail before the first good one, where there are more devices than that."""
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OLDER = ("fitres.metrics", "evaluateres.metrics")
 """Records of the older API with metrics, which are ConfigRecords."""
 
@@ -491,20 +490,6 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
                 f"{in_a_line(reasons[0].as_py())}"
                 f"{mend if kind == QUERY else ''}"
             )
-
-
-def in_words(part: object) -> str | None:
-    """Return what a strategy or a selector says of itself, or else its class; None of none.
-
-    Addresses of objects are left out: they are others in each process.
-    """
-    if part is None:
-        return None
-    # Somebody's own may not be able to.
-    with suppress(Exception):
-        if type(part).__repr__ is not object.__repr__:
-            return _ADDRESS.sub("", " ".join(repr(part).split()))
-    return type(part).__name__
 
 
 def ending(problem: BaseException) -> tuple[str, str]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
-from fedstale.compat import importing
+from fedstale.compat import Replacement, importing, server_fn_on, stock_strategies_reporting
 from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import (
     ConfigError,
@@ -50,8 +50,6 @@ from fedstale.simulation.nodes import (
     node_configs,
     too_few_partitions,
 )
-from fedstale.simulation.replacement import Replacement
-from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import (
     CLIENT_ERROR,

@@ -20,19 +20,14 @@ import tomli_w
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedstale.compat import stock_strategies_reporting
 from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.contrib.replay.client import RealtimeApp
 from fedstale.contrib.replay.grid import ReplayGrid
 from fedstale.deployment import written_at_end
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.runs import RunFolder
-from fedstale.simulation import (
-    FlowerApp,
-    RunMetrics,
-    enrolled,
-    overrides_in,
-    stock_strategies_reporting,
-)
+from fedstale.simulation import FlowerApp, RunMetrics, enrolled, overrides_in
 from fedstale.strategies.server import SuperLinkGrid
 from fedstale.traces import TraceSet
 

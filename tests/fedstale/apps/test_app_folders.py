@@ -12,8 +12,8 @@ from places import FOLDERS
 from safetensors.torch import save_file
 
 from fedstale.app_folder import built_in_apps
+from fedstale.compat import stock_strategies_reporting
 from fedstale.simulation import TraceGrid
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet

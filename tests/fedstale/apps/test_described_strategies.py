@@ -14,11 +14,11 @@ from fedstale import strategies
 from fedstale.apps.strategy import check, strategy
 from fedstale.cli.main import app as command
 from fedstale.comparison.plan import Plan
+from fedstale.compat import stock_strategies_reporting
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.executors import InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp, overrides_in
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import robust, selection
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet

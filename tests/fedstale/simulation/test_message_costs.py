@@ -16,10 +16,10 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import COSTS, fleet, message_to
 
+from fedstale.compat import server_fn_on
 from fedstale.errors import ConfigError
 from fedstale.flower import content_bytes
 from fedstale.simulation import Costs, InlineExecutor, TraceGrid
-from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.traces import Series, TraceSet
 
 ALWAYS = [(0, 1000)]

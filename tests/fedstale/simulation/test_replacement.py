@@ -22,9 +22,10 @@ import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.cli.main import app as command
 from fedstale.comparison.plan import Plan
+from fedstale.compat import report_stock_strategies
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation import FlowerApp, dry_run, report_stock_strategies
+from fedstale.simulation import FlowerApp, dry_run
 from fedstale.simulation.executors import choice
 from fedstale.simulation.run import simulate
 from fedstale.strategies import FedBuff

@@ -7,9 +7,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from virtual_grid import VirtualGrid, content, record
 
+from fedstale.compat import stock_strategies_reporting
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import Costs, TraceGrid
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import (
     FedAdagrad,
     FedAdam,

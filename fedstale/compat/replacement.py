@@ -16,7 +16,7 @@ from flwr.app import Message
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.metrics import in_words
+from fedstale.runs import in_words
 from fedstale.strategies import StaleStrategy, parse
 from fedstale.strategies.server import Callback, Runtime
 
