@@ -17,7 +17,7 @@ from fedstale.traces.arrays import (
     stream,
     taken,
 )
-from fedstale.traces.availability import Availability, longest_log, stretches_of
+from fedstale.traces.availability import Availability, stretches_of
 from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import CHANNELS, OWN_LOG, TraceSet, numbered
 from fedstale.traces.trip import Job, OnInterrupt, Phase, Status, TripOutcomes, trips
@@ -41,7 +41,6 @@ __all__ = [
     "broadcast",
     "joined",
     "last_at_or_before",
-    "longest_log",
     "numbered",
     "offsets_of",
     "outline",

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
-    from fedstale.simulation.nodes import NodeConfigs, node_configs
-    from fedstale.simulation.run import enrolled, simulate
+    from fedstale.simulation.nodes import NodeConfigs, enrolled, node_configs
+    from fedstale.simulation.run import simulate
     from fedstale.simulation.trace_grid import TraceGrid
 else:
     __getattr__, __dir__ = names_of(
@@ -40,9 +40,9 @@ else:
             "jobs": "Columns JobRow JobTable RunsAfter",
             "measuring": "measure pasted",
             "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
-            "nodes": "NodeConfigs node_configs",
+            "nodes": "NodeConfigs enrolled node_configs",
             "dry_runs": "dry_run",
-            "run": "enrolled simulate",
+            "run": "simulate",
             "trace_grid": "TraceGrid",
         },
     )

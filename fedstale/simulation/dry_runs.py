@@ -20,7 +20,8 @@ from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import size_of
 from fedstale.simulation.costs import CostModel, kind_of
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.run import enrolled, simulate
+from fedstale.simulation.nodes import enrolled
+from fedstale.simulation.run import simulate
 from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.stages import asked_share
 from fedstale.traces import Job, Status, TraceSet

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
@@ -25,13 +24,12 @@ from fedstale.errors import (
     FedstaleError,
     ResumeError,
     RunEnded,
-    TraceError,
     first_line,
 )
 from fedstale.flower import dropped, features, legacy
 from fedstale.interrupts import CTRL_C
-from fedstale.reports import Run, thinned
-from fedstale.runs import ONLINE_SCHEMA, RunFolder, bfloat16_hint, in_a_line
+from fedstale.reports import Run
+from fedstale.runs import RunFolder, bfloat16_hint, in_a_line
 from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -46,9 +44,15 @@ from fedstale.simulation.metrics import (
 )
 from fedstale.simulation.nodes import (
     NodeConfigs,
+    enrolled,
     missing_partitions,
     node_configs,
+    online,
+    require_end,
     too_few_partitions,
+    too_short,
+    unknown_share,
+    without_rate,
 )
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import (
@@ -63,19 +67,12 @@ from fedstale.strategies.server import (
 )
 from fedstale.strategies.stages import RECORD, OlderClients
 from fedstale.strategies.types import State
-from fedstale.traces import Availability, TraceSet
+from fedstale.traces import TraceSet
 
 logger = logging.getLogger(__name__)
 
-_SERVER_SEED, _DEVICES_SEED = 2, 3
+_SERVER_SEED = 2
 
-_ONLINE, _WINDOWS = 2_000, 200_000
-"""Devices, and windows of them, of which a run tells at most when they were online."""
-_PROBED = 50
-_FEW_CHANGE = 0.01
-"""Share of devices that come or go, below which a run shows nothing of them."""
-_NAMED = 3
-"""Devices that a sentence names at most."""
 _NO_CHANGE = (
     "changes were not made: expected an app that starts one strategy of fedstale, which can go on "
     "with other settings"
@@ -123,7 +120,7 @@ def simulate(
     config, heard = app.resolved(config), (*callbacks,)
     known, traces = traces.device_ids, enrolled(traces, config)
     nodes = node_configs(config, known, traces.device_ids)
-    still = _without_rate(traces, app, Costs.from_table(config.costs))
+    still = without_rate(traces, app, Costs.from_table(config.costs))
     if hint := too_few_partitions(config.run_config, nodes) or still:
         logger.warning("%s", hint)
     for _ in range(len(config.changes) + 1):
@@ -161,7 +158,7 @@ def _until_change(
 ) -> Run | None:
     """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
-    _require_end(metrics.until, traces, Costs.from_table(config.costs))
+    require_end(metrics.until, traces, Costs.from_table(config.costs))
     with ExitStack() as stack, app.importable(), seeded_entropy():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
@@ -239,7 +236,7 @@ def _until_change(
             grid.runtime.hints += [
                 app.own_seed(config),
                 replacement.unheeded(str(run_config["strategy"])) if app.says_strategy else "",
-                _too_short(traces, grid.now(), costs) if status in ("finished", "stopped") else "",
+                too_short(traces, grid.now(), costs) if status in ("finished", "stopped") else "",
             ]
             facts = {
                 "app": app.name,
@@ -279,7 +276,7 @@ def _written(  # noqa: PLR0917 - what a run has come to
             problem = _verdict(folder.read_events(["status", "reason"]))
             status, reason = ("failed", problem) if problem else (status, reason)
         ended: dict[str, Any] = {"status": status, "reason": reason}
-        if unknown := traces.channel("availability").unknown_share(grid.now()):
+        if unknown := unknown_share(traces.channel("availability"), grid.now()):
             ended["unknown_share"] = round(unknown, 4)
         return write_run(folder, grid.runtime, metrics, {**ended, **facts})
     except FedstaleError as problem:
@@ -467,104 +464,6 @@ def _verdict(events: pa.Table) -> str:
             first = pc.index(statuses, status).as_py()
             return f"every {what}; the first: {in_a_line(reasons[first].as_py())}"
     return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
-
-
-def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
-    """Return the devices that take part, with the asked behaviour at the end of their records."""
-    if config.devices is not None and config.devices != traces.n_devices:
-        if config.devices > traces.n_devices:
-            raise ConfigError(
-                f"devices = {config.devices}: expected at most {traces.n_devices}, "
-                "as many as the traces have"
-            )
-        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_DEVICES_SEED,)))
-        traces = traces.take(np.sort(rng.permutation(traces.n_devices)[: config.devices]))
-    return traces.with_after_end(config.after_end)
-
-
-def online(traces: TraceSet, folder: RunFolder, end_s: float) -> pa.Table:
-    """Return when devices were online: of all, or of some of many.
-
-    Args:
-        traces: of the devices that took part.
-        folder: of the run, with its events.
-        end_s: when the run ended.
-
-    Returns:
-        One row a window, an empty one of a device that never was: `device_id`, `start_s`, `end_s`,
-        and `is_drawn`: whether the device was drawn evenly from all. Of many devices, as many
-        others that had a job are told of.
-    """
-    n = traces.n_devices
-    availability = traces.availability or Availability.always(n)
-    some = thinned(n, _PROBED)
-    each = max(len(availability.windows_before(some, end_s)[0]) / len(some), 1.0)
-    limit = int(np.clip(_WINDOWS / each, 1, _ONLINE))
-    drawn = thinned(n, limit)
-    names = pc.unique(folder.read_events(["device_id"])["device_id"]).to_pandas()
-    worked = np.setdiff1d(traces.device_ids.get_indexer(pd.Index(names)), drawn)
-    devices = np.union1d(drawn, worked[thinned(len(worked), limit)])
-    owner, start, end = availability.windows_before(devices, end_s)
-    never = np.setdiff1d(np.arange(devices.size), owner)
-    owner = np.append(owner, never)
-    start, end = (np.append(instants, np.zeros(never.size)) for instants in (start, end))
-    ids = traces.device_ids[devices[owner]].astype(str).to_numpy(dtype=object)
-    columns = (ids, start, end, np.isin(devices, drawn)[owner])
-    return pa.table(dict(zip(ONLINE_SCHEMA.names, columns, strict=True)), schema=ONLINE_SCHEMA)
-
-
-def _require_end(until: Until, traces: TraceSet, costs: Costs) -> None:
-    """Reject a virtual time that a run would never reach."""
-    overhead_s = (costs.download_overhead_s or 0.0) + (costs.upload_overhead_s or 0.0)
-    if until.time_s < np.inf and traces.is_ideal and not overhead_s:
-        raise ConfigError(
-            f"until = {until.time_s:g} s: no time passes on devices that are infinitely fast; "
-            "expected '100 rounds' or a metric such as 'accuracy 0.9'"
-        )
-
-
-def _without_rate(traces: TraceSet, app: FlowerApp, costs: Costs) -> str:
-    """Return in a sentence which devices can end no job, if there are any.
-
-    Raises:
-        TraceError: none can.
-    """
-    parts, n = [], traces.n_devices
-    # A message that trains nothing needs no processor.
-    stated = [units for kind, units in costs.work.items() if kind.startswith("train")]
-    is_work = app.work is None and all(stated or [costs.work_per_example])
-    for name in ("compute", "downlink", "uplink") if is_work else ("downlink", "uplink"):
-        if name in traces.known:
-            ids = traces.device_ids[getattr(traces, name).fastest() == 0.0]
-            some = ", ".join(map(repr, ids[:_NAMED])) + (", ..." if len(ids) > _NAMED else "")
-            if len(ids) == n:
-                raise TraceError(
-                    f"{name} is 0 throughout for all devices ({some}), so that no job would end: "
-                    f"expected traces with some {name}"
-                )
-            if len(ids):
-                parts.append(f"{name} is 0 throughout for {len(ids):,} of {n:,} ({some})")
-    return f"devices that can end no job: {'; '.join(parts)}" if parts else ""
-
-
-def _too_short(traces: TraceSet, end_s: float, costs: Costs) -> str:
-    """Return in a sentence that devices have hardly changed while a run lasted, if they ever do."""
-    n, availability = traces.n_devices, traces.availability
-    if availability is None or not end_s:
-        return ""
-    begins, ends = availability.window_at_or_after(np.arange(n), 0.0)
-    changed = int(np.count_nonzero(((begins > 0.0) & (begins < end_s)) | (ends < end_s)))
-    if changed >= max(_FEW_CHANGE * n, 1) or not np.isfinite(ends).any():
-        return ""
-    most, some = ("nearly ", f"{changed:,}") if changed else ("", "none")
-    model = "" if costs.model_bytes is not None else "costs.model-bytes=14_000_000 "
-    key = f"work.{next(iter(costs.work))}" if costs.work else "work-per-example"
-    return (
-        f"the run is shorter than {most}any change of its devices: {some} of {n:,} came or went in "
-        f"{end_s:,.3g} s of virtual time; to stand for a real job, state its "
-        f"{'size and ' if model else ''}work (--set '{model}costs.{key}=1.0', or in "
-        "[tool.fedstale]), or let it run for longer"
-    )
 
 
 def seed_server(seed: int) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError, first_line
-from fedstale.traces import DAY_S, OWN_LOG, Availability, TraceSet, longest_log
+from fedstale.traces import DAY_S, OWN_LOG, TraceSet
 from fedstale.traces.sources.archives import read_file
+from fedstale.traces.sources.logs import longest_log, of_logs
 
 COLUMNS = ("user_id", "plugin_time", "plugout_time")
 EPOCH = "2018-01-01T00:00:00"
@@ -74,7 +75,7 @@ def read(path: str | Path) -> TraceSet:
     kept &= place[owner] >= 0
     owner, start, end = place[owner[kept]], start[kept], end[kept]
     began, logs_s = began[cars], logs_s[cars]
-    online, repairs = Availability.of_logs(owner, start, end, began, logs_s, join_s=0.0)
+    online, repairs = of_logs(owner, start, end, began, logs_s, join_s=0.0)
     return TraceSet(
         device_ids=pd.Index(users[cars], dtype="str"),
         availability=online,

@@ -30,8 +30,9 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces import DAY_S, Array, Availability, Index, TraceSet, longest_log
+from fedstale.traces import DAY_S, Array, Index, TraceSet
 from fedstale.traces.sources.archives import number, read_json
+from fedstale.traces.sources.logs import longest_log, of_logs
 
 EPOCH = "2018-03-06T00:00:00"
 """Instant 0 of ready_strict.json."""
@@ -150,7 +151,7 @@ def _on_the_clock(  # noqa: PLR0917 - one file's phones
     counts: Counter[str],
 ) -> TraceSet:
     """Return phones with records of whole days; instants count from the file's instant 0."""
-    online, repairs = Availability.of_logs(*windows, began, logs_s, join_s=_RESOLUTION_S)
+    online, repairs = of_logs(*windows, began, logs_s, join_s=_RESOLUTION_S)
     counts += repairs
     counts["kept: phone that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
     return TraceSet(
