@@ -239,7 +239,7 @@ def simulate(
 
 
 def _is_ours(strategy: object, *others: object) -> bool:
-    """Return whether what a server runs is fedstale's, as far as its parts and theirs show."""
+    """Test whether a server runs fedstale's code alone, as far as its parts and theirs show."""
     todo, seen = [strategy, *others], set[int]()
     while todo:
         part = todo.pop()
@@ -349,7 +349,7 @@ def compare(
 
 
 def audit(runs: Run | str | Path | Sequence[Run | str | Path]) -> ForecastAudit:
-    """Audit whether devices keep what they state: their chances to finish, and durations.
+    """Audit the chances to finish and the durations that devices state.
 
     It reports and excludes nobody: an honest forecaster may be miscalibrated.
 
@@ -477,7 +477,7 @@ def _plan(
 
 
 def result_folder(out: str | Path | None, stack: ExitStack) -> Path:
-    """Return where results go; a temporary folder is removed when the stack is closed."""
+    """Return the folder of results; a temporary one is removed as the stack closes."""
     if out is not None:
         return Path(out)
     made = TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)

@@ -402,7 +402,7 @@ class Costs:
         return cls(**found)
 
     def table(self) -> dict[str, Any]:
-        """Return what is declared, with dashed keys, as `from_table` reads it; no inner table."""
+        """Return the declared costs with dashed keys, as for `from_table`; no inner table."""
         plain = {k.replace("_", "-"): v for k, v in asdict(self).items() if v is not None}
         del plain["work"]
         return plain | {_WORK + kind: units for kind, units in self.work.items()}

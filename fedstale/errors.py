@@ -63,7 +63,7 @@ def installing(extra: str) -> str:
 
 
 def not_installed(problem: ModuleNotFoundError) -> str | None:
-    """Return what brings a package that is missing and that an extra of fedstale has, or None."""
+    """Name the installation of a missing package that an extra of fedstale has; else None."""
     package = (problem.name or "").partition(".")[0]
     return needs(package) if any(package in names for names in EXTRAS.values()) else None
 
@@ -99,7 +99,7 @@ def first_line(text: object) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return what may have been meant by an unknown name: the nearest known one, or all of them.
+    """Suggest a known name for an unknown one: the nearest, or all of them.
 
     Example:
         >>> nearest("trace", ["traces", "seed"])

@@ -1,4 +1,4 @@
-"""A door that imports nothing: the names of a package whose files load when a name is used."""
+"""Doors that import nothing: a file of a package loads as one of its names is used."""
 
 import sys
 from collections.abc import Callable, Mapping

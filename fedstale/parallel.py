@@ -142,7 +142,7 @@ class WorkerPool(Generic[Job]):
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Let processes that are started meanwhile compute with one thread."""
+    """Limit processes that are started inside to one thread."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:

@@ -131,7 +131,7 @@ def train(
     fleets = []
     with steps(is_shown=is_shown) as step:
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
-            among = _among(step, i, len(traces))
+            among = _progress_of_part(step, i, len(traces))
             fleets.append(_scenarios(name, by, seed, among, cache=caches[i]))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
@@ -192,7 +192,7 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let an agent and every other selector play the same held-out windows, and compare.
+    """Compare an agent with every other selector on the same held-out windows.
 
     With --out, the tables go to evaluation.csv and windows.csv.
     """
@@ -319,8 +319,8 @@ def _trainings(folder: Path) -> list[Path]:
     return sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
 
 
-def _among(step: Step, number: int, n: int) -> Step:
-    """Return what tells of one of several alike parts of the work, by its number."""
+def _progress_of_part(step: Step, number: int, n: int) -> Step:
+    """Return the progress of one of several alike parts of the work, by its number."""
     return lambda what, done, total: step(what, number * total + done, n * total)
 
 
@@ -360,13 +360,13 @@ def _evaluate(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Let agents and all others play in each fleet, and write and print how they did."""
+    """Compare agents with all others in each fleet, and write and print the tables."""
     import pandas as pd
 
     tables = []
     with steps(is_shown=not (quiet or as_json)) as step:
         results = [
-            _played(testing, agents, windows, seed, _among(step, i, len(tested)))
+            _played(testing, agents, windows, seed, _progress_of_part(step, i, len(tested)))
             for i, testing in enumerate(tested.values())
         ]
     for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
@@ -391,7 +391,7 @@ def _evaluate(
 def _played(
     testing: "Scenario", agents: Sequence["Agent"], windows: int, seed: int, step: Step
 ) -> "Evaluation":
-    """Let agents and all others play, and say how far they are."""
+    """Play the windows by agents and all others, and print the progress."""
     from fedstale.agents import contenders, evaluate
 
     playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))

@@ -75,7 +75,7 @@ def check(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Say what would go wrong when an app goes out to devices, or what a server lets strangers do.
+    """Check an app for faults on devices, or a server for doors that are open to strangers.
 
     Packages are looked for here: run it in an environment like that of the devices. The ServerApp
     of an app without faults is run to its first message, to look at what devices make of it. A

@@ -149,7 +149,7 @@ def _root(
 
 @app.command(rich_help_panel=_RUN, epilog="Example: fedstale doctor")
 def doctor(as_json: AsJson = False) -> None:
-    """Say which versions and which machine these are, for a report of a fault."""
+    """Print versions and machine, for a report of a fault."""
     facts = described()
     if as_json:
         typer.echo(json.dumps(facts))

@@ -85,7 +85,7 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
 
 
 def amount(option: str, text: str, units: Mapping[str, float]) -> float:
-    """Return what an option says with a unit, such as 24h.
+    """Parse the value of an option with a unit, such as 24h.
 
     Raises:
         ConfigError: it is no number with one of the units.
@@ -138,7 +138,7 @@ def say(line: str, out: Path, *, as_json: bool, **facts: object) -> None:
 
 
 def say_json(out: Path | None, **facts: object) -> None:
-    """Print what was made, and where it is, as one JSON object; None if nothing was kept."""
+    """Print a result and its folder as one JSON object; null if nothing was kept."""
     typer.echo(json.dumps({"out": None if out is None else str(out), **facts}))
 
 
@@ -171,7 +171,7 @@ def steps(*, is_shown: bool, every_s: float = 30.0) -> Iterator[Step]:
         yield lambda what, done, total: None
         return
     if not sys.stderr.isatty():
-        yield _said(every_s)
+        yield _progress_printer(every_s)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
@@ -185,8 +185,8 @@ def steps(*, is_shown: bool, every_s: float = 30.0) -> Iterator[Step]:
         )
 
 
-def _said(every_s: float) -> Step:
-    """Return what says a line now and then, with the share that is done and the time left."""
+def _progress_printer(every_s: float) -> Step:
+    """Return a printer of progress: a line now and then, with the share done and the time left."""
     began_at = time.perf_counter()
     due_at = began_at + every_s
 
@@ -250,7 +250,7 @@ def app_log(*, verbose: bool) -> Iterator[None]:
 
 @contextmanager
 def stdout_kept_free() -> Iterator[None]:
-    """Let everything that is printed inside, here or in processes started here, go to stderr."""
+    """Redirect to stderr whatever is printed inside, here or in processes started here."""
     kept = None
     with suppress(OSError):
         sys.stdout.flush()

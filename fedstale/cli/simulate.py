@@ -175,7 +175,7 @@ def simulate(
         ),
     ] = False,
 ) -> None:
-    """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
+    """Run a Flower app on replayed devices, and report used and lost work."""
     from fedstale.app_folder import app_folder
     from fedstale.errors import ConfigError
 
@@ -252,7 +252,7 @@ def simulate(
 
 @contextmanager
 def _new_place(path: Path, *, replaces: bool) -> Iterator[Path]:
-    """Yield a folder for a run whose user names none, and say which if others had its name.
+    """Yield a folder for a run whose user names none, and print it if others had its name.
 
     Args:
         path: the folder, if it does not exist.
@@ -306,7 +306,7 @@ def _changed(
     run_config: list[str],
     costs: Mapping[str, Any],
 ) -> SimulationConfig:
-    """Return settings with what the command line says in the place of what they had.
+    """Override settings by the options of the command line.
 
     Args:
         config: of an app alone, or of a file.
@@ -405,7 +405,7 @@ def _watching(
 
 
 def _resolved(config: "SimulationConfig") -> "SimulationConfig":
-    """Return settings with what the app says where they say nothing."""
+    """Complete settings by those of the app."""
     from fedstale.simulation import FlowerApp
 
     return FlowerApp.find(config.app).resolved(config)

@@ -68,7 +68,7 @@ def describe(
     seed: _Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many devices there are, what was repaired, when they come and how fast they are."""
+    """Describe traces: devices, repairs, hours online, speeds and links."""
     from fedstale.traces import TraceSet
 
     numbers = _numbers(TraceSet.load(traces, seed=seed))

@@ -299,7 +299,7 @@ def _as_raised(module: str, name: str, text: str, log: Path) -> Exception:
 
 
 def _settings(context: Context) -> dict[str, Any]:
-    """Return what a Context holds besides its state."""
+    """Return a Context's fields besides its state."""
     return {"context": {name: x for name, x in vars(context).items() if name != "state"}}
 
 
@@ -352,9 +352,9 @@ def _send(
     told = b""
     if message is not None:
         if not message.has_error():
-            message = with_content(message, _emptied(message.content, arrays))
+            message = with_content(message, _detach_arrays(message.content, arrays))
         told = bytes_of_message(message)
-    parts = [told, bytes_of_records(_emptied(state, arrays)), *arrays]
+    parts = [told, bytes_of_records(_detach_arrays(state, arrays)), *arrays]
     for part in (json.dumps(about | {"parts": len(parts)}).encode(), *parts):
         connection.sendall(_SIZE.pack(len(part)))
         if part:
@@ -363,7 +363,7 @@ def _send(
 
 
 def _received(file: BinaryIO) -> Told:
-    """Return what the other side has sent.
+    """Read a message of the other side.
 
     Raises:
         ProtocolError: it is cut short.
@@ -373,12 +373,12 @@ def _received(file: BinaryIO) -> Told:
     told, state, *arrays = (_part(file) for _ in range(about["parts"]))
     message, rest = message_of_bytes(told) if told else None, iter(arrays)
     if message is not None and not message.has_error():
-        message = with_content(message, _filled(message.content, rest))
-    return about, message, _filled(records_of_bytes(state), rest)
+        message = with_content(message, _attach_arrays(message.content, rest))
+    return about, message, _attach_arrays(records_of_bytes(state), rest)
 
 
-def _emptied(content: RecordDict, arrays: list[bytes]) -> RecordDict:
-    """Return records whose arrays have no bytes, which are added to a list."""
+def _detach_arrays(content: RecordDict, arrays: list[bytes]) -> RecordDict:
+    """Detach the bytes of arrays from records, and add them to a list."""
     made = RecordDict(dict(content))
     for key, record in content.array_records.items():
         made[key] = ArrayRecord({name: _with_bytes(array, b"") for name, array in record.items()})
@@ -386,8 +386,8 @@ def _emptied(content: RecordDict, arrays: list[bytes]) -> RecordDict:
     return made
 
 
-def _filled(content: RecordDict, arrays: Iterator[bytes]) -> RecordDict:
-    """Return what `_emptied` was given, out of what it has made."""
+def _attach_arrays(content: RecordDict, arrays: Iterator[bytes]) -> RecordDict:
+    """Attach the bytes that `_detach_arrays` has taken off."""
     for key, record in content.array_records.items():
         content[key] = ArrayRecord(
             {name: _with_bytes(array, next(arrays)) for name, array in record.items()}

@@ -125,7 +125,7 @@ def unpack(data: bytes, folder: Path) -> None:
 
 
 def put_back(data: bytes, folder: Path) -> None:
-    """Put what has come of a run in the place of what its folder holds.
+    """Replace the files of a run's folder by those that a node has sent.
 
     Whatever ends this leaves a folder that the run can go on from: the settings go last and come
     first, and the summary, which says that a run is over, goes first and comes last.

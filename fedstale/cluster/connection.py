@@ -93,7 +93,7 @@ def joined(address: str) -> Iterator[int]:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same on all nodes for the same results."""
+    """Return the versions that must be equal on all nodes for the same results."""
     import ray  # noqa: PLC0415 - an extra
 
     found = {
@@ -259,7 +259,7 @@ def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
 
 
 def _is_gone(ray: Any, node_id: str, until: float) -> bool:  # noqa: ANN401 - an extra
-    """Return whether a node is dead, which the cluster may need half a minute to find."""
+    """Test whether a node is dead, for which the cluster may need half a minute."""
     while True:
         if not any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes()):
             return True

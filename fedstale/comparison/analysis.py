@@ -316,7 +316,7 @@ def _first_alike(runs: Sequence[Run]) -> tuple[int, int] | None:
 
 
 def _with_the_same(name: str, runs: Sequence[Run]) -> list[list[Run]]:
-    """Return runs by what a file of their folders holds, which may be missing."""
+    """Group runs by the content of a file of their folders, which may be missing."""
     found: dict[bytes, list[Run]] = {}
     for run in runs:
         digest = b""
@@ -385,7 +385,7 @@ def target_source(runs: Sequence[Run], target: Until) -> str:
 
 
 def measured(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[int, float]]:
-    """Return what runs measured, by name and seed: the last value of each metric, and their costs.
+    """Tabulate the last value of each metric, and the costs, by name and seed.
 
     Args:
         runs: with different seeds.
@@ -420,7 +420,7 @@ def limits_of(name: str, values: Sequence[float]) -> tuple[float, float]:
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by variant, which is named after the settings in which the runs differ.
+    """Group runs by variant, named after the settings in which the runs differ.
 
     Seeds make no difference, nor do run-config keys that equal the run's seed in all runs.
 

@@ -155,7 +155,7 @@ class ClusterPool:
                     yield job, event, f"{what}; {self._log} may say why" if is_lost else what
 
     def reached(self, run: PlannedRun, begun: State, pause_at: float) -> Run:
-        """Let one run go on to a virtual instant in s, and return it.
+        """Continue one run to a virtual instant in s, and return it.
 
         A worker that is not asked again soon is let go: another call may wait for its core.
 
@@ -178,7 +178,7 @@ class ClusterPool:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Let busy workers write down and send what they have, and end all."""
+        """Collect the state of busy workers, and end all."""
         self._timer.cancel()
         self._release()
         stopped = {
@@ -232,7 +232,7 @@ class ClusterPool:
     def _is_begun_again(
         self, worker: "_WorkerHandle", job: RunJob, problem: Exception, losses: dict[Path, int]
     ) -> bool:
-        """Return whether a run whose worker is gone is to be begun on another."""
+        """Decide whether a run is begun again on another worker after the loss of its own."""
         with suppress(ray.exceptions.RayError):
             ray.kill(worker.actor)
         has_raised = isinstance(problem, ray.exceptions.RayTaskError)
@@ -328,7 +328,7 @@ class _Worker:
         return _Response(news=tuple(found[-1:]), folder=self._on_the_way())
 
     def stop(self) -> _Response:
-        """End the process, which writes down what it has; and return that."""
+        """End the process, and return the folder that it has written."""
         self._ends.close()
         folder = packed_run(self._folder) if self._folder.is_dir() else b""
         answer = _Response(news=(), folder=folder, printed=self._printed(), is_over=True)

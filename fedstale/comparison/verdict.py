@@ -40,7 +40,7 @@ def verdict(
     device_time: SpeedUp | None,
     ends: Mapping[str, Estimate],
 ) -> str:
-    """Return what is shown of a variant against the reference.
+    """Judge a variant against the reference, in a sentence.
 
     Args:
         name: of the variant.

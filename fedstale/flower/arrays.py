@@ -80,7 +80,7 @@ class Header(NamedTuple):
 
 
 def header_of(data: bytes) -> Header | None:
-    """Return what a stored array's header says; None if it is not `numpy.save`'s of plain numbers.
+    """Parse the header of a stored array; None if it is not `numpy.save`'s of plain numbers.
 
     Example:
         >>> header_of(written_array(np.zeros((2, 3), np.float32)).data).shape
@@ -109,7 +109,7 @@ def _header_in(header: bytes) -> Header | None:
 
 
 def quick_arrays() -> AbstractContextManager[None]:
-    """Let every Flower array inside be read and written the quick way."""
+    """Read and write every Flower array inside the quick way."""
     # To replace methods makes Python forget what it knows of the class.
     is_done = Array.numpy is read_array or not has("quick arrays")
     return nullcontext() if is_done else _replacing_methods()

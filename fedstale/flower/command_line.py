@@ -37,7 +37,7 @@ def flower_home() -> Path:
 
 
 def program(name: str) -> Callable[[], None]:
-    """Return what one of Flower's programs, such as flower-supernode, runs in its process.
+    """Load the function of one of Flower's programs, such as flower-supernode.
 
     Raises:
         ConfigError: it is not installed.
@@ -69,7 +69,7 @@ def flat(config: dict[str, Any]) -> UserConfig:
 
 
 def parsed_config(texts: Sequence[str]) -> UserConfig:
-    """Return what `--run-config` says: key=value pairs, or the name of a .toml file.
+    """Parse `--run-config`: key=value pairs, or the name of a .toml file.
 
     Raises:
         click.ClickException, ValueError, OSError: it says no such thing.
@@ -80,7 +80,7 @@ def parsed_config(texts: Sequence[str]) -> UserConfig:
 
 
 def load_app(reference: str, error: type[Exception], directory: Path) -> Any:  # noqa: ANN401 - any
-    """Return what a reference, module:attribute, names in an app's directory.
+    """Load the object of a reference, module:attribute, in an app's directory.
 
     Args:
         reference: to it.
@@ -190,7 +190,7 @@ def activate(address: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def verify_with(context: Callable[[str, Any], Any]) -> None:
-    """Let the flwr command, in this process, show and trust certificates as a function says.
+    """Set by a function the certificates that the flwr command, in this process, shows and trusts.
 
     Args:
         context: returns what httpx is to verify with, for the address of a SuperLink and what
@@ -233,7 +233,7 @@ def quiet_console() -> Iterator[None]:
 
 
 def _version(component: str) -> Any:  # noqa: ANN401 - Flower's
-    """Return what tells a SuperLink who asks, and of which version of Flower it is."""
+    """Return an interceptor that states the component and its version of Flower to a SuperLink."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     return RuntimeVersionHttpInterceptor(component_name=component)

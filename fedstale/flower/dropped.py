@@ -27,7 +27,7 @@ MOVED: Mapping[str, Mapping[str, str]] = tomllib.loads(
 
 
 def advice(module: str, names: Sequence[str] = ()) -> str:
-    """Return in words what the installed Flower lacks of an import, and what it is called now.
+    """Name the parts of an import that the installed Flower lacks, with their names of today.
 
     Args:
         module: that is imported, or imported from.
@@ -80,7 +80,7 @@ def _door_of(name: str) -> str:
 
 
 def advice_on(problem: BaseException) -> str:
-    """Return in words which name of an older Flower an app has failed on, and where.
+    """Name the import of an older Flower that an app has failed on, with file and line.
 
     Args:
         problem: raised while the app was imported.

@@ -1,4 +1,4 @@
-"""What stands on Flower's inside, name by name, and what is done where a Flower lacks one.
+"""The features that stand on Flower's inside, with the names that each of them needs.
 
 Flower's public interface is `flwr.app`, `flwr.serverapp` and `flwr.clientapp`. Whatever else this
 room takes of Flower is in `FEATURES`: a test finds the names in the code and compares, and another
@@ -367,7 +367,7 @@ def resolves(name: str) -> bool:
 
 @cache
 def _own_names(kind: type) -> set[object]:
-    """Return what methods of a class store under, or look up by a text: an object's attributes."""
+    """Collect the names that methods of a class store, or look up by a text."""
     methods = (value for base in kind.__mro__ for value in vars(base).values())
     codes = (getattr(getattr(each, "fget", each), "__code__", None) for each in methods)
     return {
@@ -421,7 +421,7 @@ def _warn_if_newer() -> None:
 
 
 def require(name: str) -> None:
-    """End what cannot go on without a feature; the log says once where Flower is newer than tests.
+    """Raise if a feature is off; the log says once where Flower is newer than tests.
 
     Args:
         name: of one of `FEATURES`.

@@ -97,7 +97,7 @@ def stand_ins(
 
 @contextmanager
 def contexts_heard(listener: Callable[[Any], object]) -> Iterator[None]:
-    """Let a function hear of the `LegacyContext` of every workflow that is made inside."""
+    """Pass the `LegacyContext` of every workflow that is made inside to a function."""
     if not features.resolves("flwr.server.compat:LegacyContext"):
         # Then no app has one either.
         yield

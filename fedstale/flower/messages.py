@@ -86,13 +86,13 @@ class _Identity:
 
 
 def _identity() -> Any:  # noqa: ANN401 - Flower's
-    """Return what says who makes messages in this process."""
+    """Return the class that holds the identity under which this process makes messages."""
     return vars(Message)["__init__"].__globals__.get("TaskIdentity", _Identity)
 
 
 @contextmanager
 def identity(run_id: int) -> Iterator[None]:
-    """Let this process create messages of a run, as a ServerApp process would.
+    """Create messages of a run inside, as a ServerApp process would.
 
     Raises:
         ConfigError: the messages of this Flower ask for something else.
@@ -119,7 +119,7 @@ def _try_message() -> None:
 
 
 def empty_run(run_id: int) -> Run:
-    """Return what a grid says of its run, with nothing in it but the id."""
+    """Return a grid's record of its run, with nothing in it but the id."""
     from flwr.supercore import run
 
     return run.Run.create_empty(run_id)
@@ -228,7 +228,7 @@ def bytes_of_message(message: Message) -> bytes:
 
 
 def message_of_bytes(data: bytes) -> Message:
-    """Return what `bytes_of_message` was given."""
+    """Restore a message from the bytes of `bytes_of_message`."""
     from flwr.common.serde import message_from_proto
     from flwr.proto.message_pb2 import Message as ProtoMessage
 
@@ -243,7 +243,7 @@ def bytes_of_records(content: RecordDict) -> bytes:
 
 
 def records_of_bytes(data: bytes) -> RecordDict:
-    """Return what `bytes_of_records` was given."""
+    """Restore records from the bytes of `bytes_of_records`."""
     from flwr.common.serde import recorddict_from_proto
     from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
@@ -256,7 +256,7 @@ def n_objects(message: Any) -> int:  # noqa: ANN401 - and each of what it holds
 
 
 def trains_nothing(content: RecordDict) -> bool:
-    """Return whether a message is a stage of SecAgg+ in which the client does not train."""
+    """Test whether a message is a stage of SecAgg+ without training."""
     configs = entries(content).get(SECAGG_RECORD)
     return isinstance(configs, ConfigRecord) and configs.get("stage") in _SECAGG_STAGES
 

@@ -95,7 +95,7 @@ def request_of(scope: MutableMapping[str, Any]) -> tuple[str, Any]:
 
 
 def response_of(scope: MutableMapping[str, Any]) -> Any:  # noqa: ANN401 - a message of protobuf
-    """Return what Flower has answered last, before it is made bytes; None if it has not."""
+    """Return Flower's last answer, before it is made bytes; None if there is none."""
     return scope.get("state", {}).get("protobuf_response")
 
 
@@ -133,7 +133,7 @@ def now() -> datetime.datetime:
 
 
 def take_turns() -> None:
-    """Let the threads of this process use a SuperLink's database one at a time.
+    """Make the threads of this process use a SuperLink's database one at a time.
 
     Threads that write at once wait for SQLite's lock, 5 s at most and in no order, and an object
     that is not stored by then Flower answers as one whose upload has lapsed, on which a ServerApp

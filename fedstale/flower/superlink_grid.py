@@ -37,7 +37,7 @@ _EXPIRED = "Error: Message Unavailable - the message expired before its reply ca
 
 
 def is_of_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
-    """Return whether a grid is that of a ServerApp process, whose replies can be fetched so."""
+    """Test whether a grid is that of a ServerApp process, whose replies can be fetched so."""
     # Importing it takes a second, and whoever has made one has imported it.
     module = sys.modules.get("flwr.superlink.grid.http_grid")
     return module is not None and isinstance(grid, module.HttpGrid) and has("single replies")
@@ -143,7 +143,7 @@ class _Answered:
         """Whether all objects of the reply have been pulled."""
 
     def PullMessages(self, request: "PullAppMessagesRequest") -> "PullAppMessagesResponse":  # noqa: N802
-        """Return what the SuperLink has answered already."""
+        """Return the SuperLink's earlier answer."""
         return self._claim
 
     def PullObject(self, request: "PullObjectRequest") -> "PullObjectResponse":  # noqa: N802
@@ -158,7 +158,7 @@ class _Answered:
         return answer
 
     def ConfirmMessageReceived(self, request: object) -> object:  # noqa: N802
-        """Let the SuperLink forget the reply."""
+        """Confirm the reply, so that the SuperLink forgets it."""
         answer: object = self._client.ConfirmMessageReceived(request)
         self.has_all = True
         return answer

@@ -58,7 +58,7 @@ def hold_tasks(
 
 
 def throw_away_ended() -> None:
-    """Let a SuperNode, in this process, throw away a message whose run ends as it comes."""
+    """Make a SuperNode, in this process, drop a message of a run that ends meanwhile."""
     from flwr.supernode.start_client_internal import start_client_internal
 
     _replace(start_client_internal, "_pull_and_store_message", whole_or_not)
@@ -87,7 +87,7 @@ def whole_or_not(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 class _Noted:
-    """A SuperNode's state in one pull, which notes what there is to undo.
+    """A SuperNode's state in one pull, with the steps that may be undone.
 
     Flower ends a pull quietly when a step of it finds that the run has ended, whichever it is: it
     knows of no message that it would have to throw away. From 1.43 on the last step comes in a
@@ -165,7 +165,7 @@ def run_superexec(
 
 
 def launched(problem: str | None = None) -> Any:  # noqa: ANN401 - Flower's
-    """Return what an executor says of a ClientApp: that it started, or why it did not."""
+    """Return an executor's answer: that the ClientApp started, or the reason against it."""
     from flwr.supercore.superexec.executor import LaunchResult
 
     return LaunchResult.accepted() if problem is None else LaunchResult.failed(problem)
@@ -200,7 +200,7 @@ def run_client_app(
 
 
 def forget_exit_handlers() -> None:
-    """Let this process, a fork, do nothing at its end that its parent does at its own."""
+    """Remove the exit handlers that this process, a fork, has from its parent."""
     from flwr.supercore.exit.exit_handler import registered_exit_handlers
 
     registered_exit_handlers.clear()
@@ -232,6 +232,6 @@ def run_program_superexec(prepare: Callable[[], None]) -> None:
 
 
 def _replace(function: Callable[..., Any], name: str, make: Callable[[Any], Any]) -> None:
-    """Replace what a function of Flower's finds by a name, by what is made of it."""
+    """Replace a global of a Flower function by the result of `make` on it."""
     parts = function.__globals__
     parts[name] = make(parts[name])

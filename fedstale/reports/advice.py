@@ -1,4 +1,4 @@
-"""What cost a run most, which setting governs it, and what another value of it would bring.
+"""The largest costs of a run, the settings that govern them, and the effect of other values.
 
 Rules over the jobs of a run. What a rule expects follows from the same jobs: how long late replies
 took, how stale rejected ones would have been, which lost jobs would have ended with less work. It
@@ -149,7 +149,7 @@ def advise(
     run_config: Mapping[str, Any] | None = None,
     unknown: float = 0.0,
 ) -> list[Advice]:
-    """Return what cost a run most and what governs it, what saves most first.
+    """List the largest costs of a run with the settings that govern them, by their savings.
 
     Args:
         jobs: one row a job in the order of sending, by `with_causes`.

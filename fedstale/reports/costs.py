@@ -1,4 +1,4 @@
-"""Figures of what a run cost and what came to nothing, and its clients' errors in words.
+"""Figures of the costs and the waste of a run, and its clients' errors in words.
 
 A run with compression or local work also has its levels: which formats its messages had, and which
 share of the work was asked for.
@@ -92,7 +92,7 @@ def figures(run: "Run") -> list[Figure]:
 
 
 def _kinds(jobs: pd.DataFrame) -> dict[str, "pd.Series[bool]"]:
-    """Return which jobs are of which kind, by its name; of kinds that there are."""
+    """Mask the jobs of each kind that there is, by its name."""
     main = jobs["kind"].str.split(".").str[0]
     is_training, is_evaluation = main == "train", main == "evaluate"
     kinds = {

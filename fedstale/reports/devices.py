@@ -1,4 +1,4 @@
-"""How many devices worked, who took part how often, and whether forecasts came true."""
+"""Figures of devices: work over time, participation, and the calibration of forecasts."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -86,7 +86,7 @@ class Figure:
     rows: Sequence[Sequence[str]] = ()
 
     def plot(self) -> dict[str, Any]:
-        """Return what the page's script needs to draw the figure."""
+        """Return the data of the figure for the page's script."""
         layout = dict(self.layout)
         for axis, title in (("xaxis", self.x_title), ("yaxis", self.y_title)):
             layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}

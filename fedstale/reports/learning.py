@@ -126,7 +126,7 @@ def axes_of(run: "Run") -> list[str]:
 
 
 def spent_by(run: "Run", column: str, instants: Array) -> Array:
-    """Return what all devices had spent by each instant.
+    """Sum the work of all devices up to each instant.
 
     Args:
         run: the run.

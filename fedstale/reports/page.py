@@ -250,7 +250,7 @@ def cards(run: "Run") -> list[tuple[str, str]]:
 
 
 def _limits(run: "Run") -> list[tuple[str, str]]:
-    """Return what validation has limited in a run, as names and values; mostly nothing."""
+    """List the limits that validation has applied in a run, as names and values."""
     found = []
     for kind, name in ("capped", "examples capped"), ("clipped", "norms clipped"):
         limits = run.summary.get(kind, {})
@@ -260,7 +260,7 @@ def _limits(run: "Run") -> list[tuple[str, str]]:
 
 
 def _tables(run: "Run") -> dict[str, pd.DataFrame]:
-    """Return the tables above the figures: what cost most, what was sent, errors."""
+    """Build the tables above the figures: largest costs, messages, errors."""
     tables = {}
     if run.advice:
         tables["What cost most, and what governs it"] = advice.table(run.advice)
@@ -285,7 +285,7 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
 
 
 def _facts(run: "Run") -> dict[str, str]:
-    """Return what a run took, in words, by name."""
+    """Describe time, rounds and costs of a run in words, by name."""
     return {
         run.time_name: time_text(run.end_s),
         "rounds": f"{run.summary['rounds']:,}",
@@ -297,7 +297,7 @@ def _facts(run: "Run") -> dict[str, str]:
 
 
 def _made_on(run: "Run") -> str:
-    """Return in a sentence with which releases and on what a run was made, if it says so."""
+    """Describe the releases and the machine of a run in a sentence, if it states them."""
     releases, machine = (dict(run.summary.get(key) or {}) for key in ("versions", "machine"))
     parts = [
         ", ".join(f"{name} {release}" for name, release in releases.items()),
@@ -312,7 +312,7 @@ def _made_on(run: "Run") -> str:
 
 
 def _clock(runs: "Sequence[Run]") -> str:
-    """Return what time means in some runs, in a sentence."""
+    """Describe the clock of some runs in a sentence."""
     virtual, real = "the devices' virtual time", "that of the server's clock since the run began"
     are_real = [run.summary.get("executor") == DEPLOYED for run in runs]
     if not any(are_real):
@@ -336,7 +336,7 @@ def _last_values(run: "Run") -> list[tuple[str, str]]:
 
 
 def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
-    """Return what the run has no figure for, and why."""
+    """List the figures that the run has no data for, with the reasons."""
     drawn = {figure.id for figure in figures}
     sentences = [
         (not any(name.startswith("metric-") for name in drawn), "The app measured no metric."),

@@ -146,12 +146,12 @@ class Run:
 
     @cached_property
     def caused(self) -> pd.DataFrame:
-        """The jobs with what lost each of them, and when the server stopped to wait for it."""
+        """The jobs, each with the cause of its loss and the end of the server's wait for it."""
         return advice.with_causes(self.jobs)
 
     @cached_property
     def advice(self) -> list[Advice]:
-        """What cost the run most, which setting governs it, and what another value would bring.
+        """The largest costs of the run, the settings that govern them, and the effect of others.
 
         What saves most comes first; empty if nothing took a fiftieth of the run.
         """
@@ -355,7 +355,7 @@ class Run:
 
 
 def parts_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return what was run on what, without the options of parts and the folders of files."""
+    """Name strategy, selector and traces, without options of parts and folders of files."""
     named = {name: summary.get(name) for name in ("strategy", "selector")}
     found = {name: str(part).partition("(")[0] for name, part in named.items() if part}
     if own := summary.get("in_place_of"):

@@ -123,7 +123,7 @@ def timeline(run: "Run") -> Timeline | None:
 
 
 def phases(jobs: pd.DataFrame) -> Index:
-    """Return what the three spans between the instants of started jobs were, of `STATES`.
+    """Classify the three spans between the instants of started jobs, by `STATES`.
 
     Those of a job that was not used are alike, and the last two of them empty.
     """
@@ -163,7 +163,7 @@ def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] |
 
 
 def _brightened(shares: Array) -> Array:
-    """Return shares whose sum over states is the root of what it was, and at most 1."""
+    """Scale shares so that their sum over states becomes its root, at most 1."""
     total = shares.sum(axis=2, keepdims=True)
     return shares * np.minimum(np.sqrt(total), 1.0) / np.maximum(total, np.finfo(float).tiny)
 

@@ -100,7 +100,7 @@ def rejected_devices(events: pa.Table) -> list[dict[str, Any]]:
 
 
 def by_kind(events: pa.Table) -> dict[str, dict[str, Any]]:
-    """Return what was sent and what came back, by the type of the messages with their action.
+    """Count messages, replies and bytes by type and action.
 
     Args:
         events: one row a job, with at least kind, status and the bytes of both ways.
@@ -185,7 +185,7 @@ def in_a_line(reason: str) -> str:
 
 
 def bfloat16_hint(errors: Iterable[str]) -> str:
-    """Return what to do if one of some errors is that of a bfloat16 tensor; or else nothing."""
+    """Suggest a remedy if one of some errors is that of a bfloat16 tensor; else nothing."""
     # PyTorch's words where Flower asks for the NumPy array of a tensor.
     if not any("ScalarType BFloat16" in error for error in errors):
         return ""

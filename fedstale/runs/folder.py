@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked, what happened, and what came out.
+"""The folder of a run: settings, events, metrics, model and report.
 
 Every file but the log is written under another name and renamed, so a folder never holds half a
 file.
@@ -83,7 +83,7 @@ ONLINE_SCHEMA = pa.schema(
 
 
 def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
-    """Return whether a folder holds an earlier result, which may be removed.
+    """Test whether a folder holds an earlier result, which may be removed.
 
     Args:
         path: of the folder; it need not exist.
@@ -204,7 +204,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Let others have the folder."""
+        """Release the lock of the folder."""
         self._lock.close()
 
     def reopen(self) -> None:
@@ -348,7 +348,7 @@ def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
-    """Return what JSON can hold: it has neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON has not, by None."""
     if isinstance(value, Mapping):
         return {key: _strict(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

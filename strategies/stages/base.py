@@ -156,7 +156,7 @@ class Stage(Part):
         """Nodes were picked, by the selector to train or by chance to evaluate."""
 
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
-        """Return what is sent to a node.
+        """Return the content that is sent to a node.
 
         Args:
             job: not sent yet.
@@ -192,7 +192,7 @@ class Stage(Part):
         """
 
     def metrics(self) -> dict[str, float]:
-        """Return what the metrics of a step say of it, by name."""
+        """Return the stage's metrics of a step, by name."""
         return {}
 
     def ended(self, job: Job, end: End) -> None:
@@ -205,5 +205,5 @@ class Stage(Part):
         """The run is over, by itself or by an exception, after some versions."""
 
     def summary(self) -> State:
-        """Return what the summary of the run says of it; empty for nothing."""
+        """Return the stage's part of the run's summary; empty for none."""
         return {}

@@ -1,4 +1,4 @@
-"""Local work: which share of its local epochs a node is asked to do, and what it says that it did.
+"""Local work: the share of its local epochs that a node is asked for, and the steps it reports.
 
 The config of a message says the share, in eighths, under `WORK`; a reply says by a ConfigRecord of
 that name how many local steps its device took, and how many a whole job would have been. Shares are
@@ -180,7 +180,7 @@ def is_asked(content: RecordDict) -> bool:
 
 
 def _stated(content: RecordDict) -> Iterator[ConfigRecordValues]:
-    """Return what the records of a message say of a share."""
+    """Yield the shares that the records of a message state."""
     for record in content.values():
         if isinstance(record, ConfigRecord) and WORK in record:
             yield record[WORK]
@@ -232,7 +232,7 @@ class StepsDone(NamedTuple):
 
     @classmethod
     def of(cls, content: RecordDict) -> Self | None:
-        """Return what a reply says; None where it says nothing that can be."""
+        """Read the steps that a reply states; None if there are none that can be."""
         record = content.get(WORK)
         if not isinstance(record, ConfigRecord):
             return None

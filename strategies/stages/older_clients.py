@@ -22,7 +22,7 @@ _MOST_MESSAGE = 200
 
 
 class OlderClients(Stage):
-    """Sends clients of the older API what they read, and reads what they answer.
+    """Translates messages and answers of clients of the older API.
 
     The metrics of an answer are those of its mapping that are numbers; the number of examples
     stands under `num-examples`, and the loss of an evaluation under `eval_loss`.

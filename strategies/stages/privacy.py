@@ -216,7 +216,7 @@ class Privacy(Stage):
                 self._worst = node
 
     def _moved(self, node: int) -> int:
-        """Return what the divergence of a node's Gaussian mechanisms grows with."""
+        """Sum the squares with which the divergence of a node's Gaussian mechanisms grows."""
         return sum(times * m * m for m, times in self._times[node].items())
 
     def epsilon(self) -> float:

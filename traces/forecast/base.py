@@ -106,7 +106,7 @@ def hour_of(time_of_day_s: Array) -> Index:
 
 
 def quantiles(x: Array) -> Array:
-    """Return quantiles over what is known of examples; NaN where nothing is.
+    """Compute quantiles over the known values of examples; NaN without any.
 
     Args:
         x: shape (n, 3, rate horizons).
@@ -219,7 +219,7 @@ class Forecaster(ABC):
         """
 
     def forecast(self, observed: Observation) -> DeviceForecast:
-        """Return what each device will do."""
+        """Forecast the sessions and the rates of each device."""
         survival, available = self.predict_sessions(observed)
         return DeviceForecast(
             online=observed.online,
@@ -239,7 +239,7 @@ class Forecaster(ABC):
         return self.forecast(observed).of_job(job)
 
     def state_dict(self) -> State:
-        """Return what was learnt, as arrays."""
+        """Return the learnt parameters as arrays."""
         return self.fleet.state_dict() | {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Examples to learn from and to test on: what devices had observed, and what they then did.
+"""Examples to learn from and to test on: devices' observations, and their behaviour after.
 
 Labels come from the traces by the same windows and integrals as `trips`, up to an instant that
 belongs to the part and no later, nor later than the device was logged: a label that would need more
@@ -81,7 +81,7 @@ def record_s(traces: TraceSet) -> Array:
 
 
 def log_spans(traces: TraceSet, devices: Index) -> tuple[Index, Array, Array]:
-    """Return from when to when devices were logged for the first time, gap by gap.
+    """Compute the spans in which devices were logged for the first time, gap by gap.
 
     What holds at any time, as of generated devices, is taken as logged for one record: its
     repetition brings nothing new.
@@ -113,7 +113,7 @@ def log_spans(traces: TraceSet, devices: Index) -> tuple[Index, Array, Array]:
 def targets_at(
     traces: TraceSet, devices: Index, now: Array, until: Array
 ) -> tuple[Array, Array, Array]:
-    """Return what each device does after an instant, as far as it is known before another.
+    """Compute each device's behaviour after an instant, as far as it is known before another.
 
     Args:
         traces: the devices.

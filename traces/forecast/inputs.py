@@ -98,7 +98,7 @@ def of_other_devices(examples: Examples, seen: Observation) -> HalfHours:
 def session_inputs(
     observed: Observation, fleet: FleetStatistics, around: HalfHours
 ) -> tuple[Array, Floats]:
-    """Return what chances to stay and to be online are made of.
+    """Compute the inputs of the chances to stay and to be online.
 
     Args:
         observed: n devices.
@@ -205,7 +205,7 @@ class ChannelInputs:
 def channel_inputs(
     observed: Observation, channel: int, fleet_rates: Array, usual_spread: float
 ) -> ChannelInputs:
-    """Return what the rates of a channel are made of.
+    """Compute the inputs of the rates of a channel.
 
     Args:
         observed: n devices.
@@ -266,7 +266,7 @@ def _log_odds(share: Array) -> Array:
 
 
 def _mean(x: Array) -> Array:
-    """Return the mean of what is known in each row; NaN where nothing is."""
+    """Compute the mean of the known values of each row; NaN without any."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         mean: Array = np.nanmean(x, axis=1)

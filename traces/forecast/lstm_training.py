@@ -295,5 +295,5 @@ def channel_loss(raw: Tensor, truth: Tensor) -> Tensor:
 
 
 def _over_known(statistic: Callable[..., Array], x: Array) -> Array:
-    """Return a statistic of what is known of each column; NaN where nothing is."""
+    """Compute a statistic of the known values of each column; NaN without any."""
     return np.array([statistic(c[~np.isnan(c)]) if (~np.isnan(c)).any() else np.nan for c in x.T])

@@ -131,7 +131,7 @@ class TraceObserver:
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
     ) -> Observation:
-        """Return what each device has observed of itself before an instant.
+        """Compute each device's observations of itself before an instant.
 
         Args:
             devices: positions of devices; shape (n,).
@@ -220,7 +220,7 @@ class CarriedAmounts:
         self._totals = self._sums(last, rows)[:, -1]
 
     def upto(self, devices: Index, t: Array) -> Array:
-        """Return what has been carried up to each instant, from a start of each device's own.
+        """Integrate the rate up to each instant, from a start of each device's own.
 
         Only differences within one row of the result have a meaning.
 

@@ -87,7 +87,7 @@ class OwnSessions:
 
     @classmethod
     def unknown(cls, age_s: Array) -> "OwnSessions":
-        """Return what devices know that have observed no change.
+        """Return the statistics of devices that have observed no change.
 
         Args:
             age_s: for how long each has been observed, in s; shape (n,).
@@ -210,7 +210,7 @@ class SessionHistory:
         return found[:, :most]
 
     def at(self, devices: Index, now: Array, begin: Array) -> OwnSessions:
-        """Return what devices know of their runs at an instant.
+        """Compute the devices' statistics of their runs at an instant.
 
         Args:
             devices: positions; shape (n,).

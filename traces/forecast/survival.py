@@ -251,7 +251,7 @@ def _time(carried: Array, amount: Array, begins: Array | None) -> Array:
 
 
 def _upto(carried: Array, t: Array) -> Array:
-    """Return what is carried within t; shape (quantiles, n), as that of t."""
+    """Interpolate the amount carried within t; shape (quantiles, n), as that of t."""
     piece = _below(_EDGES[1:-1, None, None], t)
     low, slope = _piece(carried, piece)
     slope *= t - _EDGES[piece]
@@ -276,7 +276,7 @@ def _below(edges: Array, x: Array) -> Index:
 
 
 def _piece(carried: Array, piece: Index) -> tuple[Array, Array]:
-    """Return what is carried before a piece of the grid, and the rate on it."""
+    """Look up the amount carried before a piece of the grid, and the rate on it."""
     flat = carried.reshape(-1)
     where = piece * piece.size
     where += np.arange(piece.size).reshape(piece.shape)

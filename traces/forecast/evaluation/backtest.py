@@ -274,7 +274,7 @@ def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -
 
 
 def finishes(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
-    """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
+    """Score jobs sent to devices online: 1 if reported in time, 0 if not, else NaN.
 
     NaN are devices that are offline, and jobs whose deadline lies beyond the part or the log.
     """

@@ -58,7 +58,7 @@ def pinball(quantiles: Array, truth: Array) -> Array:
 
 
 def covered(quantiles: Array, truth: Array) -> Array:
-    """Return 1 where the truth lies between the outer quantiles, 0 where not, NaN if unknown."""
+    """Score coverage: 1 if the truth lies between the outer quantiles, 0 if not, NaN if unknown."""
     inside = (quantiles[..., 0] <= truth) & (truth <= quantiles[..., -1])
     return np.where(np.isnan(truth), np.nan, inside)
 
