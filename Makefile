@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-libraries test-all bench build check clean compare docs picture screenshots table-agent table-forecasts table-liars table-strategies
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-libraries test-all docs build check clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -94,55 +94,6 @@ node_modules/axe-core:
 
 test-all: setup node_modules/axe-core ## run all three, with what is slow
 	$(BIN)/python -m pytest --hypothesis-profile=default -m '' tests benchmarks/tests
-
-bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
-	$(BIN)/python benchmarks/speed/trips.py
-	$(BIN)/python benchmarks/speed/engine.py
-	$(BIN)/python benchmarks/speed/merging.py
-	$(BIN)/python benchmarks/speed/batched.py
-	$(BIN)/python benchmarks/speed/peers.py
-	$(BIN)/python benchmarks/pages.py
-
-compare: setup ## run the plans of benchmarks/compare and rewrite their tables
-	$(BIN)/python benchmarks/compare/run.py
-	$(BIN)/python benchmarks/pages.py
-
-RECORDINGS := ../shared/traces
-# The plays that `shakespeare` is trained on.
-export PLAYS := $(abspath ../shared/data/tinyshakespeare.txt.gz)
-KEEP := runs/strategies.jsonl
-
-table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rewrite their page; takes hours
-	mkdir -p build
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasts/run.py $(RECORDINGS) --keep build/forecasts.jsonl
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasts/run.py $(RECORDINGS) --speed
-	$(BIN)/python benchmarks/pages.py
-
-table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py $(RECORDINGS) --out build/agents --ship
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/training.py $(RECORDINGS) --keep build/agents/runs.jsonl --jobs 2
-	$(BIN)/python benchmarks/agent/worlds.py $(RECORDINGS) --out build/agents/worlds
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent/windows.py --sizes
-	$(BIN)/python benchmarks/pages.py
-
-table-strategies: setup ## measure strategies on the records in RECORDINGS and rewrite their page; takes hours
-	mkdir -p $(dir $(KEEP))
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/methods/run.py $(RECORDINGS) --keep $(KEEP)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/staleness.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/adasync.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers/laws.py
-	$(BIN)/python benchmarks/pages.py
-
-table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes hours
-	mkdir -p build/liars
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars/run.py $(RECORDINGS) --keep build/liars/runs.jsonl --jobs 2
-	$(BIN)/python benchmarks/pages.py
-
-picture: setup ## draw the picture of the README from three runs
-	$(BIN)/python benchmarks/picture/run.py
-
-screenshots: setup ## draw the pictures of docs/watch.md; needs chromium
-	$(BIN)/python docs/screenshots.py
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp
 	$(PIP) -c constraints.txt -e ".[docs]"

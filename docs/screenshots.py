@@ -2,7 +2,7 @@
 
 Needs chromium and chromedriver; on Debian, apt-get install chromium chromium-driver.
 
-Run it with: python docs/screenshots.py [FOLDER], or make screenshots
+Run it with: python docs/screenshots.py [FOLDER], or make -f benchmarks/Makefile screenshots
 """
 
 import base64
