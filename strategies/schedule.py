@@ -247,7 +247,7 @@ class SmoothedLoss(Stateful):
         self.first = self.now = float("nan")
 
     def add(self, loss: float) -> None:
-        """Take in a loss; one that is not finite is left out."""
+        """Add a loss; one that is not finite is left out."""
         if not isfinite(loss):
             return
         if not isfinite(self.first):

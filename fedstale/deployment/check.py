@@ -486,7 +486,7 @@ def _settings(
 
 
 def _modules(names: set[str]) -> set[str]:
-    """Return what can be imported from the top of an app's folder."""
+    """Return the modules that can be imported from the top of an app's folder."""
     return {
         name.split("/")[0].removesuffix(".py")
         for name in names

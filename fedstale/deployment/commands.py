@@ -317,7 +317,7 @@ def run(app: Path, link_name: str, run_config: str = "") -> list[str]:
 
 
 def connection(name: str, at: Address, ca: Path, certificate: Path | None = None) -> str:
-    """Return what Flower's config.toml holds about a SuperLink, as TOML.
+    """Return the tables of Flower's config.toml about a SuperLink.
 
     Args:
         name: of the SuperLink.

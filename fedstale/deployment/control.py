@@ -100,7 +100,7 @@ class Control:
         self._at, self._client = at, command_line.ControlClient(f"https://{at}", context)
 
     def register(self, public_key: Path) -> int:
-        """Let the owner of a key join.
+        """Register the owner of a key.
 
         Args:
             public_key: file from `write_node_key`, or as `ssh-keygen -t ecdsa -b 384` makes it.

@@ -25,7 +25,7 @@ _MEANINGS: Mapping[str, Sequence[Mapping[str, str]]] = tomllib.loads(
 
 
 def explain(log: str) -> str | None:
-    """Return what went wrong, or None if the log tells of nothing that is known here.
+    """Explain a log's failure, None if it tells of nothing that is known here.
 
     Example:
         >>> explain("[Errno 111] Connection refused").split(":")[0]
@@ -96,7 +96,7 @@ def check_health(
 
 
 def show_certificate(context: ssl.SSLContext, certificate: Path) -> None:
-    """Let connections of a context show an operator's certificate.
+    """Load an operator's certificate, for connections of a context to show.
 
     Args:
         context: of a client.

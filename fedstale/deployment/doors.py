@@ -83,7 +83,7 @@ class Doors:
 
 
 def role_of(path: str) -> str | None:
-    """Return what an operator needs to call a path of Control; None: any certificate will do.
+    """Return the role that a path of Control takes; None: any certificate will do.
 
     Example:
         >>> role_of("/v1/control/list-nodes"), role_of("/v1/control/start-run")
@@ -156,7 +156,7 @@ def _unit(role: str) -> str:
 
 
 def _only(paths: Sequence[str]) -> str:
-    """Return what lets paths through and answers anything else with 404."""
+    """Return the locations that let paths through and answer anything else with 404."""
     lines = [
         "if ($request_uri != $uri) { return 404; }",
         "if ($request_method != POST) { return 404; }",

@@ -96,7 +96,7 @@ class LocalDeployment:
         self._choose_ports()
 
     def _choose_ports(self) -> None:
-        """Take ports that are free now, and prepare to connect to them."""
+        """Choose ports that are free now, and prepare to connect to them."""
         self.at = Address("127.0.0.1", free_port())
         """Where SuperNodes find the SuperLink."""
         self.doors: Doors | None = None

@@ -261,7 +261,7 @@ class LongPollMiddleware:
 
 
 async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> list[Message]:
-    """Return what an app sends: the start of a response and its body."""
+    """Collect the parts of an app's response: its start and its body."""
     answer: list[Message] = []
 
     async def keep(part: Message) -> None:

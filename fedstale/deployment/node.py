@@ -90,7 +90,7 @@ class NodeProcesses:
     """A SuperNode and its SuperExec, which are this process's only children."""
 
     def __init__(self, supernode: Sequence[str], superexec: Sequence[str]) -> None:
-        """Take the commands of both."""
+        """Keep the commands of both."""
         self._commands = supernode, superexec
         self._is_told = False
 

@@ -155,7 +155,7 @@ def _supervised(
 
 
 def end_with_parent() -> None:
-    """Let this process be killed when its parent ends, however that ends."""
+    """Have this process killed when its parent ends, however that ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -90,7 +90,7 @@ class JobLog(JobTable):
         return None if job_id is None else self[job_id]
 
     def events(self) -> pa.Table:
-        """Return what happened so far, one row a job."""
+        """Return all events so far, one row a job."""
         nodes = self.node_ids
 
         def as_of(jobs: Columns) -> Columns:
@@ -149,7 +149,7 @@ class JobLog(JobTable):
             job.status, job.reason = LATE, reason
 
 
-class Notes(Callback):
+class DeploymentCheckpoint(Callback):
     """Keeps in the folder what a run has done, for the run that goes on after a crash."""
 
     def __init__(self, folder: Path, log: JobLog, metrics: RunMetrics) -> None:
@@ -261,13 +261,13 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         table = {"app": app, "run_config": dict(context.run_config)}
         (opened.path / CONFIG).write_text(tomli_w.dumps(table), encoding="utf-8")
         log, metrics = JobLog(), RunMetrics(Until())
-        notes = Notes(opened.path, log, metrics)
+        checkpoint = DeploymentCheckpoint(opened.path, log, metrics)
         if version is not None:
-            notes.restore(own.runtime, version)
+            checkpoint.restore(own.runtime, version)
         own.runtime.folder, own.runtime.events = opened.path, log.events
         own.runtime.add(log)
         own.runtime.add(metrics)
-        own.runtime.add(notes)
+        own.runtime.add(checkpoint)
         report_stock_strategies()
 
         def facts() -> dict[str, Any]:

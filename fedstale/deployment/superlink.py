@@ -112,7 +112,7 @@ class FleetGate:
         quotas: Quotas = Quotas(),
         since: float | None = None,
     ) -> None:
-        """Stand in front of an ASGI app, behind Flower's own middleware.
+        """Wrap an ASGI app, behind Flower's own middleware.
 
         Args:
             app: that.
@@ -175,7 +175,7 @@ class FleetGate:
         return None
 
     def _hour(self, node_id: int) -> _Hour:
-        """Return what a node has sent since its hour began; a new one begins when it is over."""
+        """Return a node's account of its hour; a new one begins when it is over."""
         now = time.monotonic()
         hour = self._hours.get(node_id)
         if hour is None or hour.until <= now:
@@ -411,7 +411,7 @@ def run(
 
 
 def _make_room() -> None:
-    """Let this process have a connection for each request that is held, where it may."""
+    """Raise this process's limit of open files to the requests that are held, where it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

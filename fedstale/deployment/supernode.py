@@ -65,7 +65,7 @@ class WaitingTask:
             self._loop.call_soon_threadsafe(self._event.set)
 
     def close(self) -> None:
-        """Let `wait` return at once from now on."""
+        """End `wait` at once from now on."""
         self.is_closed = True
         self.say()
 
@@ -123,7 +123,7 @@ class TaskLongPoll:
 
 
 def holding(app: FastAPI, task: WaitingTask, pauses: ReplyWait, hold_s: float) -> FastAPI:
-    """Let a SuperNode's Runtime API hold requests for tasks; return it."""
+    """Hold requests for tasks at a SuperNode's Runtime API; return it."""
     app.user_middleware.append(Middleware(TaskLongPoll, task=task, pauses=pauses, hold_s=hold_s))
     return app
 

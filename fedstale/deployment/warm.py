@@ -170,7 +170,7 @@ class WarmExecutor:
             raise SystemExit(0)
 
     def _try(self, names: list[str]) -> None:
-        """Let a fork import libraries."""
+        """Import libraries in a fork, to see whether that does harm."""
         new = [name for name in names if name not in self._tried]
         if not new or self._trial is not None:
             return
@@ -243,7 +243,7 @@ def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:  # no
 
 
 def become(spec: Any, stage: int) -> NoReturn:  # noqa: ANN401 - Flower's
-    """Let a new interpreter take the place of this process, which is a fork, and answer."""
+    """Replace this process, which is a fork, by a new interpreter that answers."""
     # Not as arguments, which everybody may read.
     told = os.memfd_create("spec")
     os.write(told, json.dumps(asdict(spec)).encode())
@@ -293,7 +293,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def installed() -> dict[Path, int]:
-    """Return what is installed for this interpreter, and when each was, in ns."""
+    """List the distributions installed for this interpreter, and when each was, in ns."""
     found = (info for path in sys.path if path for info in Path(path).glob("*.dist-info"))
     try:
         return {info: info.stat().st_mtime_ns for info in found}
@@ -346,7 +346,7 @@ def _tell(report: IO[str], known: set[str]) -> None:
 
 
 def _told(report: IO[str]) -> list[str]:
-    """Return what a ClientApp has imported; nothing if it was killed, or ended itself."""
+    """Return the modules that a ClientApp has imported; none if it was killed, or ended itself."""
     report.seek(0)
     try:
         names = json.loads(report.read(_MOST_BYTES))

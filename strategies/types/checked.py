@@ -75,14 +75,14 @@ class Checked:
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401 - of other bases
-        """Let a class of fedstale check what it is made of."""
+        """Check the arguments of a class of fedstale."""
         super().__init_subclass__(**options)
         if "__init__" in vars(cls) and cls.__module__.startswith(_OWN):
             setattr(cls, "__init__", checked(vars(cls)["__init__"]))  # noqa: B010 - mypy
 
 
 def checked(function: F) -> F:
-    """Let a function, or the constructor of a class, check its arguments.
+    """Check the arguments of a function, or of a class's constructor.
 
     It raises ConfigError, in a sentence with the class or function, the argument, the value and
     what is accepted.
@@ -118,7 +118,7 @@ def check_fields(part: Any) -> None:  # noqa: ANN401 - a dataclass
 
 
 def in_words(accepted: object) -> str:
-    """Return what a type accepts.
+    """Describe the values that a type accepts.
 
     Example:
         >>> in_words(Count | None), in_words(Literal["keep", "cancel"])
@@ -180,7 +180,7 @@ def _annotated(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str,
 
 @cache
 def _of_fields(cls: type) -> dict[str, _Argument]:
-    """Return what is accepted for each field of a dataclass that fedstale annotates."""
+    """Return the accepted type of each field of a dataclass that fedstale annotates."""
     names = {field.name for field in fields(cls)}
     found: dict[str, _Argument] = {}
     for base in reversed(cls.__mro__):

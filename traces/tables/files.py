@@ -297,7 +297,7 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
 def _layout(
     rows: Mapping[int, list[str]], said: list[list[str]], separator: str
 ) -> tuple[list[str] | None, int, int, list[int]]:
-    """Return what the columns of a table are called, and where it begins.
+    """Find the names of a table's columns, and where it begins.
 
     Args:
         rows: cells of the first lines that are not empty, by line.
@@ -337,7 +337,7 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _separator(path: Path, lines: list[str]) -> str:
-    """Return what divides most lines into the same number of cells, of several."""
+    """Return the separator that divides most lines into the same number of cells, of several."""
     for separator in _SEPARATORS:
         counts = pd.Series([len(_cells(line, separator)) for line in lines]).value_counts()
         if counts.index[0] > 1 and counts.iloc[0] > 0.5 * len(lines):

@@ -120,7 +120,7 @@ class Reading:
         self._looks.clear()
 
     def name_of(self, column: str) -> str:
-        """Return what a column is called, by itself or by another one."""
+        """Return the name of a column, its own or one that another column says."""
         return self.names.get(column, column)
 
     @property

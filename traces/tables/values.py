@@ -40,7 +40,7 @@ _COMPARISONS: dict[str, Callable[["pd.Series[float]", float], "pd.Series[bool]"]
 
 
 def of_texts(cells: pd.Series, means: Callable[["pd.Series[str]"], pd.Series]) -> pd.Series:
-    """Return what cells mean as texts, with each distinct one looked at once."""
+    """Translate cells as texts, with each distinct one looked at once."""
     codes, distinct = pd.factorize(cells)
     found = means(pd.Series(distinct).astype("str"))
     whole = found.array.take(codes, allow_fill=True)
