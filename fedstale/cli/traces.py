@@ -229,7 +229,7 @@ def _read_log(
     except TraceError as problem:
         raise TraceError(f"{paths[0]}: {problem}") from None
     repairs = {**read.traces.repairs, **table.repairs}
-    return replace(read.traces, repairs=repairs), {**table.told, **read.told}
+    return replace(read.traces, repairs=repairs), {**table.interpretation, **read.interpretation}
 
 
 def _again(ctx: typer.Context, words: Sequence[str]) -> str:

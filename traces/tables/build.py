@@ -65,7 +65,7 @@ class TableTraces:
 
     traces: TraceSet
     """Of the devices in it."""
-    told: Mapping[str, str]
+    interpretation: Mapping[str, str]
     """What was given and what was guessed, in words, by what it is of."""
 
 
@@ -84,7 +84,7 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
     Example:
         >>> log = pd.DataFrame({"phone": ["a", "a"], "from_s": [10, 60], "to_s": [30, 90]})
         >>> read = read_table(log, TableOptions())
-        >>> read.traces.availability.windows(0)[0].tolist(), read.told["start"]
+        >>> read.traces.availability.windows(0)[0].tolist(), read.interpretation["start"]
         ([[10.0, 30.0], [60.0, 90.0]], "column 'from_s', by its name")
     """
     attrs = frame.attrs
@@ -105,10 +105,12 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
         raise
     log.settle()
     traces = replace(traces, repairs=log.counts + Counter(traces.repairs))
-    log.told["rows"] = f"{len(frame):,}"
-    log.told["devices"] = f"{traces.n_devices:,}"
-    logger.info("table: %s", "; ".join(f"{what}: {how}" for what, how in log.told.items()))
-    return TableTraces(traces=traces, told=log.told)
+    log.interpretation["rows"] = f"{len(frame):,}"
+    log.interpretation["devices"] = f"{traces.n_devices:,}"
+    logger.info(
+        "table: %s", "; ".join(f"{what}: {how}" for what, how in log.interpretation.items())
+    )
+    return TableTraces(traces=traces, interpretation=log.interpretation)
 
 
 def _only_rows(frame: pd.DataFrame, options: TableOptions) -> pd.DataFrame:
@@ -145,10 +147,12 @@ def _windows(log: Reading) -> TraceSet:
     gap_s = log.options.max_gap_s
     if stated:
         gap_s = 0.0 if gap_s is None else gap_s
-        log.told["logged"] = "the rows of each device, online or offline; time of no row is unknown"
+        log.interpretation["logged"] = (
+            "the rows of each device, online or offline; time of no row is unknown"
+        )
     else:
         gap_s = np.inf if gap_s is None else gap_s
-        log.told["logged"] = "each device from its first window to its last" + (
+        log.interpretation["logged"] = "each device from its first window to its last" + (
             "" if np.isinf(gap_s) else f"; without a window for more than {gap_s:g} s it is unknown"
         )
     known = stretches_of(owner, start, end, gap_s=gap_s)[1:]
@@ -173,7 +177,7 @@ def _samples(log: Reading) -> TraceSet:
             level = numbers(log, log.cells("level"), "level").to_numpy()
             online *= np.where(np.isfinite(level), level >= least, np.nan)
         else:
-            log.told["level"] += ", not used without a least level (--min-level)"
+            log.interpretation["level"] += ", not used without a least level (--min-level)"
     log.drop(~np.isfinite(times.of["time"]), "no time")
     log.drop(~np.isfinite(online), "no state")
     rows, owner, ids = _devices(log)
@@ -204,8 +208,8 @@ def _pings(log: Reading) -> TraceSet:
         gap_s = 3.0 * usual
         longest = float(steps.max(initial=0.0))
         log.ask("silence_of_pings", _amount(gap_s), usual=usual, longest=longest)
-    log.told["online"] = f"while pings come, with at most {gap_s:g} s between two, given"
-    log.told["logged"] = "each device from its first ping to its last"
+    log.interpretation["online"] = f"while pings come, with at most {gap_s:g} s between two, given"
+    log.interpretation["logged"] = "each device from its first ping to its last"
     on = ~is_last & (following - at <= gap_s)
     until = np.where(on, following, at)
     known = stretches_of(owner, at, until, gap_s=np.inf)[1:]
@@ -254,11 +258,13 @@ def _available(
     )
     if inner.size:
         gaps_s = begins[inner + 1] - ends[inner]
-        log.told["gaps"] = (
+        log.interpretation["gaps"] = (
             f"{inner.size:,} in which a device is unknown, {gaps_s.sum() / 3600:,.1f} h of "
             f"{(ended - began).sum() / 3600:,.1f} h in all"
         )
-    log.told["repeats"] = f"after {length / DAY_S:g} d" if epoch else f"after {length:g} s"
+    log.interpretation["repeats"] = (
+        f"after {length / DAY_S:g} d" if epoch else f"after {length:g} s"
+    )
     return TraceSet(device_ids=ids[logged], availability=online, epoch=epoch, repairs=repairs)
 
 
@@ -269,13 +275,13 @@ def _origin(
     if midnight is None:
         # A clock that had run for long says when it was started, not when the log was.
         origin = began if began > ended - began else 0.0
-        log.told["begins"] = f"at {began:g} s of its own clock" + (
+        log.interpretation["begins"] = f"at {began:g} s of its own clock" + (
             ", which becomes instant 0" if origin else ""
         )
         return origin, None
     origin = float(np.floor(began))
     epoch = (pd.Timestamp(midnight) + pd.Timedelta(seconds=origin)).isoformat()
-    log.told["begins"] = f"{epoch}, with the first reading"
+    log.interpretation["begins"] = f"{epoch}, with the first reading"
     return origin, epoch
 
 
@@ -293,7 +299,7 @@ def _rates(log: Reading) -> TraceSet:
     if by_interval:
         interval = np.asarray(lengths_s(log, "interval"), dtype=np.float64)
     elif "interval" in log.of:
-        log.told["interval"] += ", not used: rates are not counted in intervals"
+        log.interpretation["interval"] += ", not used: rates are not counted in intervals"
     log.drop(~np.isfinite(times.of["time"]), "no time")
     has_rate = np.isfinite(values).all(axis=1) & np.isfinite(interval)
     log.drop(~has_rate, "no rate or no interval")
@@ -353,7 +359,7 @@ def _links(
     origin, epoch = _origin(log, float(first.min()), float(ends.max()), midnight)
     if silent.any() and epoch is not None:
         epoch = None
-        log.told["epoch"] = "none: silences were closed up, so hours of the day are lost"
+        log.interpretation["epoch"] = "none: silences were closed up, so hours of the day are lost"
     later = np.mod(origin - first, lengths)
     links = [Series.packed(each, counts, lengths, starts=starts).shifted(later) for each in bits.T]
     return links, epoch
@@ -369,7 +375,9 @@ def _nodes(log: Reading) -> TraceSet:
             log.ask("compute_unit", "one unit of the column", unit=unit)
         else:
             roles.remove("speed")
-            log.told["speed"] += ", not used without what one work unit is (--compute-unit)"
+            log.interpretation["speed"] += (
+                ", not used without what one work unit is (--compute-unit)"
+            )
     columns = {}
     for role in roles:
         if role == "speed":
@@ -473,7 +481,7 @@ def _following(owner: Index, at: Array) -> tuple[Array, Mask]:
 def _max_gap_s(log: Reading, steps: Array) -> float:
     """Return for how long a reading holds at most, in s; asks if the log does not make it plain."""
     if log.options.max_gap_s is not None:
-        log.told["longest gap"] = (
+        log.interpretation["longest gap"] = (
             "none, given: a reading holds until the next one"
             if np.isinf(log.options.max_gap_s)
             else f"{log.options.max_gap_s:g} s, given; longer ones are unknown"
@@ -489,7 +497,7 @@ def _max_gap_s(log: Reading, steps: Array) -> float:
         answer = likely if is_regular else "none"
         log.ask("gap", answer, usual=usual, longest=longest, likely=likely)
         return 3 * usual if is_regular else np.inf
-    log.told["longest gap"] = f"{longest:g} s, the longest step of the log"
+    log.interpretation["longest gap"] = f"{longest:g} s, the longest step of the log"
     return np.inf
 
 

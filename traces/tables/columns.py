@@ -137,7 +137,7 @@ class Roles:
         # A host that has no value at an instant was not asked then.
         log.take(long[long[value].notna()])
         given |= {role: value, "device": device}
-        log.told["devices by"] = f"columns: {listed(wide)}"
+        log.interpretation["devices by"] = f"columns: {listed(wide)}"
 
     def only(self, role: str, taken: set[str]) -> str | None:
         """Return the one column that has a role; asks where there are several, or none."""

@@ -46,7 +46,7 @@ class Table:
 
     frame: pd.DataFrame
     """Its rows, by the lines of a text file."""
-    told: Mapping[str, str]
+    interpretation: Mapping[str, str]
     """How it was read, in words."""
     repairs: Mapping[str, int]
     """Lines that were left out."""
@@ -77,8 +77,8 @@ def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> Ta
     whole = pd.concat(frames, keys=names, names=["file"])
     whole.attrs = frames[0].attrs
     repairs = sum((Counter(table.repairs) for table in tables), Counter())
-    told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].told}
-    return Table(frame=whole, told=told, repairs=repairs)
+    told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].interpretation}
+    return Table(frame=whole, interpretation=told, repairs=repairs)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -105,17 +105,19 @@ def _open(path: Path, separator: str | None) -> Table:
                 f"{path}: not a readable Parquet file ({first_line(problem)})"
             ) from None
         frame.columns = frame.columns.map(str)
-        table = Table(frame=frame.reset_index(drop=True), told={"file": "Parquet"}, repairs={})
+        table = Table(
+            frame=frame.reset_index(drop=True), interpretation={"file": "Parquet"}, repairs={}
+        )
     else:
         text, encoding = _text(path, data)
         records = _records(text) if separator is None else None
         table = (
             _of_text(path, text, separator)
             if records is None
-            else Table(frame=_frame(records[1]), told={"file": records[0]}, repairs={})
+            else Table(frame=_frame(records[1]), interpretation={"file": records[0]}, repairs={})
         )
-        told = {"file": f"text in {encoding}"} | dict(table.told)
-        table = Table(frame=table.frame, told=told, repairs=table.repairs)
+        told = {"file": f"text in {encoding}"} | dict(table.interpretation)
+        table = Table(frame=table.frame, interpretation=told, repairs=table.repairs)
     year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
     table.frame.attrs = {"name": _stem(path), "year": year}
     return table
@@ -291,7 +293,7 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
         "dropped: line that repeats the header": int(again.sum()),
         "dropped: line of sums below the table": below,
     }
-    return Table(frame=frame[: len(frame) - below], told=told, repairs=repairs)
+    return Table(frame=frame[: len(frame) - below], interpretation=told, repairs=repairs)
 
 
 def _layout(

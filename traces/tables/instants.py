@@ -60,7 +60,7 @@ def instants(log: Reading, *roles: str) -> Instants:
         _check_zone(log.options.time_zone)
     parsed = {role: _parsed(log, role, roles, told) for role in roles}
     own = told.pop("zone", None)
-    log.told.update(told)
+    log.interpretation.update(told)
     dated = {pd.api.types.is_datetime64_any_dtype(column.dtype) for column in parsed.values()}
     if len(dated) > 1:
         raise fault("times_of_two_kinds", columns=columns)
@@ -69,7 +69,9 @@ def instants(log: Reading, *roles: str) -> Instants:
     if not dated.pop():
         seconds = {role: column.to_numpy(np.float64) for role, column in parsed.items()}
         least = min(float(np.nanmin(values)) for values in seconds.values())
-        log.told["epoch"] = "none: times count from no date, so hours of the day are unknown"
+        log.interpretation["epoch"] = (
+            "none: times count from no date, so hours of the day are unknown"
+        )
         if least < 0:
             raise fault("time_below_0", least=least)
         return Instants(of=seconds, midnight=None)
@@ -80,11 +82,11 @@ def instants(log: Reading, *roles: str) -> Instants:
     midnight = first.normalize()
     offsets = [c.dt.tz_localize(None) - parsed[r].dt.tz_localize(None) for r, c in local.items()]
     if pd.concat(offsets).nunique() > 1:
-        log.told["clock changes"] = (
+        log.interpretation["clock changes"] = (
             "within the log: durations are true, hours of the day are off from then on"
         )
     n_days = (last.date() - first.date()).days + 1
-    log.told["dates"] = f"{first.date()} to {last.date()}, {n_days:,} days"
+    log.interpretation["dates"] = f"{first.date()} to {last.date()}, {n_days:,} days"
     return Instants(
         of={
             role: ((column - midnight) / pd.Timedelta(seconds=1)).to_numpy(np.float64)

@@ -89,18 +89,18 @@ def understand(log: Reading) -> Kind:
     known = {*given.values(), *(c for r in wanted if r != "device" for c in found[r])}
     read = {role: roles.only(role, known) for role in wanted}
     log.of = given | {role: column for role, column in read.items() if column is not None}
-    log.told["kind"] = f"{kind}, {'given' if log.options.kind else 'by its columns'}"
+    log.interpretation["kind"] = f"{kind}, {'given' if log.options.kind else 'by its columns'}"
     if log.options.device is not None:
-        log.told["device"] = f"{log.options.device!r} for all rows, given"
+        log.interpretation["device"] = f"{log.options.device!r} for all rows, given"
     for role in ("device", *whole):
         if (column := log.of.get(role)) is not None:
             how = "given" if role in given else "by its name"
             how += f", {log.names[column]!r}" if column in log.names else ""
-            log.told[role] = f"column {column!r}, {how}"
+            log.interpretation[role] = f"column {column!r}, {how}"
     if log.of.get("device") == FILE:
-        log.told["device"] = "the name of each file"
+        log.interpretation["device"] = "the name of each file"
     if rest := [c for c in names if c not in log.of.values() and c != FILE]:
-        log.told["not read"] = listed(rest)
+        log.interpretation["not read"] = listed(rest)
     return kind
 
 

@@ -101,7 +101,7 @@ class Reading:
     """Column of each role that is read."""
     counts: Counter[str] = field(default_factory=Counter)
     """What was dropped, merged or sorted."""
-    told: dict[str, str] = field(default_factory=dict)
+    interpretation: dict[str, str] = field(default_factory=dict)
     """How it was understood, in words."""
     names: dict[str, str] = field(default_factory=dict)
     """What columns are called whose own names do not say it, as another column does."""
@@ -186,7 +186,9 @@ class Reading:
             if share > _MOST_BAD:
                 self._say(f"{where(cells, new)}: {expected}{many}")
             else:
-                self.told[f"dropped for {why}"] = f"{n:,}, the first in {where(cells, new)}"
+                self.interpretation[f"dropped for {why}"] = (
+                    f"{n:,}, the first in {where(cells, new)}"
+                )
         self.counts[f"dropped: {why}"] += n
         self.gone |= new
 

@@ -129,7 +129,7 @@ def _decimal_mark(log: Reading, texts: "pd.Series[str]") -> str:
         elif not has_point:
             log.ask("decimal", ".", where=where(commas, np.array([True])))
     if mark == "," or has_point:
-        log.told["decimal mark"] = f"{mark!r}, by the numbers"
+        log.interpretation["decimal mark"] = f"{mark!r}, by the numbers"
     return mark
 
 
@@ -150,7 +150,7 @@ def rates(log: Reading, role: str) -> tuple["pd.Series[float]", str]:
         unit, how = "bit/s", ""
         log.ask("unit_of_rate", _likely_unit(log, role), column=column, units=", ".join(RATE_UNITS))
     values = not_negative(log, cells, role) * (RATE_UNITS[unit] if size is None else size)
-    log.told[role] += f", in {unit}, {how}"
+    log.interpretation[role] += f", in {unit}, {how}"
     expected = f"{unit}: expected at most 1 Pbit/s"
     log.drop(values > 1e15, f"a {role} above 1 Pbit/s", cells, expected)
     return values, unit
@@ -182,9 +182,9 @@ def lengths_s(log: Reading, role: str) -> "pd.Series[float]":
             unit, what = "s", "an interval" if role == "interval" else f"a {role}"
             about = {"column": column, "what": what, "units": ", ".join(TIME_UNITS), "role": role}
             log.ask("unit_of_length", f"{role}=s", **about)
-        log.told[role] += f", in {unit}, {how}"
+        log.interpretation[role] += f", in {unit}, {how}"
         return not_negative(log, cells, role) * (TIME_UNITS[unit] / 1e6)
-    log.told[role] += ", in the units of its cells"
+    log.interpretation[role] += ", in the units of its cells"
     clean = texts.str.replace(",", " ").str.replace(r"(?i)\bsecs?\b", "s", regex=True)
     seconds = pd.to_timedelta(clean, errors="coerce").dt.total_seconds()
     expected = "expected a length of time, such as 1h 20m or 01:20:00"
@@ -237,7 +237,7 @@ def states(log: Reading, role: str) -> "pd.Series[float]":
     says = [_says(words, known - SETS["yes"] - SETS["no"]) for known in (yes, no)]
     sure = (says[0] != says[1]) & ~_says(words, {"not", "no", "never", "lost"})
     if (sure | is_empty).all() or (texts.nunique() > 12 and sure.mean() >= 0.5):
-        log.told[role] += f", by its words: {seen(texts[says[0] & sure])} are online"
+        log.interpretation[role] += f", by its words: {seen(texts[says[0] & sure])} are online"
         return says[0].astype("float64").where(sure)
     likely_yes = [v for v in texts.dropna().unique() if v.replace(" ", "_") in yes]
     if role == "charging" and "full" in set(texts):

@@ -194,7 +194,7 @@ def test_a_quantity_that_another_column_names_has_its_unit(name, size):
     )
     read = read_table(log, TableOptions())
     assert read.traces.downlink.segments(0)[1].tolist() == [size, 2 * size]
-    assert name in read.told["downlink"]
+    assert name in read.interpretation["downlink"]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_offset_of_all_times_is_the_zone_of_the_clock():
     read = read_table(frame, TableOptions())
     assert found(read.traces) == [[0, HOUR]]
     assert read.traces.epoch == "2024-06-01T08:00:00"
-    assert "clock changes" not in read.told
+    assert "clock changes" not in read.interpretation
 
 
 def test_a_window_through_a_change_of_clocks_lasts_as_long_as_it_did():
@@ -151,7 +151,7 @@ def test_a_window_through_a_change_of_clocks_lasts_as_long_as_it_did():
     read = read_table(frame, TableOptions(time_zone="Europe/Oslo"))
     assert found(read.traces) == [[0, 5 * HOUR]]
     assert read.traces.epoch == "2024-03-30T23:00:00"
-    assert "clock changes" in read.told
+    assert "clock changes" in read.interpretation
     # Half past two came twice on that day: which of the two is not known.
     assert read.traces.repairs == {
         "dropped: local time that came twice or never, as clocks were changed": 1,
@@ -206,7 +206,7 @@ def test_speeds_without_what_a_unit_of_them_is_are_told_and_left_out():
     nodes = pd.DataFrame({"host": ["a", "b"], "speed": [1, 2], "downlink_kbps": [8, 16]})
     read = read_table(nodes, TableOptions())
     assert read.traces.known == ("downlink",)
-    assert "not used" in read.told["speed"]
+    assert "not used" in read.interpretation["speed"]
     assert read.traces.downlink.value_at([0, 1], 0.0).tolist() == [8000, 16000]
 
 
@@ -398,7 +398,9 @@ def test_columns_are_found_by_the_words_and_units_of_their_names(kind, role, nam
     for name in names.split():
         named = {"downlink": "rx_bps", "uplink": "tx_bps"} | {role: name}
         frame = pd.DataFrame(PARTS[kind]).rename(columns=named)
-        assert read_table(frame, TableOptions()).told[role].startswith(f"column {name!r}"), name
+        assert (
+            read_table(frame, TableOptions()).interpretation[role].startswith(f"column {name!r}")
+        ), name
 
 
 def test_times_in_the_unit_of_their_name():
@@ -482,7 +484,7 @@ def test_few_rows_that_cannot_be_read_are_dropped_and_told_and_many_are_a_fault(
         "dropped: no start or no end": 1,
         "dropped: no time": 1,
     }
-    assert read.told["dropped for end before start"] == "2, the first in row 7: end = '1'"
+    assert read.interpretation["dropped for end before start"] == "2, the first in row 7: end = '1'"
     frame.loc[40:60, "end"] = 1
     frame.loc[70:90, "start"] = "soon"
     with pytest.raises(UnclearLogError) as problem:
