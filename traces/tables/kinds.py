@@ -67,7 +67,8 @@ def understand(log: Reading) -> Kind:
     roles = given_roles(log)
     given, names = roles.given, list(log.frame.columns)
     roles.find()
-    found, kind = roles.found, _kind(roles)
+    kind = _kind(roles)
+    found = roles.found
     if kind == "rates" and not found["time"]:
         found["time"] = found["start"]
     needs, one_of, also = _KINDS[kind]
