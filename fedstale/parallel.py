@@ -1,4 +1,7 @@
-"""Processes that do long jobs one after the other, and report progress.
+"""Processes that do jobs one after the other, and report progress.
+
+A pool has three methods: `work`, and those of a context. That of `fedstale.comparison.cluster_pool`
+has the same, and its processes are on other machines.
 
 Each has a pipe of its own, so that one that dies ends its own job and no other: an executor of
 `concurrent.futures` is broken by then, with all that its processes were doing, and a pool of
@@ -12,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -64,15 +67,24 @@ class WorkerPool(Generic[Job]):
     A busy one gets a KeyboardInterrupt then, so that its job can write down what it has.
     """
 
-    def __init__(self, work: Callable[[Job, Report], object], log: Path) -> None:
+    def __init__(
+        self,
+        work: Callable[[Job, Report], object],
+        log: Path | None = None,
+        *,
+        one_thread: bool = True,
+    ) -> None:
         """Start no process yet.
 
         Args:
             work: does a job; a function of a module, called with the job and with a function that
                 sends progress to the first process. What it returns is sent too.
-            log: file that gets what processes print.
+            log: file that gets what processes print; None lets them print here.
+            one_thread: whether processes compute with one thread each.
         """
-        self._work, self._log = work, log
+        self._work, self._log, self._one_thread = work, log, one_thread
+        self.exit_code: int | None = None
+        """Of the process that died last."""
         self._busy: dict[Connection, tuple[BaseProcess, Job]] = {}
         self._idle: list[tuple[Connection, BaseProcess]] = []
 
@@ -103,8 +115,9 @@ class WorkerPool(Generic[Job]):
                 news, what = ready.recv()
             except (EOFError, OSError):
                 process.join(_STOP_S)
-                news = "died"
-                what = f"its process ended with code {process.exitcode}; {self._log} may say why"
+                self.exit_code = process.exitcode
+                why = "" if self._log is None else f"; {self._log} may say why"
+                news, what = "died", f"its process ended with code {process.exitcode}{why}"
                 ready.close()
                 del self._busy[ready]
             else:
@@ -134,7 +147,7 @@ class WorkerPool(Generic[Job]):
     def _started(self) -> tuple[Connection, BaseProcess]:
         ours, theirs = multiprocessing.Pipe()
         process = SPAWN.Process(target=_do_jobs, args=(theirs, self._log))
-        with _one_thread_each():
+        with _one_thread_each() if self._one_thread else nullcontext():
             process.start()
         theirs.close()
         return ours, process
@@ -155,15 +168,16 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _do_jobs(parent: Connection, log: Path) -> None:
+def _do_jobs(parent: Connection, log: Path | None) -> None:
     """Do jobs until no more are given; a job's function is not imported before signals are set."""
     # Ctrl-C reaches every process of a terminal; the first one decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # What jobs print has no place between progress and tables.
-    with log.open("a", encoding="utf-8") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
+    if log is not None:
+        # What jobs print has no place between progress and tables.
+        with log.open("a", encoding="utf-8") as file:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(file.fileno(), stream.fileno())
     import pyarrow as pa  # noqa: PLC0415 - not before the signals are set
 
     pa.set_cpu_count(1)

@@ -7,6 +7,7 @@ from fedstale.comparison.page import PAGE, as_json, check_free, write
 from fedstale.comparison.plan import (
     Plan,
     PlannedRun,
+    RunJob,
     Watch,
     check_target,
     run_all,
@@ -29,6 +30,7 @@ __all__ = [
     "Estimate",
     "Plan",
     "PlannedRun",
+    "RunJob",
     "Variant",
     "Watch",
     "analyse",

@@ -376,34 +376,26 @@ class _ShareDone(Watcher):
 
 
 def simulated(
-    run: PlannedRun,
-    begun: State,
-    traces: TraceSet,
-    report: Report,
-    *,
-    app: FlowerApp | None = None,
-    pause_at: float = inf,
+    job: RunJob, traces: TraceSet, report: Report, *, app: FlowerApp | None = None
 ) -> Run:
     """Simulate, in a process that does nothing else, and return the run.
 
     Args:
-        run: what to simulate.
-        begun: how far it is.
+        job: what to simulate.
         traces: its devices.
         report: is told how much is done.
         app: where the app is; None if it is where the settings say.
-        pause_at: virtual instant in s at which to interrupt it.
     """
     command_line.console().setLevel(logging.ERROR)
     return simulate(
-        run.config,
-        run.folder,
+        job.run.config,
+        job.run.folder,
         traces=traces,
         app=app,
-        overwrite=begun == "failed",
-        resume=begun == "half",
-        pause_at=pause_at,
-        callbacks=[_ShareDone(Until.parse(run.config.until), report)],
+        overwrite=job.begun == "failed",
+        resume=job.begun == "half",
+        pause_at=job.pause_at,
+        callbacks=[_ShareDone(Until.parse(job.run.config.until), report)],
     )
 
 
@@ -411,7 +403,7 @@ def _simulated(job: RunJob, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     config, shared = job.run.config, job.traces
     traces = shared.open() if shared else TraceSet.load(config.traces, seed=config.seed)
-    result = simulated(job.run, job.begun, traces, report)
+    result = simulated(job, traces, report)
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return (result.reason or "it failed") if result.status == "failed" else ""

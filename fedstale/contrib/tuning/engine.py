@@ -16,7 +16,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 from ray.tune.search import Searcher
 
 from fedstale.cluster import Bundles, joined
-from fedstale.comparison import ClusterPool, PlannedRun, bundles_of, state_of
+from fedstale.comparison import ClusterPool, PlannedRun, RunJob, bundles_of, state_of
 from fedstale.contrib.tuning.search import WORST, Proposals, Report, Task, Trial
 from fedstale.contrib.tuning.space import Space, Stop
 from fedstale.errors import ConfigError, FedstaleError
@@ -126,7 +126,7 @@ class _Runs(tune.Trainable):
     ) -> None:
         """Begin with the first configuration; on a cluster this actor only asks and waits."""
         self._space, self._folder = space, folder
-        self._pool = None if bundles is None else ClusterPool(bundles)
+        self._bundles = bundles
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -139,7 +139,9 @@ class _Runs(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Go on to the next rung, whose folders are whole before it is reported."""
         own = self._folder / TRIALS / f"{self._trial.number:03}"
-        report = reach(self._space, self._trial, own, self._rung, self._pool)
+        # On a cluster the worker is let go at each rung, because another may wait for its core.
+        with nullcontext() if self._bundles is None else ClusterPool(self._bundles) as pool:
+            report = reach(self._space, self._trial, own, self._rung, pool)
         done = self._rung == len(self._space.rungs_s) or bool(report.failure)
         self._rung += 1
         found = json.dumps(report.table())
@@ -147,11 +149,6 @@ class _Runs(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save nothing: run folders have it."""
-
-    def cleanup(self) -> None:
-        """End the worker on the cluster, if there is one."""
-        if self._pool is not None:
-            self._pool.__exit__()
 
 
 class _Searcher(Searcher):
@@ -236,7 +233,7 @@ def reach(
         pool: carries out the runs on a cluster; None of this process.
 
     Raises:
-        RunLost: the process of a run on a cluster ended.
+        RuntimeError: the process of a run on a cluster ended.
     """
     started, at_s = time.perf_counter(), space.instants_s[rung]
     runs: list[Run] = []
@@ -283,7 +280,12 @@ def _at(planned: PlannedRun, at_s: float, pool: ClusterPool | None) -> Run:
     if state == "done":
         return Run(planned.folder)
     if pool is not None:
-        return pool.reached(planned, state, at_s)
+        for _, event, what in pool.work([RunJob(run=planned, begun=state, pause_at=at_s)], 1):
+            if event == "rejected":
+                raise ConfigError(what)
+            if event == "died":
+                raise RuntimeError(what)
+        return Run(planned.folder)
     spec, seed = planned.config.traces, planned.config.seed
     return simulate(
         planned.config,

@@ -17,9 +17,7 @@ import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
@@ -36,7 +34,7 @@ from fedstale.flower import (
     quick_arrays,
     with_content,
 )
-from fedstale.parallel import SPAWN
+from fedstale.parallel import Report, WorkerPool
 from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,
@@ -194,56 +192,37 @@ class ProcessExecutor(WorkerExecutor[str]):
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
         self.description = f"{workers} processes"
-        self._load, self._limit_s = load, limit_s
+        self._limit_s = limit_s
         self._memory: dict[str, SharedMemory] = {}
-        self._pool = self._new_pool()
+        # They compute with as many threads as this process, so that they give the same bytes.
+        work = partial(_run_in_worker, load, limit_s)
+        self._pool = WorkerPool[tuple[int, Part[str]]](work, one_thread=False)
+        if self._run_parts([[]]) == [None]:
+            # No call is to blame: every process after this one would end the same way.
+            raise ConfigError(
+                "a process that trains clients ended before it was ready; what it said is above"
+            )
 
     def __exit__(self, *problem: object) -> None:
         """Stop the workers."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.__exit__(*problem)
         self._drop_all_but(0)
 
     def _run_parts(self, parts: Sequence[Part[str]]) -> list[list[ClientReply] | None]:
-        sent: list[Future[list[ClientReply]]] = []
         started = time.perf_counter()
         replies: list[list[ClientReply] | None] = [None] * len(parts)
-        with suppress(BrokenProcessPool):
-            # Parts that were submitted before the pool broke stay in the list.
-            sent.extend(self._pool.submit(_run_in_worker, part) for part in parts)
-        workers = list((self._pool._processes or {}).values())
         try:
-            for i, future in enumerate(sent):
-                with suppress(BrokenProcessPool):
-                    replies[i] = future.result()
+            for (i, _), event, what in self._pool.work(enumerate(parts), self._workers):
+                if event == "done":
+                    replies[i] = what
+                else:
+                    took_s = time.perf_counter() - started
+                    self.how = _how(self._pool.exit_code, took_s, self._limit_s)
         except KeyboardInterrupt:
             # What they train is lost in any case, and nobody waits for it.
-            for worker in workers:
-                worker.terminate()
+            self._pool.__exit__()
             raise
-        if None in replies:
-            took_s = time.perf_counter() - started
-            self._pool.shutdown(cancel_futures=True)
-            # A pool that breaks ends its other workers by SIGTERM.
-            codes = {w.exitcode for w in workers} - {None, 0, -signal.SIGTERM}
-            self.how = _how(codes.pop(), took_s, self._limit_s) if codes else ""
-            self._pool = self._new_pool()
         return replies
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(
-            self._workers,
-            mp_context=SPAWN,
-            initializer=_start_worker,
-            initargs=(self._load, self._limit_s),
-        )
-        try:
-            pool.submit(os.getpid).result()
-        except BrokenProcessPool:
-            # No call is to blame: every pool after this one would end the same way.
-            raise ConfigError(
-                "a process that trains clients ended before it was ready; what it said is above"
-            ) from None
-        return pool
 
     def _put(self, record: ArrayRecord) -> str:
         data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
@@ -274,8 +253,8 @@ _workers: list[ClientWorker] = []
 def _start_worker(load: Callable[[], ClientApp], limit_s: float | None) -> None:
     # What a client starts, such as the workers of a DataLoader, starts as everywhere else here.
     multiprocessing.set_start_method(None, force=True)
-    # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a client trains is lost in any case.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
     # Python joins them at the end of a worker, before joblib has told its own that it is over.
     multiprocessing.util.Finalize(None, _end_children, exitpriority=0)
@@ -288,9 +267,13 @@ def _end_children() -> None:
         child.terminate()
 
 
-def _run_in_worker(part: Part[str]) -> list[ClientReply]:
+def _run_in_worker(
+    load: Callable[[], ClientApp], limit_s: float | None, job: tuple[int, Part[str]], _: Report
+) -> list[ClientReply]:
+    if not _workers:
+        _start_worker(load, limit_s)
     (worker,) = _workers
-    return worker.run(part, _read)
+    return worker.run(job[1], _read)
 
 
 @lru_cache(maxsize=VERSIONS_KEPT)
