@@ -10,7 +10,7 @@ of another timeout.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
@@ -158,7 +158,9 @@ def advise(
         unknown: share of the devices' time in the run of which their traces say nothing.
     """
     account = _Account(jobs, end_s, run_config or {}, unknown)
-    found = [advice for rule in _RULES for advice in rule(account)]
+    by_cause = {cause: account.of(cause) for cause in _RULES}
+    of_jobs = [_RULES[cause](account, lost) for cause, lost in by_cause.items() if len(lost)]
+    found = [each for each in (*of_jobs, _uploads(account), _idle(account)) if each is not None]
     return sorted(found, key=lambda advice: (-advice.saves, -advice.device_hours))
 
 
@@ -225,13 +227,10 @@ def _arrived_at(jobs: pd.DataFrame) -> "pd.Series[float]":
     return jobs["reported_at"].fillna(pulled_at)
 
 
-# Rules: each yields advice on its causes, or nothing.
+# Rules: each returns advice on the jobs that were lost by a cause, or none.
 
 
-def _too_late(account: _Account) -> Iterator[Advice]:
-    late = account.of(TOO_LATE)
-    if late.empty:
-        return
+def _too_late(account: _Account, late: pd.DataFrame) -> Advice:
     limit_s, setting = _timeout(account, late)
     what = f"replies that came after the timeout of {_seconds(limit_s)}"
     waits, own = waits_of(account.jobs)
@@ -239,8 +238,7 @@ def _too_late(account: _Account) -> Iterator[Advice]:
     known_s = float(spent[np.isfinite(waits)].sum())
     if not known_s:
         unknown = f"{setting} governs that; how long they took is not known"
-        yield account.advice(late, what, setting=setting, proposal=unknown)
-        return
+        return account.advice(late, what, setting=setting, proposal=unknown)
     order = np.argsort(waits, kind="stable")
     reached = int(np.searchsorted(np.cumsum(spent[order]), WON * known_s))
     value = _rounded_up(float(waits[order][reached]))
@@ -254,7 +252,7 @@ def _too_late(account: _Account) -> Iterator[Advice]:
         f"= {value:g} uses another {saved:.0%} of the {account.unit}{longer}, and {less} makes "
         "jobs shorter"
     )
-    yield account.advice(late, what, setting=setting, value=value, saves=saved, proposal=proposal)
+    return account.advice(late, what, setting=setting, value=value, saves=saved, proposal=proposal)
 
 
 def waits_of(jobs: pd.DataFrame) -> tuple[Array, Array]:
@@ -292,10 +290,7 @@ def _timeout(account: _Account, late: pd.DataFrame) -> tuple[float, str]:
     return limit_s, _TIMEOUT
 
 
-def _over_selected(account: _Account) -> Iterator[Advice]:
-    cut = account.of(OVER_SELECTED)
-    if cut.empty:
-        return
+def _over_selected(account: _Account, cut: pd.DataFrame) -> Advice:
     jobs = account.jobs
     rounds = jobs[jobs["kind"].isin(cut["kind"].unique()) & np.isfinite(jobs["stopped_at"])]
     by_round = rounds.groupby("round")
@@ -304,7 +299,7 @@ def _over_selected(account: _Account) -> Iterator[Advice]:
     fails = float(rounds["cause"].isin([DROPOUT, FAILED_CLIENT, NEVER_ENDS]).mean())
     value = min(ceil(n_used / max(1.0 - fails, FEW)), n_sent)
     saved = float(cut["busy_s"].sum()) / account.total_s - _wasted_of(by_round, value, n_used)
-    yield account.advice(
+    return account.advice(
         cut,
         "replies that came when the server had enough",
         setting="concurrency",
@@ -330,10 +325,7 @@ def _wasted_of(by_round: Any, n_sent: int, n_used: int) -> float:  # noqa: ANN40
     return wasted_s / spent_s if spent_s else 0.0
 
 
-def _too_stale(account: _Account) -> Iterator[Advice]:
-    stale = account.of(TOO_STALE)
-    if stale.empty:
-        return
+def _too_stale(account: _Account, stale: pd.DataFrame) -> Advice:
     limit = max(int(found[1]) for found in map(_STALE.match, stale["reason"]) if found)
     used = account.jobs[account.jobs["status"] == REPORTED]
     versions = used["aggregated_version"][used["aggregated_version"] >= 0]
@@ -344,7 +336,7 @@ def _too_stale(account: _Account) -> Iterator[Advice]:
     staleness = np.ceil((np.searchsorted(arrivals, stale["delivered_at"]) - before) / size)
     value = max(float(np.quantile(staleness, 0.9, method="higher")), limit + 1.0)
     saved = float(stale["busy_s"][staleness <= value].sum()) / account.total_s
-    yield account.advice(
+    return account.advice(
         stale,
         f"replies that were more than {limit} versions behind",
         setting="max_staleness",
@@ -355,17 +347,14 @@ def _too_stale(account: _Account) -> Iterator[Advice]:
     )
 
 
-def _dropout(account: _Account) -> Iterator[Advice]:
-    lost = account.of(DROPOUT)
-    if lost.empty:
-        return
+def _dropout(account: _Account, lost: pd.DataFrame) -> Advice:
     setting = _EPOCHS if _EPOCHS in account.run_config else "local epochs"
     what = "jobs whose device went offline"
     jobs = account.jobs[account.jobs["kind"].isin(lost["kind"].unique())]
     done = jobs[jobs["status"] == REPORTED]
     if done.empty:
-        yield account.advice(lost, what, setting=setting, proposal=f"fewer {setting}, or LocalWork")
-        return
+        less = f"fewer {setting}, or LocalWork"
+        return account.advice(lost, what, setting=setting, proposal=less)
     phases = ["compute_s", "upload_s"]
     usual = done.groupby("device_id")[phases].median().reindex(lost["device_id"])
     own = usual.fillna(done[phases].median()).to_numpy(np.float64)
@@ -387,7 +376,7 @@ def _dropout(account: _Account) -> Iterator[Advice]:
     lost_s, still_s = float(had.sum()), float(had[~ends].sum() + next_s)
     total_s = account.total_s - lost_s + still_s + float(needs[ends].sum())
     saved = max(lost_s / account.total_s - still_s / total_s, 0.0)
-    yield account.advice(
+    return account.advice(
         lost,
         what,
         setting=setting,
@@ -398,10 +387,7 @@ def _dropout(account: _Account) -> Iterator[Advice]:
     )
 
 
-def _rejected(account: _Account) -> Iterator[Advice]:
-    lost = account.of(REFUSED)
-    if lost.empty:
-        return
+def _rejected(account: _Account, lost: pd.DataFrame) -> Advice:
     governs = {
         reason: next((s for pattern, s in _REJECTED_BY if re.search(pattern, reason)), "")
         for reason in lost["reason"].unique()
@@ -411,7 +397,7 @@ def _rejected(account: _Account) -> Iterator[Advice]:
     reasons = lost["reason"][settings == most]
     setting = most or "what the ClientApp returns"
     saved = float(lost["busy_s"][settings == most].sum()) / account.total_s
-    yield account.advice(
+    return account.advice(
         lost,
         "replies that were rejected",
         setting=setting,
@@ -420,12 +406,9 @@ def _rejected(account: _Account) -> Iterator[Advice]:
     )
 
 
-def _client_errors(account: _Account) -> Iterator[Advice]:
-    lost = account.of(FAILED_CLIENT)
-    if lost.empty:
-        return
+def _client_errors(account: _Account, lost: pd.DataFrame) -> Advice:
     reason, n = lost["reason"].value_counts().index[0], lost["device_id"].nunique()
-    yield account.advice(
+    return account.advice(
         lost,
         f"jobs of {n:,} device{'s' if n > 1 else ''} that failed in the ClientApp",
         setting="the ClientApp",
@@ -434,45 +417,45 @@ def _client_errors(account: _Account) -> Iterator[Advice]:
     )
 
 
-def _never_started(account: _Account) -> Iterator[Advice]:
-    expired, stalled = account.of(NEVER_STARTED), account.of(NEVER_ENDS)
-    if not expired.empty:
-        setting = _ROUND_TIMEOUT if _ROUND_TIMEOUT in account.run_config else _TIMEOUT
-        yield account.advice(
-            expired,
-            "messages that expired before their device began",
-            setting=setting,
-            proposal=f"it was offline, or at work on a job that was too late; {setting} governs "
-            "how long a message lives",
-        )
-    if not stalled.empty:
-        names = list(dict.fromkeys(stalled["device_id"]))
-        some = ", ".join(names[:3]) + f" and {len(names) - 3:,} more" * (len(names) > 3)
-        yield account.advice(
-            stalled,
-            "jobs that could never end",
-            setting="the traces",
-            saves=float(stalled["busy_s"].sum()) / account.total_s,
-            proposal=f"leave out {some}, of which the traces say a rate of 0 for good",
-        )
+def _never_started(account: _Account, expired: pd.DataFrame) -> Advice:
+    setting = _ROUND_TIMEOUT if _ROUND_TIMEOUT in account.run_config else _TIMEOUT
+    return account.advice(
+        expired,
+        "messages that expired before their device began",
+        setting=setting,
+        proposal=f"it was offline, or at work on a job that was too late; {setting} governs "
+        "how long a message lives",
+    )
 
 
-def _run_ended(account: _Account) -> Iterator[Advice]:
-    lost = account.of(RUN_ENDED)
-    if lost["busy_s"].sum() >= MUCH * account.total_s:
-        what = "jobs that were in flight when the run ended"
-        yield account.advice(lost, what, setting="until", proposal="a longer run uses them")
+def _never_ends(account: _Account, stalled: pd.DataFrame) -> Advice:
+    names = list(dict.fromkeys(stalled["device_id"]))
+    some = ", ".join(names[:3]) + f" and {len(names) - 3:,} more" * (len(names) > 3)
+    return account.advice(
+        stalled,
+        "jobs that could never end",
+        setting="the traces",
+        saves=float(stalled["busy_s"].sum()) / account.total_s,
+        proposal=f"leave out {some}, of which the traces say a rate of 0 for good",
+    )
 
 
-def _uploads(account: _Account) -> Iterator[Advice]:
+def _run_ended(account: _Account, lost: pd.DataFrame) -> Advice | None:
+    if lost["busy_s"].sum() < MUCH * account.total_s:
+        return None
+    what = "jobs that were in flight when the run ended"
+    return account.advice(lost, what, setting="until", proposal="a longer run uses them")
+
+
+def _uploads(account: _Account) -> Advice | None:
     jobs = account.jobs
     uploaded_s = float(jobs["upload_s"].sum())
     share = uploaded_s / account.total_s
     saved = (1.0 - COMPRESSED) * share
     if saved < 2.0 * MUCH or (jobs["format_up"] != "").any():
-        return
+        return None
     setting = 'stages=[Compression("int8")]'
-    yield Advice(
+    return Advice(
         cause=UPLOADS,
         what="uploads",
         device_hours=uploaded_s / _HOUR_S,
@@ -485,7 +468,7 @@ def _uploads(account: _Account) -> Iterator[Advice]:
     )
 
 
-def _idle(account: _Account) -> Iterator[Advice]:
+def _idle(account: _Account) -> Advice | None:
     jobs = account.jobs
     stopped_at = inf if account.keeps_stragglers else jobs["stopped_at"].to_numpy(np.float64)
     until = np.fmin(np.fmin(jobs["delivered_at"].to_numpy(np.float64), stopped_at), account.end_s)
@@ -494,7 +477,7 @@ def _idle(account: _Account) -> Iterator[Advice]:
     idle_s = float(np.maximum(starts - np.append(0.0, ends), 0.0).sum())
     share = idle_s / account.end_s if account.end_s else 0.0
     if share < MUCH:
-        return
+        return None
     if account.unknown >= MUCH:
         setting = "the traces"
         proposal = (
@@ -511,7 +494,7 @@ def _idle(account: _Account) -> Iterator[Advice]:
             "too few nodes were online to begin a round, which min_available_nodes and "
             "min_train_nodes govern"
         )
-    yield Advice(
+    return Advice(
         cause=IDLE,
         what=f"in {share:.0%} of the virtual time ({idle_s / _HOUR_S:.3g} h) no job was in flight",
         setting=setting,
@@ -521,10 +504,17 @@ def _idle(account: _Account) -> Iterator[Advice]:
     )
 
 
-_RULES: tuple[Callable[[_Account], Iterator[Advice]], ...] = (
-    *(_too_late, _over_selected, _too_stale, _dropout, _rejected, _client_errors),
-    *(_never_started, _run_ended, _uploads, _idle),
-)
+_RULES: dict[str, Callable[[_Account, pd.DataFrame], Advice | None]] = {
+    TOO_LATE: _too_late,
+    OVER_SELECTED: _over_selected,
+    TOO_STALE: _too_stale,
+    DROPOUT: _dropout,
+    REFUSED: _rejected,
+    FAILED_CLIENT: _client_errors,
+    NEVER_STARTED: _never_started,
+    NEVER_ENDS: _never_ends,
+    RUN_ENDED: _run_ended,
+}
 
 
 def table(advice: Sequence[Advice]) -> pd.DataFrame:
