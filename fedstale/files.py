@@ -102,8 +102,13 @@ def check_private(setting: str, path: Path, *, folder: bool = False) -> None:
         raise ConfigError(f"{setting}: {found}")
 
 
-def hold(descriptor: int) -> str | None:
+def hold(descriptor: int, *, shared: bool = False, waits: bool = False) -> str | None:
     """Keep others from holding an open file or folder, until it is closed or this process ends.
+
+    Args:
+        descriptor: of the file or folder.
+        shared: whether others may hold it that share it too.
+        waits: whether to wait until nobody holds it who keeps this process from it.
 
     Returns:
         None if this process holds it now; else who does, such as "process 4133 of server-1", or
@@ -113,7 +118,8 @@ def hold(descriptor: int) -> str | None:
     if sys.platform == "win32":
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if waits else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         about = os.fstat(descriptor)
         device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
@@ -129,11 +135,8 @@ def hold(descriptor: int) -> str | None:
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds a file; False if there is none."""
-    if sys.platform == "win32":
-        return False
     try:
         with path.open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as problem:
-        return isinstance(problem, BlockingIOError)
-    return False
+            return hold(file.fileno(), shared=True) is not None
+    except OSError:
+        return False

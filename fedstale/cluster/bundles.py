@@ -12,17 +12,14 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedstale.errors import ConfigError
-from fedstale.files import exposure, make_private
+from fedstale.files import exposure, hold, make_private
 from fedstale.runs import CHECKPOINTS, CONFIG, LOCK, SUMMARY
-
-if os.name == "posix":
-    import fcntl
 
 _RESULTS = {"runs", "comparisons", "tunings"}
 """Folders beside an app into which commands write by default."""
@@ -163,7 +160,7 @@ class NodeStore:
         folder = self._base / sent.digest
         self._hold(folder)
         with (self._base / f"{sent.digest}.making").open("w", encoding="ascii") as making:
-            fcntl.flock(making, fcntl.LOCK_EX)
+            hold(making.fileno(), waits=True)
             if not folder.is_dir():
                 import ray  # noqa: PLC0415 - an extra
 
@@ -188,7 +185,7 @@ class NodeStore:
         path = folder.with_name(f"{folder.name}.lock")
         while True:
             lock = path.open("w", encoding="ascii")
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            hold(lock.fileno(), shared=True, waits=True)
             # Who swept it in between has removed the file that is locked now.
             if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
                 self._held.callback(lock.close)
@@ -196,14 +193,11 @@ class NodeStore:
             lock.close()
 
     def _sweep(self, lock: Path) -> None:
-        try:
-            with lock.open(encoding="ascii") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), lock.open(encoding="ascii") as file:
+            if hold(file.fileno()) is None:
                 shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.with_suffix(".making").unlink(missing_ok=True)
                 lock.unlink(missing_ok=True)
-        except OSError:
-            return
 
 
 def _files(path: Path, *, of_app: bool) -> Iterator[tuple[str, Path]]:
