@@ -2,23 +2,28 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstale.cli.output import AsJson, Quiet, note, one_sentence, say, say_json
-from fedstale.interrupts import end_on_signals, exit_code
+from fedstale.cli.output import (
+    AsJson,
+    Quiet,
+    end_with_failures,
+    goes_on_when_interrupted,
+    one_sentence,
+    say,
+    say_json,
+)
+from fedstale.interrupts import end_on_signals
 
 if TYPE_CHECKING:
-    from fedstale.comparison import Comparison, Watch
+    from fedstale.comparison import Comparison
 
 
 @one_sentence()
@@ -95,34 +100,22 @@ def compare(
         )
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
     shown = bool(plans) and sys.stderr.isatty() and not (quiet or as_json)
-    with end_on_signals() as heard, _progress(shown=shown) as bar:
-        try:
-            comparison = api.compare(
-                plans[0] if plans else sources,
-                out=folder,
-                workers=workers,
-                target=target,
-                reference=reference,
-                overwrite=overwrite,
-                watch=bar,
-                progress=False,
-                address=os.environ.get("RAY_ADDRESS"),
-            )
-        except KeyboardInterrupt as stop:
-            why = str(stop) or "interrupted"
-            note(f"fedstale: {why}; the same command goes on")
-            raise typer.Exit(exit_code(heard())) from None
+    with end_on_signals() as heard, goes_on_when_interrupted(heard):
+        comparison = api.compare(
+            plans[0] if plans else sources,
+            out=folder,
+            workers=workers,
+            target=target,
+            reference=reference,
+            overwrite=overwrite,
+            progress=shown,
+            address=os.environ.get("RAY_ADDRESS"),
+        )
     if as_json:
         say_json(folder, **plain(comparison, root=folder))
     else:
         _show_comparison(comparison, folder)
-    if comparison.failures:
-        variant, seed, reason = comparison.failures[0]
-        note(
-            f"fedstale: {len(comparison.failures)} of the runs failed; the first: {variant}, seed "
-            f"{seed}: {reason}"
-        )
-        raise typer.Exit(1)
+    end_with_failures(comparison.failures, "the runs")
 
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:
@@ -144,24 +137,3 @@ def _show_comparison(comparison: "Comparison", folder: Path) -> None:
     for line in [*comparison.verdict.split("\n"), "", table, "", *comparison.notes]:
         console.print(Text(printable(line)) if isinstance(line, str) else line)
     console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _progress(*, shown: bool) -> "Iterator[Watch | None]":
-    """Show how many runs are done and how long the rest may take."""
-    if not shown:
-        yield None
-        return
-    count, left = "{task.completed:.1f} of {task.total} runs", ("left:", TimeRemainingColumn())
-    columns = (count, BarColumn(bar_width=30), TimeElapsedColumn(), *left)
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600.0) as bar:
-
-        def watch(shares: Mapping[Path, float]) -> None:
-            done = sum(shares.values())
-            if bar.tasks:
-                bar.update(bar.tasks[0].id, completed=done)
-            else:
-                # Runs that were done before say nothing about speed.
-                bar.add_task("runs", total=len(shares), completed=int(done))
-
-        yield watch

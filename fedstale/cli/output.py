@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 import typer
 
 from fedstale.errors import ConfigError, FedstaleError, TraceError, not_installed
+from fedstale.interrupts import exit_code
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -150,6 +151,35 @@ def table_text(table: "DataFrame") -> str:
 def note(text: str) -> None:
     """Print what is no result, on stderr."""
     typer.echo(text, err=True)
+
+
+@contextmanager
+def goes_on_when_interrupted(heard: Callable[[], str]) -> Iterator[None]:
+    """End with the code of an interrupt, and say that the same command goes on.
+
+    Args:
+        heard: which signal came, as `end_on_signals` yields it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        note(f"fedstale: {str(stop) or 'interrupted'}; the same command goes on")
+        raise typer.Exit(exit_code(heard())) from None
+
+
+def end_with_failures(failures: Sequence[tuple[str, int, str]], of: str) -> None:
+    """End with code 1 if runs failed, and say why the first did.
+
+    Args:
+        failures: variant, seed and reason of each.
+        of: what they are of, such as "the runs".
+    """
+    if failures:
+        variant, seed, reason = failures[0]
+        note(
+            f"fedstale: {len(failures)} of {of} failed; the first: {variant}, seed {seed}: {reason}"
+        )
+        raise typer.Exit(1)
 
 
 Step = Callable[[str, int, int], None]

@@ -13,12 +13,14 @@ from fedstale.cli.output import (
     AsJson,
     Quiet,
     app_log,
+    end_with_failures,
+    goes_on_when_interrupted,
     note,
     one_sentence,
     say_json,
     stdout_kept_free,
 )
-from fedstale.interrupts import end_on_signals, exit_code
+from fedstale.interrupts import end_on_signals
 
 if TYPE_CHECKING:
     from fedstale.contrib.tuning import Trial, Tuning
@@ -72,24 +74,25 @@ def tune(
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
-    with end_on_signals() as heard, free, app_log(verbose=False):
+    with (
+        end_on_signals() as heard,
+        free,
+        app_log(verbose=False),
+        goes_on_when_interrupted(heard),
+    ):
         # What an app logs of each configuration would hide what comes of them.
         command_line.console().setLevel(logging.ERROR)
-        try:
-            found = tune_space(
-                space,
-                out=folder,
-                workers=workers,
-                search=search,
-                stop=stop,
-                seed=seed,
-                address=os.environ.get("RAY_ADDRESS"),
-                watch=None if quiet or as_json else _show,
-                progress=False,
-            )
-        except KeyboardInterrupt:
-            note("fedstale: interrupted; the same command goes on")
-            raise typer.Exit(exit_code(heard())) from None
+        found = tune_space(
+            space,
+            out=folder,
+            workers=workers,
+            search=search,
+            stop=stop,
+            seed=seed,
+            address=os.environ.get("RAY_ADDRESS"),
+            watch=None if quiet or as_json else _show,
+            progress=False,
+        )
     if as_json:
         say_json(
             folder,
@@ -103,13 +106,7 @@ def tune(
         )
     else:
         _show_end(found, folder)
-    if failures := found.comparison.failures:
-        variant, own_seed, reason = failures[0]
-        note(
-            f"fedstale: {len(failures)} of the held-out runs failed; the first: {variant}, seed "
-            f"{own_seed}: {reason}"
-        )
-        raise typer.Exit(1)
+    end_with_failures(found.comparison.failures, "the held-out runs")
 
 
 def _show_end(found: "Tuning", folder: Path) -> None:
