@@ -39,7 +39,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.comparison.statistics import estimate
 from fedstale.contrib.tuning.engine import result_of, scheduler_of
-from fedstale.contrib.tuning.search import Proposals, Report, Task
+from fedstale.contrib.tuning.search import Proposals, Report, SearchJob
 from fedstale.contrib.tuning.space import Domain, Space
 from fedstale.traces.arrays import Array
 
@@ -120,7 +120,7 @@ def space_of(app: str) -> Space:
 def drawn(space: Space, repetition: int) -> list[Settings]:
     """Return the configurations that a random search proposes with a seed."""
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(space=space, folder=Path(folder), search="random", seed=repetition)
+        task = SearchJob(space=space, folder=Path(folder), search="random", seed=repetition)
         with Proposals(task) as proposals:
             found = [proposals.next() for _ in range(N_CONFIGURATIONS)]
     return [dict(trial.parameters) for trial in found if trial is not None]

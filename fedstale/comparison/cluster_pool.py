@@ -139,7 +139,7 @@ class ClusterPool:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Take what busy workers have, which they write down and send, and end all."""
+        """Collect the state of busy workers, and end all."""
         until = time.monotonic() + _STOP_S
         for worker, _, _ in self._busy.values():
             worker.stop.remote()

@@ -160,7 +160,7 @@ def client_errors(events: pa.Table) -> list[dict[str, Any]]:
 
 
 def in_words(part: object) -> str | None:
-    """Return what a strategy or a selector says of itself, or else its class; None of none.
+    """Describe a strategy or a selector in its own words, or else by its class; None of none.
 
     Addresses of objects are left out: they are others in each process.
     """

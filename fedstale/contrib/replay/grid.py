@@ -77,7 +77,7 @@ class ReplayGrid(ForwardingGrid):
         lead_s: float = FLOWER_OVERHEAD["upload-overhead-s"],
         unix_now: Callable[[], float] = time.time,
     ) -> None:
-        """Let nodes act devices.
+        """Make nodes act devices.
 
         Args:
             grid: of the SuperLink.
@@ -225,7 +225,7 @@ class ReplayGrid(ForwardingGrid):
         return message_id
 
     def events(self) -> pa.Table:
-        """Return what happened so far, one row a job; lost jobs have spent what the trace says."""
+        """Return the log so far, one row a job; lost jobs have spent what the trace says."""
         now, table = self.now(), self._log
 
         def as_of(jobs: Columns) -> Columns:

@@ -31,7 +31,7 @@ from ray.tune.search import Searcher
 
 from fedstale.cluster import Bundles, joined
 from fedstale.comparison import ClusterPool, PlannedRun, RunJob, bundles_of, state_of
-from fedstale.contrib.tuning.search import WORST, Proposals, Report, Task, Trial
+from fedstale.contrib.tuning.search import WORST, Proposals, Report, SearchJob, Trial
 from fedstale.contrib.tuning.space import Space, Stop
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import is_held
@@ -47,7 +47,7 @@ TIME, SCORE, _REPORT = "rung_time", "score", "report"
 _RELEASED_S, _LOOK_S = 60.0, 0.2
 
 
-def run_trials(task: Task, notify: Callable[[Trial], object]) -> None:
+def run_trials(task: SearchJob, notify: Callable[[Trial], object]) -> None:
     """Try configurations until there are enough.
 
     Args:
@@ -92,7 +92,7 @@ def run_trials(task: Task, notify: Callable[[Trial], object]) -> None:
 
 
 @contextmanager
-def _ray(task: Task) -> Iterator[tuple[int, str]]:
+def _ray(task: SearchJob) -> Iterator[tuple[int, str]]:
     """Start Ray on this machine alone, or join a cluster; yield its workers, and a folder."""
     # Ray's sockets need a short path: the folder of the search may have a long one.
     with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
@@ -223,7 +223,7 @@ def _here() -> PlacementGroupFactory:
 def reach(
     space: Space, trial: Trial, folder: Path, rung: int, pool: ClusterPool | None = None
 ) -> Report:
-    """Let all runs of a configuration go on to an instant, and report what they have come to.
+    """Continue all runs of a configuration to an instant, and report their values.
 
     Args:
         space: that the configuration is of.
@@ -271,7 +271,7 @@ def reach(
 
 
 def _at(planned: PlannedRun, at_s: float, pool: ClusterPool | None) -> Run:
-    """Let a run go on to an instant, unless it is over; and return it."""
+    """Continue a run to an instant, unless it is over; and return it."""
     # The actor of a search that was killed may need a moment to be gone.
     until = time.monotonic() + _RELEASED_S
     while is_held(planned.folder / LOCK) and time.monotonic() < until:
@@ -304,7 +304,7 @@ def _traces(spec: str, seed: int) -> TraceSet:
 
 
 def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> TrialScheduler:
-    """Return what decides at rungs, with milestones that are exactly the rungs of a space.
+    """Make a scheduler whose milestones are exactly the rungs of a space.
 
     Args:
         space: what is searched.

@@ -99,7 +99,7 @@ class Objective:
         return float(np.mean(values)) if np.isfinite(values).all() else np.nan, sum(never)
 
     def of_run(self, run: Run, at_s: float, until_s: float) -> float:
-        """Return what one run has come to by now; a time that it never came to is `until_s`."""
+        """Return the value of one run by now; a time that it never came to is `until_s`."""
         value = self._of_run(run, at_s)
         return min(value, until_s) if self.kind == "time" else value
 

@@ -27,7 +27,7 @@ from fedstale.api import LOG, RUNS, compare, result_folder
 from fedstale.cluster import check_address
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
 from fedstale.config import SimulationConfig
-from fedstale.contrib.tuning.search import STUDY, Proposals, Task, Trial
+from fedstale.contrib.tuning.search import STUDY, Proposals, SearchJob, Trial
 from fedstale.contrib.tuning.space import Search, Space, Stop
 from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
@@ -207,7 +207,7 @@ def tune(
     progress = progress if watch is None else False
     workers = workers or (None if address else n_cores())
     with ExitStack() as stack:
-        task = Task(
+        task = SearchJob(
             space=space,
             folder=result_folder(out, stack).resolve(),
             search=search,
@@ -231,7 +231,7 @@ def tune(
 
 
 @contextmanager
-def _taken(task: Task) -> Iterator[None]:
+def _taken(task: SearchJob) -> Iterator[None]:
     """Hold the folder of a search, which is empty or has one.
 
     Raises:
@@ -250,7 +250,7 @@ def _taken(task: Task) -> Iterator[None]:
         yield
 
 
-def _search(task: Task, watch: Callable[[Trial], None] | None, progress: bool | None) -> None:
+def _search(task: SearchJob, watch: Callable[[Trial], None] | None, progress: bool | None) -> None:
     """Try configurations in a process that has Ray for itself."""
     with progress_line(progress) as say, WorkerPool(_searched, task.folder / LOG) as pool:
         for _, event, what in pool.work([task], 1):
@@ -262,7 +262,7 @@ def _search(task: Task, watch: Callable[[Trial], None] | None, progress: bool | 
                 say(f"configuration {what.number}: {what.status}")
 
 
-def _searched(task: Task, notify: Callable[[object], None]) -> None:
+def _searched(task: SearchJob, notify: Callable[[object], None]) -> None:
     """Try configurations, in a process that has imported nothing of Ray yet."""
     os.environ.update(_ENVIRONMENT)
     if task.address is None:
@@ -350,7 +350,7 @@ def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    """Return what may be held out, best first in the first objective."""
+    """Rank the configurations that may be held out by the first objective, best first."""
     over = [trial for trial in trials if trial.status == "complete"]
     over = over if len(space.objectives) == 1 else _front(space, trials)
     sign = 1.0 if space.objectives[0].is_lower_better else -1.0
@@ -370,7 +370,7 @@ def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _values(space: Space, one: Variant) -> dict[int, float]:
-    """Return what the runs of a variant came to in the first objective, by seed."""
+    """Return the values of a variant's runs in the first objective, by seed."""
     objective, end_s = space.objectives[0], space.until_s
     found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
     return {run.seed: value for run, value in found if np.isfinite(value)}

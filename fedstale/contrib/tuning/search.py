@@ -95,7 +95,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class SearchJob:
     """A search, as its process is given it."""
 
     space: Space
@@ -115,7 +115,7 @@ class Task:
 class Proposals:
     """What Optuna proposes and ASHA decides; leaving the context closes the study."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchJob) -> None:
         """Open the study in the folder of a search, new or the one that is in it.
 
         Raises:
@@ -194,7 +194,7 @@ class Proposals:
             self._study.tell(left.number, state=TrialState.FAIL)
 
     def next(self) -> Trial | None:
-        """Return what is to be tried next; None if that is all."""
+        """Start the next configuration; None if there are enough."""
         while waiting := self._study.get_trials(states=[TrialState.WAITING]):
             trial = _trial(waiting[0])
             self._ask(trial.number)
@@ -252,7 +252,7 @@ class Proposals:
         return wall_s >= self.space.budget_s
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """Return what proposes one configuration, with a seed of its own."""
+        """Make the sampler of one configuration, with a seed of its own."""
         sequence = np.random.SeedSequence(self.task.seed, spawn_key=(number,))
         seed = int(sequence.generate_state(1)[0])
         if self.task.search != "tpe":

@@ -13,7 +13,7 @@ from spaces import space
 
 from fedstale.contrib.tuning.engine import result_of, scheduler_of
 from fedstale.contrib.tuning.objective import Objective
-from fedstale.contrib.tuning.search import STUDY, Proposals, Report, Task
+from fedstale.contrib.tuning.search import STUDY, Proposals, Report, SearchJob
 from fedstale.errors import ConfigError
 
 BASE = space()
@@ -99,7 +99,7 @@ class KilledError(BaseException):
 def searched(asked, folder, *, kill_after=math.inf, **how):
     """Search in this process with one worker, and values that are a function of the parameters."""
     folder.mkdir(exist_ok=True)
-    task, n_steps = Task(space=asked, folder=folder, **how), 0
+    task, n_steps = SearchJob(space=asked, folder=folder, **how), 0
 
     def step():
         nonlocal n_steps
@@ -154,11 +154,11 @@ def test_a_search_that_was_killed_anywhere_comes_to_the_same(search, objective, 
 
 def test_what_ended_before_optuna_was_told_is_told_once_and_not_run_again(tmp_path):
     asked = quick(trials=2)
-    with Proposals(Task(space=asked, folder=tmp_path)) as proposals:
+    with Proposals(SearchJob(space=asked, folder=tmp_path)) as proposals:
         report = Report(rung=2, values=(0.5,), n_never=(0,))
         trial = replace(proposals.next(), reports=(report,), status="complete")
         proposals.reported(trial)
-    with Proposals(Task(space=asked, folder=tmp_path)) as proposals:
+    with Proposals(SearchJob(space=asked, folder=tmp_path)) as proposals:
         proposals.take_up()
         assert proposals.next().number == 1
         assert proposals.trials[0] == trial
@@ -183,12 +183,12 @@ def test_a_grid_is_proposed_whole_and_in_its_order(tmp_path):
         trials=None, search={"strategy.concurrency": [5, 10], "learning-rate": [0.1, 0.2]}
     )
     searched(asked, tmp_path, search="grid", stop="none")
-    with Proposals(Task(space=asked, folder=tmp_path, search="grid")) as proposals:
+    with Proposals(SearchJob(space=asked, folder=tmp_path, search="grid")) as proposals:
         assert [trial.parameters for trial in proposals.trials] == asked.grid()
 
 
 def test_after_the_budget_nothing_is_begun(tmp_path):
-    task = Task(space=quick(trials=None, budget_s=10.0), folder=tmp_path, workers=2)
+    task = SearchJob(space=quick(trials=None, budget_s=10.0), folder=tmp_path, workers=2)
     with Proposals(task) as proposals:
         for _ in range(2):
             report = Report(rung=2, values=(0.5,), n_never=(0,), wall_s=12.0)
@@ -201,4 +201,4 @@ def test_after_the_budget_nothing_is_begun(tmp_path):
 def test_a_study_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / STUDY).write_text("no database", encoding="utf-8")
     with pytest.raises(ConfigError, match="runs that are done are not repeated"):
-        Proposals(Task(space=BASE, folder=tmp_path))
+        Proposals(SearchJob(space=BASE, folder=tmp_path))

@@ -19,7 +19,7 @@ from spaces import space, table
 import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.contrib.tuning import tune
-from fedstale.contrib.tuning.search import Proposals, Report, Task
+from fedstale.contrib.tuning.search import Proposals, Report, SearchJob
 from fedstale.contrib.tuning.space import Space
 from fedstale.errors import ConfigError
 from fedstale.simulation.run import simulate
@@ -129,7 +129,7 @@ def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
 
 def over(given, folder, *reports, **words):
     """Return what comes of a search whose only configuration is over."""
-    task = Task(space=Space.read(given), folder=folder)
+    task = SearchJob(space=Space.read(given), folder=folder)
     with Proposals(task) as proposals:
         proposals.require_same()
         trial = proposals.next()
