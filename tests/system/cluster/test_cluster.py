@@ -107,8 +107,8 @@ def test_a_search_with_one_worker_decides_as_on_one_machine(nodes, own, tmp_path
     held_out = [tmp_path / name / "held-out" / "comparison.csv" for name in ("there", "here")]
     assert held_out[0].read_bytes() == held_out[1].read_bytes()
     if CAN_ISOLATE:
-        # The app and the traces, each once, whatever the number of configurations.
-        assert max(len(sent) for one in seen for sent in one.values()) == 2
+        # The app and the traces, each once at most, whatever the number of configurations.
+        assert max(len(sent) for one in seen for sent in one.values()) <= 2
         assert sent_here() == []
 
 
