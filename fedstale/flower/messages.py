@@ -383,7 +383,8 @@ def round_and_share_in(content: RecordDict) -> tuple[int, bool]:
         said = entries(record)
         if number < 0 and isinstance(said.get("server-round"), int):
             number = int(said["server-round"])
-        asks = asks or any(key.startswith("fedstale.") for key in said)
+        for key in said:
+            asks = asks or key.startswith("fedstale.")
     return number, asks
 
 

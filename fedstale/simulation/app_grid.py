@@ -147,7 +147,6 @@ class AppGrid(TraceGrid):
         wanted = asked if asked is None or isinstance(asked, Set) else set(asked)
         if wanted is None or wanted or not self._threads.several:
             return super().pull_messages(wanted)
-        self._check_time()
         self._advance(self._threads.until(self._now))
         return []
 

@@ -156,7 +156,7 @@ class Clients(Stateful):
             self._drop_expired(table, now)
         # Where clients run in this process, what a few of them take is gone before the next begin:
         # ten thousand calls at once would leave the processor's caches, and memory is bounded.
-        few = len(jobs) if self._executor.is_remote else max(self.batch, _AT_ONCE)
+        few = len(jobs) if self._executor.is_remote else max(self._executor.batch, _AT_ONCE)
         for i in range(0, len(jobs), few):
             self._run_now(jobs[i : i + few])
         self._n_run += len(jobs)
@@ -218,7 +218,8 @@ class Clients(Stateful):
                 for job in wave:
                     _, answer = self._ahead.pop(job.row)
                     self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
-                    reply = _own_answer(job.message, answer.reply)
+                    is_own = answers(answer.reply, job.message)
+                    reply = answer.reply if is_own else _other_answer(job.message)
                     job.run = ClientRun(None, None, job.trained_at, size_of(reply), reply)
                 seen += wave
         self._note(seen)
@@ -261,7 +262,8 @@ class Clients(Stateful):
         found = self._answers(calls)
         for job, call, answer in zip(jobs, calls, found, strict=True):
             assert job.run is not None
-            job.run.reply = _own_answer(call.message, answer.reply)
+            is_own = answers(answer.reply, call.message)
+            job.run.reply = answer.reply if is_own else _other_answer(call.message)
             job.run.size = size_of(job.run.reply)
         return found
 
@@ -378,10 +380,8 @@ class Clients(Stateful):
             self._contexts[node].state = records_in(records)
 
 
-def _own_answer(message: Message, reply: Message) -> Message:
-    """Return a reply, or an error in its place if it answers another message."""
-    if answers(reply, message):
-        return reply
+def _other_answer(message: Message) -> Message:
+    """Return the error in the place of a reply that answers another message."""
     text = "the ClientApp answered another message than the one it was given"
     return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
 

@@ -273,7 +273,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             found = self._found(message_ids) if self._arrived else []
         if not found:
             return []
-        self._check_time()
+        if self._now >= self._until:
+            raise self._over()
         return self._deliver(found, message_ids or ())
 
     def sleep(self, seconds: float) -> None:
@@ -321,7 +322,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over.
         """
-        self._check_time()
+        if self._now >= self._until:
+            raise self._over()
         nodes = self._fleet.online(self._now)
         self._most_online = max(self._most_online, self._fleet.available.n_online)
         return nodes
@@ -337,7 +339,8 @@ class TraceGrid(Stateful, RuntimeGrid):
                 above 0.
             RunEnded: the run is over.
         """
-        self._check_time()
+        if self._now >= self._until:
+            raise self._over()
         now = self._now
         messages = list(messages)
         self.runtime.sending(messages)
@@ -380,7 +383,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         """
         asked = asked_ids(reply_to_message_ids, message_ids)
         wanted = asked if asked is None or isinstance(asked, Set) else set(asked)
-        self._check_time()
+        if self._now >= self._until:
+            raise self._over()
         return self.receive(np.inf, wanted) if wanted is None or wanted else []
 
     def _found(self, wanted: Set[str] | None) -> list[str]:
@@ -482,7 +486,8 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     def _advance(self, to: float) -> list[str]:
         """Move the clock, and return the messages to which replies arrived on the way."""
-        self._check_time()
+        if self._now >= self._until:
+            raise self._over()
         limit = min(to, self._until)
         if limit >= self._unseen_until:
             self._follow()
@@ -522,9 +527,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         target = min(until, self._next_event)
         return self._advance(target) if target < np.inf else self._idle()
 
-    def _check_time(self) -> None:
-        if self._now >= self._until:
-            raise RunEnded(f"reached {self._until:,.0f} s of virtual time")
+    def _over(self) -> RunEnded:
+        return RunEnded(f"reached {self._until:,.0f} s of virtual time")
 
     def _idle(self) -> list[str]:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
@@ -568,7 +572,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         if answered:
             self._clients.have_replied(answered, coming)
         delivered = []
-        for job in jobs:
+        for job, message_id in zip(jobs, message_ids, strict=True):
             row, code = job.row, code_of(job.row)
             if code == ANSWERED:
                 assert job.run is not None
@@ -583,5 +587,5 @@ class TraceGrid(Stateful, RuntimeGrid):
             if self._promises:
                 self._clients.delivered(job)
             self._jobs.end(job, self._now)
-            self.runtime.reply(JobTable.message_id(job.row), reply, job.status)
+            self.runtime.reply(message_id, reply, self._jobs.word(columns["status"].item(row)))
         return delivered

@@ -14,7 +14,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import memmove, string_at
 from dataclasses import dataclass
 from functools import cache
@@ -198,6 +198,8 @@ class _Entropy:
 
 
 _ENTROPY = _Entropy()
+_FOR_CLIENTS = np.random.MT19937(0)
+"""NumPy's stream while clients run, who each seed it anew."""
 _NUMPY: Any = _bit_generator
 
 
@@ -237,13 +239,14 @@ def seed_streams(seed: int) -> None:
 class ServerStreams:
     """The server's global random streams, given back after clients have run in its process.
 
-    Both Mersenne twisters keep 624 words, which Python turns into as many numbers and NumPy reads
-    one by one: that takes as long as all the rest of an empty client. Where they lie as is known,
-    they are copied at once, with their place.
+    NumPy's is exchanged for another meanwhile. Python's keeps 624 words, and turns them into as
+    many numbers: that takes a tenth of what an empty client does. Where they lie as is known, they
+    are copied at once, with their place.
     """
 
     def __enter__(self) -> None:
-        self._torch, self._seed = sys.modules.get("torch"), quick_manual_seed()
+        self._torch = sys.modules.get("torch")
+        self._seed = nullcontext() if self._torch is None else quick_manual_seed()
         self._entropy = _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits
         _NUMPY.randbits = _ENTROPY.draw
         self._of_torch = None if self._torch is None else self._torch.get_rng_state()
@@ -253,15 +256,20 @@ class ServerStreams:
         self._python_second = _PYTHON_STREAM.gauss_next
         self._generator = mtrand.get_bit_generator()
         self._numpy: Any = None
-        self._second: float | None = None
+        """What a stream forgets that is exchanged: the second one of a pair of normal numbers."""
         if type(self._generator) is np.random.MT19937:
-            self._numpy = string_at(self._generator.ctypes.state_address, _N_BYTES)
-            # Normal numbers are made in pairs: to draw the second one moves nothing.
+            at = self._generator.ctypes.state_address
+            before = string_at(at, _N_BYTES)
+            # To draw a second one moves nothing.
             second = np.random.standard_normal()  # noqa: NPY002
-            if string_at(self._generator.ctypes.state_address, _N_BYTES) == self._numpy:
-                self._second = second
+            if string_at(at, _N_BYTES) == before:
+                words = np.frombuffer(before, np.uint32)
+                self._numpy = "MT19937", words[:-1], int(words[-1]), 1, second
+            else:
+                memmove(at, before, _N_BYTES)
         else:
             self._numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+        mtrand.set_bit_generator(_FOR_CLIENTS)
         self._seed.__enter__()
 
     def __exit__(self, *problem: object) -> None:
@@ -272,15 +280,9 @@ class ServerStreams:
         else:
             memmove(self._at, self._python, _N_BYTES)
             _PYTHON_STREAM.gauss_next = self._python_second
-        mtrand.set_bit_generator(self._generator)  # which forgets a second normal number
-        if type(self._generator) is not np.random.MT19937:
+        mtrand.set_bit_generator(self._generator)
+        if self._numpy is not None:
             np.random.set_state(self._numpy)  # noqa: NPY002
-        else:
-            memmove(self._generator.ctypes.state_address, self._numpy, _N_BYTES)
-            if self._second is not None:
-                words = np.frombuffer(self._numpy, np.uint32)
-                state = ("MT19937", words[:-1], int(words[-1]), 1, self._second)
-                np.random.set_state(state)  # noqa: NPY002
         if self._torch is not None:
             self._torch.set_rng_state(self._of_torch)
 
