@@ -109,7 +109,7 @@ def pools_of(thread: threading.Thread) -> list[Callable[[], ThreadPoolExecutor |
 
 
 def computing(thread: threading.Thread) -> list[Callable[[], bool]]:
-    """Return what tells whether processes are at work, if a thread waits for their results."""
+    """Return a test whether processes are at work, if a thread waits for their results."""
     target: Any = getattr(thread, "_target", None)
     given: Sequence[Any] = getattr(thread, "_args", ())
     if target is multiprocessing.pool.Pool._handle_results:  # type: ignore[attr-defined]

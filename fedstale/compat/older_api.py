@@ -43,7 +43,7 @@ class ClientManagerSync:
     """
 
     def __init__(self, grid: Any, manager: Any) -> None:  # noqa: ANN401 - of a simulation; of Flower
-        """Take over the methods of one manager that need to know who is online.
+        """Replace the methods of one manager that need to know who is online.
 
         Args:
             grid: knows who is online, and the time.
@@ -96,7 +96,7 @@ class ClientManagerSync:
 
 @contextmanager
 def server_fn_on(grid: RuntimeGrid, *packages: str) -> Iterator[None]:
-    """Let apps of the older API, and workflows of `flwr.server`, run on a grid.
+    """Run apps of the older API, and workflows of `flwr.server`, on a grid.
 
     What their strategies aggregate and evaluate is told to the grid as its metrics and models, with
     the round as the model version.
@@ -242,7 +242,7 @@ def _mean_loss(strategy: _Strategy, loss: float, results: object) -> float:
 
 @contextmanager
 def _heard(strategy: Any, listeners: Mapping[str, Listener]) -> Iterator[None]:  # noqa: ANN401
-    """Let methods of one strategy report what they return; a subclass may call those of its base.
+    """Hear methods of one strategy; a subclass may call those of its base.
 
     Args:
         strategy: of either API, whose methods are called with a round.

@@ -54,7 +54,7 @@ class Replacement(Callback):
         return [] if self._named is None else [self]
 
     def starting(self, runtime: Runtime, strategy: Strategy) -> Strategy:
-        """Return what is to start where an app starts a strategy."""
+        """Return the strategy that starts where an app starts one."""
         if runtime.n_loops or any(strategy is made for _, made in self._pairs):
             return strategy
         made = self._in_place_of(strategy)

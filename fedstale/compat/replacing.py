@@ -42,7 +42,7 @@ def replaced(stand_ins: Sequence[tuple[Any, Any]], within: Sequence[str]) -> Ite
 
 @contextmanager
 def wrapped(owner: object, names: Sequence[str], around: Callable[..., Any]) -> Iterator[None]:
-    """Let methods of one object be called by a function, which is given the method first.
+    """Put a function around methods of one object; it is given the method first.
 
     Args:
         owner: the object, which has none of its own by these names.
@@ -60,7 +60,7 @@ def wrapped(owner: object, names: Sequence[str], around: Callable[..., Any]) -> 
 
 @contextmanager
 def changed(kind: type, methods: Mapping[str, Any]) -> Iterator[None]:
-    """Let a type have other methods, also one that is written in C and lets nobody set them.
+    """Give a type other methods, also one that is written in C and lets nobody set them.
 
     Args:
         kind: the type, as CPython makes types: with a dict of its own.

@@ -70,7 +70,7 @@ class _Hearing:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
-        """Take the place of `start` and the verbs in every strategy, of now and to come."""
+        """Replace `start` and the verbs in every strategy, of now and to come."""
         base: Any = Strategy  # abstract, and its methods are replaced all the same
 
         def defined(owner: type[Any], /, **options: Any) -> None:  # noqa: ANN401 - as the original
@@ -158,7 +158,7 @@ class _Hearing:
             runtime.metrics(version, "evaluate", _means(strategy, "evaluate", metrics, replies))
 
     def evaluated(self, version: int, metrics: MetricRecord, _: object) -> None:
-        """Tell a central evaluation of an app that calls the verbs in a loop of its own."""
+        """Report a central evaluation of an app that calls the verbs in a loop of its own."""
         if self._runtime is not None and not self._runtime.n_loops:
             self._runtime.metrics(version, "server", numbers(metrics))
 
@@ -234,7 +234,7 @@ def _unheard(method: Any) -> Any:  # noqa: ANN401 - as it
 def _means(
     strategy: Strategy, verb: str, metrics: MetricRecord | None, replies: object
 ) -> dict[str, float]:
-    """Return what a strategy has aggregated of metrics, means over the replies that have numbers.
+    """Return the metrics that a strategy has aggregated, over the replies that have numbers.
 
     One reply with a NaN makes Flower's mean NaN. What averages in another way than Flower, and so
     may mean something else by it, is taken as it is.

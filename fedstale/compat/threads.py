@@ -84,7 +84,7 @@ class ServerThreads(Turns, Callback):
     def _close(self, main: AppThread) -> Ended | None:
         """Wait for the other threads, and return what has ended the run in one of them."""
         if not self.several:
-            self._bury()
+            self._join_finished()
             return self._ended
         for pool in self._pools:
             if (executor := pool()) is not None:
@@ -99,7 +99,7 @@ class ServerThreads(Turns, Callback):
                 left.thread.name,
             )
         self._app = [main]
-        self._bury()
+        self._join_finished()
         return ended
 
     def _wait_to_close(self, main: AppThread, awaited: Callable[[AppThread], bool]) -> None:
@@ -206,7 +206,7 @@ class ServerThreads(Turns, Callback):
         raise self._ended
 
     def started(self, run: Runtime) -> None:
-        """Let one strategy go on at a time: the rounds of two would be counted as one's.
+        """Refuse a second strategy at a time: the rounds of two would be counted as one's.
 
         Raises:
             ConfigError: another thread is in the midst of one.

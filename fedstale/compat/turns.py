@@ -65,7 +65,7 @@ class AppThread:
     chosen: bool = False
     raises: bool = False
     """Whether its wait ends with the end of the run."""
-    foreign: bool = False
+    not_of_app: bool = False
     """Whether it may wait for what no thread of the app does."""
     away_since: float = inf
     """Wall time since which the others go on without it, for it stands still; inf if not."""
@@ -125,7 +125,7 @@ class Turns:
         return any(one.thread is thread for one in self._app)
 
     def until(self, until: float, event: Callable[[], bool] | None = None) -> float:
-        """Let the others go on until the clock may move to what this thread waits for.
+        """Give others the turn until the clock may move to the instant that this thread waits for.
 
         Args:
             until: instant in s.
@@ -173,12 +173,12 @@ class Turns:
         ready: Callable[[], bool],
         taken: Callable[[], bool] | None = None,
         *,
-        foreign: bool = False,
+        not_of_app: bool = False,
     ) -> bool:
         """Wait for another thread, at most for a time in virtual s; return whether it is ready."""
         end = inf if timeout is None else self.time.now() + timeout
         while True:
-            self._wait(me, end, ready=ready, foreign=foreign)
+            self._wait(me, end, ready=ready, not_of_app=not_of_app)
             if (taken or ready)():
                 return True
             if self.time.now() >= end:
@@ -197,17 +197,17 @@ class Turns:
         *,
         event: Callable[[], bool] | None = None,
         ready: Callable[[], bool] | None = None,
-        foreign: bool = False,
+        not_of_app: bool = False,
         arrived: LockType | None = None,
     ) -> None:
-        """Let others go on until this thread's turn comes, whose wait is over or is the next.
+        """Give others the turn until this thread's comes, whose wait is over or is the next.
 
         Raises:
             RunEnded: the run has ended, and nothing else ends this wait.
         """
         with self._mutex:
             me.until, me.event, me.ready, me.asked = until, event, ready, self._n_turns
-            me.foreign, me.chosen, me.away_since, me.waiting = foreign, False, inf, True
+            me.not_of_app, me.chosen, me.away_since, me.waiting = not_of_app, False, inf, True
             acquire_lock(me.go, False)
             chooses = self._holder in (me, None)
             if chooses:
@@ -226,7 +226,7 @@ class Turns:
             raise
         finally:
             me.waiting = False
-        self._bury()
+        self._join_finished()
         if me.raises:
             me.raises = False
             assert self._ended is not None
@@ -250,7 +250,7 @@ class Turns:
     def _next(self) -> AppThread | None:
         """Return the thread whose turn it is; None if all wait for others that do not."""
         waiting = [one for one in self._app if one.waiting]
-        while not (over := self._over(waiting)) and any(is_busy() for is_busy in self.computing):
+        while not (over := self._ready(waiting)) and any(is_busy() for is_busy in self.computing):
             _sleep(_POLL_S)
         if over:
             one = min(over, key=lambda one: (one.asked, one.order))
@@ -270,18 +270,18 @@ class Turns:
             return first
         return next((one for one in waiting if one.ready is None), None)
 
-    def _over(self, waiting: list[AppThread]) -> list[AppThread]:
+    def _ready(self, waiting: list[AppThread]) -> list[AppThread]:
         """Return the threads whose wait is over."""
         now, has_ended = self.time.now(), self._ended is not None
 
-        def is_over(one: AppThread) -> bool:
+        def is_ready(one: AppThread) -> bool:
             if one.until <= now:
                 return True
             if one.ready is not None:
                 return one.ready()
             return has_ended or (one.event is not None and one.event())
 
-        return [one for one in waiting if is_over(one)]
+        return [one for one in waiting if is_ready(one)]
 
     # Threads that wait for what is not seen here.
 
@@ -297,13 +297,13 @@ class Turns:
                 # First, for whatever lets a lock go looks for one who chooses.
                 self._holder = me
                 self._end_deadlock()
-            elif holder is not me and self._stands_still(holder):
+            elif holder is not me and self._is_blocked(holder):
                 holder.away_since, self._holder = _wall(), me
             else:
                 return False
         return True
 
-    def _stands_still(self, holder: AppThread) -> bool:
+    def _is_blocked(self, holder: AppThread) -> bool:
         """Return whether the thread whose turn it is has waited for long for what is not seen."""
         if holder.waiting or holder.depth or holder.thread.ident not in self.time.threads:
             return False  # It is in the grid, or runs what sees wall time.
@@ -332,7 +332,7 @@ class Turns:
         """End a run in which each thread has waited for another one for some wall time."""
         n_others = threading.active_count() - len(self._app)
         may_go_on = n_others > self._n_others or any(
-            one.foreign or not one.waiting for one in self._app
+            one.not_of_app or not one.waiting for one in self._app
         )
         if self._turn_s() > _DEADLOCK_S and not may_go_on and self._ended is None:
             self._ended = RunEnded(
@@ -340,7 +340,7 @@ class Turns:
                 stuck=True,
             )
 
-    def _bury(self) -> None:
+    def _join_finished(self) -> None:
         """Wait until threads have really ended that were the last to run: `is_alive` tells."""
         while self._gone:
             thread = self._gone.pop()

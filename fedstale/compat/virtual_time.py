@@ -114,7 +114,7 @@ def _at(clock: VirtualTime, seconds: float | None) -> float:
     return clock.unix() if seconds is None else seconds
 
 
-def _told(clock: VirtualTime, given: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a time in parts
+def _parts_of(clock: VirtualTime, given: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a time in parts
     return given[0] if given else _local(clock.unix())
 
 
@@ -135,8 +135,8 @@ _VIRTUAL: dict[str, Callable[..., Any]] = {
     "localtime": lambda clock, seconds=None: _local(_at(clock, seconds)),
     "gmtime": lambda clock, seconds=None: _gmtime(_at(clock, seconds)),
     "ctime": lambda clock, seconds=None: _ctime(_at(clock, seconds)),
-    "asctime": lambda clock, *given: _ascii(_told(clock, given)),
-    "strftime": lambda clock, text, *given: _formatted(text, _told(clock, given)),
+    "asctime": lambda clock, *given: _ascii(_parts_of(clock, given)),
+    "strftime": lambda clock, text, *given: _formatted(text, _parts_of(clock, given)),
 }
 """What functions of `time` do on a clock."""
 
@@ -149,7 +149,7 @@ _STAND_INS = [
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let modules that are imported inside get functions that can be virtual.
+    """Give modules that are imported inside functions that can be virtual.
 
     So those are, too, that an app keeps in a table, as a default, or in a class.
     """

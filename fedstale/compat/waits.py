@@ -58,7 +58,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def waiting_on(threads: "ServerThreads") -> Iterator[None]:
-    """Let the threads of an app wait on the virtual clock while the block runs."""
+    """Make the threads of an app wait on the virtual clock while the block runs."""
     global _running  # noqa: PLW0603 - there is one run a process
     before, _running = _running, threads
     with ExitStack() as stack:
@@ -104,18 +104,18 @@ def _wait(
     ready: Callable[[], bool],
     taken: Callable[[], bool] | None = None,
     *,
-    foreign: bool = False,
+    not_of_app: bool = False,
 ) -> Any:  # noqa: ANN401 - what the real wait returns
     """Wait for another thread, in virtual time if it is the app that waits; `real` does not.
 
-    `foreign` says that it may be for what no thread of the app does.
+    `not_of_app` says that it may be for what no thread of the app does.
     """
     found = _waiter()
     is_alone = found is not None and timeout is None and not found[0].several
     if found is None or is_alone or not is_called_by_app():
         return real()
     threads, me = found
-    return threads.wait_until(me, timeout, ready, taken, foreign=foreign)
+    return threads.wait_until(me, timeout, ready, taken, not_of_app=not_of_app)
 
 
 # Locks.
@@ -219,7 +219,7 @@ def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
                 lambda: ready.extend(select(loop, timeout)),
                 timeout,
                 lambda: bool(select(loop, 0)),
-                foreign=True,
+                not_of_app=True,
             )
         return ready or select(loop, 0)
 

@@ -127,7 +127,7 @@ class Clients(Stateful):
         return len(self._ahead) + self._n_run + self._n_lost
 
     def sent(self, jobs: JobTable, rows: range) -> None:
-        """Take note of jobs; those that run when their reply is pulled may change their nodes."""
+        """Count jobs that run when their reply is pulled, and may change their nodes."""
         nodes, after = (jobs.columns[name][rows.start : rows.stop] for name in _SENT)
         for node_id in nodes[after == _AFTER_DELIVERY].tolist():
             self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
@@ -188,7 +188,7 @@ class Clients(Stateful):
             self._n_lost += 1
 
     def delivered(self, job: JobRow) -> None:
-        """Take note that the reply to a job, or a failure, was pulled."""
+        """Note that the reply to a job, or a failure, was pulled."""
         if self._unpulled and job.runs_after == _AFTER_DELIVERY:
             self._unpulled[job.node_id] -= 1
 
@@ -314,7 +314,7 @@ class Clients(Stateful):
     def _call(
         self, job: JobRow, context: Context, latest: int | None, ready_at: float
     ) -> ClientCall:
-        """Return what a client runs on.
+        """Make the call of a client.
 
         Args:
             job: its message.
@@ -367,7 +367,7 @@ class Clients(Stateful):
         return NodeContext(self._run_id, node_id, own, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
-        """Return what nodes remember, and what was learnt of costs."""
+        """Return the state of the nodes, and of the costs."""
         contexts = {node: records_out(c.state) for node, c in self._contexts.items()}
         return super().state_dict() | {"contexts": contexts}
 
@@ -412,7 +412,7 @@ class Replay:
     _observer: "TraceObserver | None" = None
 
     def observe(self, devices: Sequence[int], instants: Sequence[float]) -> "Observation":
-        """Return what devices have seen of themselves at instants."""
+        """Return the observations of devices at instants."""
         # Runs of apps that forecast nothing pay neither for the import nor for the preparation.
         from fedstale.traces.forecast import TraceObserver  # noqa: PLC0415
 
@@ -492,7 +492,7 @@ class ReplayedDevice:
         return size.fixed + size.values * (1.0 if isnan(scale) else scale)
 
     def observed(self, history: object, journal: object) -> "Observation":
-        """Return what the trace shows up to both ends of the work.
+        """Return the observations up to both ends of the work.
 
         Args:
             history: the device's own notes, which know no more than its trace.
@@ -511,7 +511,7 @@ class ReplayedDevice:
 
 
 def _pack(devices: Sequence[ReplayedDevice]) -> None:
-    """Let devices take along what they may be asked in another process; traces stay behind.
+    """Give devices the observations that another process may ask for; traces stay behind.
 
     It is not known which apps will ask. For one device it takes a millisecond, for many at once a
     fiftieth of that each.

@@ -72,7 +72,7 @@ class CostModel(Stateful):
         self.costs, self._work = costs, work
         # What a function says of other kinds, only their messages would tell.
         self._undeclared = [] if work is not None else undeclared_queries(kinds, costs)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._examples: dict[tuple[str, int], float] = {}
         self._sum: dict[str, float] = {}
         self._count: dict[str, int] = {}
@@ -173,8 +173,8 @@ class CostModel(Stateful):
         missing = undeclared if is_training else missing_costs([kind], self.costs)
         if missing:
             raise _undeclared(missing)
-        if not self._told.issuperset(undeclared):
-            self._told.update(undeclared)
+        if not self._warned.issuperset(undeclared):
+            self._warned.update(undeclared)
             logger.warning("%s", _no_work_text(undeclared))
         # Apps with client_fn also request parameters and properties, which a device has.
         return None if main in _BY_EXAMPLES else 0.0, self._work_each(main)
@@ -218,7 +218,7 @@ class CostModel(Stateful):
         """Return the size that replies have by promise; None while that is not known.
 
         Args:
-            kind: of what they answer, by `reply_kind`.
+            kind: of what they answer, by `reply_class`.
         """
         first = self._first.get(kind)
         return None if first is None else Size(*first)
@@ -229,7 +229,7 @@ class CostModel(Stateful):
         Nothing is charged by it: the true size follows when the client has run.
 
         Args:
-            kind: of what it answers, by `reply_kind`.
+            kind: of what it answers, by `reply_class`.
             node_id: of the client.
             request_bytes: of what it answers.
         """
@@ -239,7 +239,7 @@ class CostModel(Stateful):
         """Check that a reply has the size that the app promises, if it promises any.
 
         Args:
-            kind: of what it answers, by `reply_kind`.
+            kind: of what it answers, by `reply_class`.
             node_id: of the client.
             size: its bytes.
 
@@ -257,10 +257,10 @@ class CostModel(Stateful):
     def learn(  # noqa: PLR0917 - one reply
         self, kind: str, node_id: int, reply: Message, size: Size, charged: int, share: float
     ) -> None:
-        """Take note of a reply without an error that was delivered.
+        """Learn from a reply without an error that was delivered.
 
         Args:
-            kind: of what it answers, by `reply_kind`.
+            kind: of what it answers, by `reply_class`.
             node_id: of the client.
             reply: what came.
             size: its bytes.
@@ -327,8 +327,8 @@ def kind_of(message: Message) -> str:
     return message.metadata.message_type.removesuffix(".default")
 
 
-def reply_kind(kind: str, format_up: str) -> str:
-    """Return what replies of one size have in common: what they answer, and the format asked for.
+def reply_class(kind: str, format_up: str) -> str:
+    """Name the class of replies of one size: the kind that they answer, and the format asked for.
 
     Args:
         kind: of a message, by `kind_of`.
@@ -351,7 +351,7 @@ def is_own_query(kind: str) -> bool:
 
 
 def declared_work(kind: str, costs: Costs) -> float | None:
-    """Return what the table `work` says of a type and action; None where it says nothing."""
+    """Look up a type and action in the table `work`; None where it has no entry."""
     found = costs.work.get(kind)
     return costs.work.get(kind.split(".", maxsplit=1)[0]) if found is None else found
 

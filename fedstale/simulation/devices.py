@@ -18,7 +18,7 @@ from flwr.app import Message, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.flower import ErrorCode, Size, content_size, round_and_share_in, sent_to
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
-from fedstale.simulation.costs import CostModel, reply_kind
+from fedstale.simulation.costs import CostModel, reply_class
 from fedstale.simulation.jobs import (
     ANSWERED,
     ASKED,
@@ -177,7 +177,7 @@ class _Content(NamedTuple):
 
     kind: str
     form: str
-    """Its `reply_kind`."""
+    """Its `reply_class`."""
     round: int
     scale: float
     down: int
@@ -269,7 +269,7 @@ class Devices(Stateful):
             columns[name][rows] = values
         places = columns["node_id"][rows] - FIRST_NODE_ID
         columns["device"][rows], columns["sent_at"][rows] = places, now
-        unseen_until = now + self._least_s(places, of_each, columns["runs_after"][rows])
+        unseen_until = now + self._earliest_event_s(places, of_each, columns["runs_after"][rows])
         back_s = book.costs.upload_overhead_s or 0.0
         if back_s:
             # A reply must be at the server in time.
@@ -363,7 +363,7 @@ class Devices(Stateful):
                 jobs[name][begun] = getattr(found, source)
         return jobs
 
-    def _least_s(self, devices: Index, asked: Array, runs_after: Index) -> Array:
+    def _earliest_event_s(self, devices: Index, asked: Array, runs_after: Index) -> Array:
         """Return for how many s nothing surely comes of each job, nor must its client run.
 
         Shape (n,).
@@ -422,11 +422,11 @@ class Devices(Stateful):
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
     def _content_of(self, sent_as: str, content: RecordDict, jobs: JobTable) -> _Content:
-        """Return what all messages of one type with the same records have in common."""
+        """Measure the content that messages of one type share."""
         book, kind, size = self._book, sent_as.removesuffix(".default"), content_size(content)
         number, asks = round_and_share_in(content)
         down, up = formats_of(content) if asks else ("", "")
-        scale, form = book.scale(size), reply_kind(kind, up)
+        scale, form = book.scale(size), reply_class(kind, up)
         return _Content(
             kind=kind,
             form=form,

@@ -75,7 +75,7 @@ class _First(Callback):
 
 
 def dry_run(config: SimulationConfig, traces: TraceSet) -> DryRun:
-    """Return what a run will meet.
+    """Look ahead at the devices of a run.
 
     Args:
         config: of the run.

@@ -344,7 +344,7 @@ class FlowerApp:
 
     @contextmanager
     def importable(self) -> Iterator[None]:
-        """Let the app's modules be imported afresh, and put everything back afterwards.
+        """Import the app's modules afresh inside, and put everything back afterwards.
 
         Two apps may use the same module names: neither may see the other's.
         """
@@ -458,7 +458,7 @@ def overrides_in(texts: Sequence[str], name: str) -> UserConfig:
 
 
 def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:
-    """Return what a reference in an app's pyproject.toml names, which can be called."""
+    """Import the function or class that a reference in an app's pyproject.toml names."""
     where = f"{key} = {reference!r}"
     try:
         function = command_line.load_app(reference, ConfigError, directory)

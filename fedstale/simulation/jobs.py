@@ -35,7 +35,7 @@ from fedstale.flower import (
     with_content,
 )
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
-from fedstale.simulation.costs import reply_kind
+from fedstale.simulation.costs import reply_class
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
 from fedstale.traces import Index
@@ -135,7 +135,7 @@ class JobRow:
     message: Message
     """What was sent."""
     form: str
-    """Its `reply_kind`."""
+    """Its `reply_class`."""
     run: ClientRun | None
     """What its client has done, if it has run."""
 
@@ -219,7 +219,7 @@ class JobRow:
             jobs: the table; a weak reference if it holds this, so that it goes with its last user.
             row: of the job.
             message: what was sent, of a job whose end the server has not seen.
-            form: its `reply_kind`.
+            form: its `reply_class`.
         """
         self.jobs, self.row = jobs, row
         if message is not None:
@@ -315,7 +315,7 @@ class JobTable(Stateful, Callback):
         return slice(first, self._n)
 
     def begin(self, rows: slice, messages: Sequence[Message], forms: Sequence[str]) -> None:
-        """Take in messages that are sent, with the `reply_kind` of each."""
+        """Open the jobs of messages that are sent, with the `reply_class` of each."""
         own: Any = weakref.proxy(self)
         for row, message, form in zip(range(rows.start, rows.stop), messages, forms, strict=True):
             self.open[row] = JobRow(own, row, message, form)
@@ -330,9 +330,9 @@ class JobTable(Stateful, Callback):
         return self.open.get(job_id) or JobRow(self, job_id)
 
     def form(self, row: int) -> str:
-        """Return the `reply_kind` of a job."""
+        """Return the `reply_class` of a job."""
         job = JobRow(self, row)
-        return reply_kind(job.kind.removesuffix(".default"), job.format_up)
+        return reply_class(job.kind.removesuffix(".default"), job.format_up)
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""
@@ -347,7 +347,7 @@ class JobTable(Stateful, Callback):
         self.open.pop(job.row, None)
 
     def learn(self, node_id: int, reply: Message) -> None:
-        """Take in what a device reports of its next job with a reply."""
+        """Keep the forecast of its next job that a device sends with a reply."""
         for by_node, reported in zip(self.reported.values(), next_job_in(reply), strict=True):
             if reported is not None:
                 by_node[node_id] = reported
@@ -522,5 +522,5 @@ def records_out(content: RecordDict) -> npt.NDArray[np.uint8]:
 
 
 def records_in(data: npt.NDArray[np.uint8]) -> RecordDict:
-    """Return what `records_out` was given."""
+    """Read records that `records_out` has written."""
     return records_of_bytes(data.tobytes())

@@ -285,7 +285,7 @@ class MeasuringExecutor(Executor):
         return self._repetitions > 0 and time.perf_counter() - self._latest > _PATIENCE_S
 
     def _catch_up(self, call: ClientCall) -> None:
-        """Let a node do what it was asked before, so that it remembers that.
+        """Run the messages that a node was spared before, so that it remembers them.
 
         Raises:
             RunEnded: there is no time left for it.
@@ -358,7 +358,7 @@ class MeasuringExecutor(Executor):
 
 
 def measure(config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None = None) -> Measured:
-    """Let a few clients of an app train and evaluate, and return what that says of its costs.
+    """Measure the costs of an app by training and evaluating on a few of its clients.
 
     Args:
         config: the settings; what they say of costs is kept where nothing is measured.
@@ -457,7 +457,7 @@ def pasted(measured: Measured) -> str:
 def _costs(
     executor: MeasuringExecutor, declared: Costs, run_config: Mapping[str, Any]
 ) -> tuple[Costs, dict[str, Timing], Phones]:
-    """Return what is declared with what was measured in its place, and that by its key."""
+    """Put measured costs in the place of declared ones; return them, and the timings by key."""
     epochs, work = declared.epochs, dict(declared.work)
     if epochs is None:
         named = [key for key, n in run_config.items() if "epoch" in key and type(n) is int]

@@ -226,7 +226,7 @@ class MessageRounds(Callback):
         self._forget()
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
-        """Take the model, and end a round if these messages begin another.
+        """Keep the model, and end a round if these messages begin another.
 
         Raises:
             RunEnded: the limit of the run was reached by the replies before.
@@ -247,7 +247,7 @@ class MessageRounds(Callback):
             raise self._end
 
     def _send(self, run: Runtime, source: str, kind: str, messages: Sequence[Message]) -> None:
-        """Take in messages of one type that are sent together."""
+        """Count messages of one type that are sent together."""
         message, nodes = messages[0], {one.metadata.dst_node_id for one in messages}
         arrays = dict(message.content.array_records)
         is_same = bool(arrays) and arrays == self._sent.get(source)
@@ -286,7 +286,7 @@ class MessageRounds(Callback):
         return kind in self._replied and (is_again or not is_same)
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Take in what a client measured."""
+        """Add the metrics of a client."""
         if run.tells:
             return
         kind = reply.metadata.message_type
@@ -307,21 +307,21 @@ class MessageRounds(Callback):
                 self._end = end
 
     def finish(self, run: Runtime) -> None:
-        """Tell what the last replies brought, now that the app is over."""
+        """Report the metrics of the last replies, now that the app is over."""
         for source in () if run.tells else tuple(self._numbers):
             # A limit that it reaches just now ends it no more.
             with suppress(RunEnded):
                 self._end_round(run, source)
 
     def _end_round(self, run: Runtime, source: str) -> None:
-        """Tell what is left of a round, and that it is over if there was any reply."""
+        """Report the rest of a round, and its end if there was any reply."""
         self._tell(run)
         if any(kind.startswith(source) for kind in self._replied):
             before = 0 if source == "query" else run.before
             run.metrics(self._numbers[source] - before, source, {})
 
     def _tell(self, run: Runtime) -> None:
-        """Tell the metrics of the rounds that go on, as far as they are known."""
+        """Report the metrics of the rounds that go on, as far as they are known."""
         known, self._sums = self._sums, {}
         for source in _SOURCES:
             if source in known:
@@ -350,7 +350,7 @@ class NoneGood(Callback):
         self._n_failed, self._first = 0, ""
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
-        """Take note of a reply, which may still be rejected.
+        """Note a reply, which may still be rejected.
 
         Raises:
             FedstaleError: every client has failed.
@@ -364,12 +364,12 @@ class NoneGood(Callback):
             self._nodes[message_id] = node_id
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
-        """Take replies for good that were not rejected by now."""
+        """Count replies as good that were not rejected by now."""
         if self._nodes:
             run.remove(self)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Take note of a rejection.
+        """Note a rejection.
 
         Raises:
             FedstaleError: every reply has been rejected.

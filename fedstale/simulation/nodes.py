@@ -128,7 +128,7 @@ def node_configs(config: SimulationConfig, known: pd.Index, device_ids: pd.Index
 
 
 def _read(path: Path) -> dict[str, UserConfig]:
-    """Return what a file says of devices: TOML with a table for each, or CSV with a row for each.
+    """Read the configs of devices: TOML with a table for each, or CSV with a row for each.
 
     Raises:
         ConfigError: it cannot be read as such.
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, UserConfig]:
 
 
 def _value(text: str) -> UserConfigValue:
-    """Return what a cell means: a number, true or false, or the text itself."""
+    """Parse a cell: a number, true or false, or the text itself."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

@@ -334,7 +334,7 @@ class SimulationCheckpointer(Checkpointer):
         self._state = state
 
     def restored(self) -> State | None:
-        """Take the run back to its checkpoint, and return the strategy's state."""
+        """Restore the run from its checkpoint, and return the strategy's state."""
         self.n_starts += 1
         state, self._state = self._state, None
         if state is None:
@@ -376,7 +376,7 @@ class SimulationCheckpointer(Checkpointer):
 
 
 def _replacement(app: FlowerApp, config: SimulationConfig, server: ServerApp) -> Replacement:
-    """Return what takes the place of the app's strategies.
+    """Make the replacement of the app's strategies.
 
     Raises:
         ConfigError: something is to, and the ServerApp has strategies of the older API.
@@ -406,7 +406,7 @@ def _serve(
 
 
 def _last_checkpoint(folder: RunFolder) -> State | None:
-    """Return what a run that goes on has left; None if it begins anew."""
+    """Read the last checkpoint of a run that goes on; None if it begins anew."""
     try:
         return read_checkpoint(folder.checkpoints)
     except ResumeError:

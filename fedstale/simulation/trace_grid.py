@@ -201,7 +201,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             gc.unfreeze()
 
     def events(self) -> pa.Table:
-        """Return what happened so far, one row a job; jobs in flight have spent some by now."""
+        """Return the events so far, one row a job; jobs in flight have spent some by now."""
         return pa.concat_tables(self.event_tables())
 
     def event_tables(self) -> Iterator[pa.Table]:
@@ -294,7 +294,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the grid back to where it was."""
+        """Restore the grid."""
         super().load_state_dict(state)
         self._arrived = {JobTable.message_id(row): self._jobs.open[row] for row in state["arrived"]}
         for row, job in self._jobs.open.items():
@@ -444,7 +444,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._schedule(*self._fleet.follow(self._jobs, rows))
 
     def _schedule(self, known: list[int], open_: Iterable[tuple[float, int]] = ()) -> None:
-        """Take in jobs whose end is known, and others whose client must run first."""
+        """Schedule jobs whose end is known, and others whose client must run first."""
         if known:
             columns = self._jobs.columns
             for row in known:
@@ -545,7 +545,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         return self._advance(min(max(change, now + self._step_s), event))
 
     def _deliver(self, message_ids: list[str], wanted: Iterable[str] = ()) -> list[Message]:
-        """Take arrived messages out, train the clients behind them, and return the replies.
+        """Hand over arrived replies, after training the clients behind them.
 
         Args:
             message_ids: what is delivered now.

@@ -96,7 +96,7 @@ class InlineExecutor(Executor):
 
 
 def version_of(record: ArrayRecord) -> tuple[int, ...]:
-    """Return what tells arrays from others: the identities of their bytes, which never change.
+    """Return the identity of arrays: those of their bytes, which never change.
 
     Valid for as long as the bytes are kept.
     """
@@ -205,7 +205,7 @@ _NUMPY: Any = _bit_generator
 
 @contextmanager
 def seeded_entropy() -> Iterator[None]:
-    """Let NumPy's generators without a seed take one from the seed of the streams, not the system.
+    """Seed NumPy's generators that are given no seed by that of the streams, not by the system.
 
     An app that calls `numpy.random.default_rng()` means that its runs differ, not that the same
     run is never to be seen again.
@@ -301,7 +301,7 @@ def _place_of_words() -> int | None:
 
 @contextmanager
 def quick_manual_seed() -> Iterator[None]:
-    """Let `torch.manual_seed` seed the CPU alone where there is nothing else to seed.
+    """Make `torch.manual_seed` seed the CPU alone where there is nothing else to seed.
 
     For each kind of accelerator that is missing, torch 2.13 formats the call stack and keeps it
     for when there is one: a millisecond a call, a fifth of what a small client takes, and

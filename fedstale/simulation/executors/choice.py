@@ -272,7 +272,7 @@ class SharedState:
         for module, name, value in self._globals():
             if isinstance(value, _generators()):
                 return f"{module}.{name}"
-            kept = _kept(value)
+            kept = _fingerprint(value)
             before = self._before.get((module, name))
             if before is not None and _is_changed(before, kept):
                 return f"{module}.{name}"
@@ -297,8 +297,8 @@ def _generators() -> tuple[type, ...]:
     )
 
 
-def _kept(value: object) -> Any:  # noqa: ANN401 - of any kind
-    """Return what tells whether a global has changed; None for what cannot tell."""
+def _fingerprint(value: object) -> Any:  # noqa: ANN401 - of any kind
+    """Return the fingerprint of a global, which changes with it; None if it has none."""
     if isinstance(value, Number | str):
         return value
     if isinstance(value, Mapping) and len(value) <= _MOST:

@@ -188,7 +188,7 @@ class ManySGD:
 
 @contextmanager
 def _in_full_precision(device: torch.device) -> Iterator[None]:
-    """Let cuDNN add in float32, and in the same order each time; its default rounds to 10 bits."""
+    """Make cuDNN add in float32, and in the same order each time; its default rounds to 10 bits."""
     if device.type != "cuda":
         yield
         return
@@ -351,7 +351,7 @@ class TracedStep:
 
 
 def _shorten(module: fx.GraphModule) -> None:
-    """Take out operations that change nothing: views of the same shape, there and back, times one.
+    """Remove operations that change nothing: views of the same shape, there and back, times one.
 
     Where anything is changed in place, a copy is not the same as its original: nothing is taken
     out then.

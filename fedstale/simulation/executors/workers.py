@@ -371,7 +371,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         return self._ray.put(record)
 
     def _drop(self, place: _Reference) -> None:
-        """Let Ray free the arrays, which it does when the last reference is gone."""
+        """Leave the arrays to Ray, which frees them when the last reference is gone."""
 
 
 _stores: "list[NodeStore]" = []
