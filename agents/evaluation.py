@@ -73,7 +73,7 @@ _STEP_S, _STEPS, _PICKED = 600.0, 60, 8
 _REPORTED = ((0.7, 1.0), (0.9, 0.97))
 
 Watch = Callable[[str, int, int], None]
-"""Called with the contender that plays next, how many have played, and how many are to."""
+"""Called with the next contender in words, how many have played, and how many are to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def evaluate(
     played = []
     for i, (name, contender) in enumerate(playing.items()):
         if watch is not None:
-            watch(name, i, len(playing))
+            watch(f"playing: {name}", i, len(playing))
         simulator = contender.scenario.simulator(min(at_a_time, windows))
         for number, policy in enumerate(contender.policies):
             table = episode_metrics(simulator, episodes, policy, seed=seed)

@@ -275,7 +275,7 @@ class RoundBuffer(DictRolloutBuffer):
     def compute_returns_and_advantage(
         self, last_values: Tensor, dones: npt.NDArray[np.bool_]
     ) -> None:
-        """Compute what a window earns from each round on, and how much more than in other rollouts.
+        """Compute the returns of each round, and the advantages over other rollouts of its window.
 
         The latter is in units of the window's own spread: in some fleets a window's rewards hardly
         depend on who is picked, in others much, and none is to drown the others.

@@ -10,7 +10,6 @@ How an agent changes its weights is in `fedstale.agents.policy_gradient`.
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -107,8 +106,6 @@ class TrainingProgress:
     """Updates made."""
     updates: int
     """Updates to make."""
-    left_s: float
-    """Expected time to the end in s."""
     metrics: Mapping[str, float]
     """Of the last update, and of the validation after it if there was one."""
 
@@ -183,7 +180,6 @@ def train(
     path = folder / PROGRESS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     path.write_text("".join(lines[:done]), encoding="utf-8")
-    begin, before = time.monotonic(), done
     while done < training.updates:
         metrics = learner.update()
         done += 1
@@ -199,15 +195,8 @@ def train(
             state = {"belongs": belongs, "done": done, "best": asdict(best)}
             write_checkpoint(folder / CHECKPOINT, {**state, "learner": learner.state_dict()})
         if watch is not None:
-            left = (time.monotonic() - begin) / (done - before) * (training.updates - done)
-            progress = TrainingProgress(
-                seed=training.seed,
-                update=done,
-                updates=training.updates,
-                left_s=left,
-                metrics=metrics,
-            )
-            watch(progress)
+            seed, updates = training.seed, training.updates
+            watch(TrainingProgress(seed=seed, update=done, updates=updates, metrics=metrics))
     agent = Agent(
         weights=best.weights,
         provenance={

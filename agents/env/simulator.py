@@ -210,7 +210,7 @@ class Simulator:
 
     @property
     def awaited(self) -> Mask:
-        """Which devices have a job whose end the server has not seen; shape (b, n)."""
+        """Devices with a job that has not ended for the server; shape (b, n)."""
         return self.in_flight & (self.visible_at > self.now[:, None])
 
     @property

@@ -1,4 +1,4 @@
-"""The policy: what it sees of candidates, how it scores them, and its files."""
+"""The policy: features of candidates, their scores, and its files."""
 
 from fedstale.agents.policy.features import (
     HEURISTIC_LIMIT,

@@ -20,7 +20,7 @@ Examples = tuple[Tensor, ...]
 
 
 def place(context: Context) -> tuple[int, int]:
-    """Return which partition a device has, and of how many.
+    """Read a device's partition, and the number of partitions.
 
     Raises:
         ValueError: there is no such partition.

@@ -6,9 +6,8 @@ their own, which map one copy of the traces and of the devices' forecasts into t
 training gives does not depend on where it ran.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from fedstale.agents import (
         Agent,
-        Evaluation,
         Reward,
         Scenario,
         Scenarios,
@@ -131,13 +129,13 @@ def train(
     fleets = []
     with steps(is_shown=is_shown) as step:
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
-            among = _progress_of_part(step, i, len(traces))
-            fleets.append(_scenarios(name, by, seed, among, cache=caches[i]))
+            part = _progress_of_part(step, i, len(traces))
+            fleets.append(_scenarios(name, by, seed, part, cache=caches[i]))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
     }
-    with _watching(is_shown=is_shown) as watch:
+    with _watching(trainings.values(), is_shown=is_shown) as watch:
         agents = train_all(
             trainings,
             fleets,
@@ -360,17 +358,18 @@ def _evaluate(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Compare agents with all others in each fleet, and write and print the tables."""
+    """Play agents and all others in each fleet; write and print their comparison."""
     import pandas as pd
 
-    tables = []
+    from fedstale.agents import contenders, evaluate
+
+    results = []
     with steps(is_shown=not (quiet or as_json)) as step:
-        results = [
-            _played(testing, agents, windows, seed, _progress_of_part(step, i, len(tested)))
-            for i, testing in enumerate(tested.values())
-        ]
+        for i, testing in enumerate(tested.values()):
+            part = _progress_of_part(step, i, len(tested))
+            playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))
+            results.append(evaluate(playing, windows=windows, seed=seed, watch=part))
     for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
-        tables.append(result.table.assign(traces=traces))
         seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
         about = (
             f"{Path(traces).name}: means over {result.table['windows'].max():.0f} held-out windows "
@@ -384,22 +383,11 @@ def _evaluate(
         if not as_json:
             _print_evaluation(result.table, about)
     if as_json:
+        tables = [
+            result.table.assign(traces=name) for name, result in zip(tested, results, strict=True)
+        ]
         # pandas writes NaN as null; the standard library would write what is no JSON.
         typer.echo(pd.concat(tables).to_json(orient="records"))
-
-
-def _played(
-    testing: "Scenario", agents: Sequence["Agent"], windows: int, seed: int, step: Step
-) -> "Evaluation":
-    """Play the windows by agents and all others, and print the progress."""
-    from fedstale.agents import contenders, evaluate
-
-    playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))
-
-    def watch(name: str, done: int, total: int) -> None:
-        step(f"playing: {name}", done, total)
-
-    return evaluate(playing, windows=windows, seed=seed, watch=watch)
 
 
 def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
@@ -420,33 +408,18 @@ def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
 
 
 @contextmanager
-def _watching(*, is_shown: bool) -> Iterator[Watch]:
-    """Show trainings: a bar each on a terminal, a line a validation elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
-    count = "{task.completed:.0f}/{task.total:.0f}", "{task.fields[validation]}"
-    columns = ("seed {task.fields[seed]}", BarColumn(bar_width=20), *count)
-    times = TimeElapsedColumn(), TimeRemainingColumn()
-    bars = Progress(*columns, *times, console=Console(stderr=True))
-    has_bars, rows = is_shown and sys.stderr.isatty(), {}
-    with bars if has_bars else nullcontext():
+def _watching(trainings: Iterable["Training"], *, is_shown: bool) -> Iterator[Watch]:
+    """Show the progress of trainings together, and the last of their validations."""
+    total = sum(training.updates for training in trainings)
+    done: dict[int, int] = {}
+    validated = ""
+    with steps(is_shown=is_shown) as step:
 
         def watch(progress: "TrainingProgress") -> None:
-            seed, metrics = progress.seed, progress.metrics
-            if has_bars:
-                if seed not in rows:
-                    rows[seed] = bars.add_task("", total=progress.updates, seed=seed, validation="")
-                bars.update(rows[seed], completed=progress.update)
-                if "validation" in metrics:
-                    bars.update(rows[seed], validation=f"held out {metrics['validation']:+.2f}")
-            elif is_shown and "validation" in metrics:
-                is_over = progress.update == progress.updates
-                left = "" if is_over else f", {progress.left_s / 60:.1f} min left"
-                note(
-                    f"seed {seed}  update {progress.update}/{progress.updates}  held out "
-                    f"{metrics['validation']:+.3f} +- {metrics['validation_error']:.3f} over the "
-                    f"heuristic{left}"
-                )
+            nonlocal validated
+            done[progress.seed] = progress.update
+            if (value := progress.metrics.get("validation")) is not None:
+                validated = f", seed {progress.seed} held out {value:+.3f} over the heuristic"
+            step(f"training{validated}", sum(done.values()), total)
 
         yield watch

@@ -1,4 +1,4 @@
-"""How much of its local epochs a ClientApp does: the one line by which it reads the share.
+"""A share of local epochs: the one line by which a ClientApp reads it.
 
 `local_steps` tells the app, and records it; the mod of fedstale around the app puts the record into
 the reply, so that the server knows which apps read their share.

@@ -230,7 +230,7 @@ class ForecastMod:
         return self._journals.setdefault(key, JournalHistory(*key))
 
     def _failed(self, problem: Exception) -> str:
-        """Log why there is no forecast, once in a row, and return what the server may know."""
+        """Log the reason of a missing forecast, once in a row; return the server's version."""
         sentence = f"{type(problem).__name__}: {problem}"
         if sentence != self._logged:
             self._logged = sentence

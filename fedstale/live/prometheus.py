@@ -1,4 +1,4 @@
-"""What Prometheus can scrape of a run on real devices: metrics, and whether it is alive and ready.
+"""Metrics of a run on real devices for Prometheus, and its health and readiness.
 
 `Exporter` is a callback of the run, and its numbers live in this process alone: each run counts
 from zero, also one that resumes another. The text format, counters and histograms are those of
@@ -273,7 +273,7 @@ class Exporter(Watcher):
         return f"the loop has not turned for {age:.0f} s: expected {self._turn_limit_s:g} at most"
 
     def unready(self) -> str:
-        """Return what is missing before devices can train; empty if nothing is."""
+        """Name the obstacles to training; empty without any."""
         missing = {"no model yet": self._has_model, "no node online": self._has_nodes}
         return ", ".join(name for name, is_there in missing.items() if not is_there)
 
@@ -344,7 +344,7 @@ def exported(
     run_id: int = 0,
     turn_limit_s: float = TURN_LIMIT_S,
 ) -> Iterator[Grid]:
-    """Let Prometheus scrape a run on real devices while the block runs, from this machine.
+    """Export a run on real devices to Prometheus on this machine while the block runs.
 
     `/metrics`, `/healthz` and `/readyz` are at 127.0.0.1. A simulation, whose seconds are not those
     of a clock on a wall, is left as it is.

@@ -1,4 +1,4 @@
-"""The live page: what it shows, and who serves it, to this machine alone unless a token is set.
+"""The live page and its server, for this machine alone unless a token is set.
 
 A board is a callback of a run, simulated or on real devices. The thread of the run writes to it and
 others read; a lock keeps them apart. A run may last for weeks, and its board never grows: series
@@ -243,7 +243,7 @@ class Board(Watcher):
     # What a page shows.
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what the page shows now, as JSON can hold it."""
+        """Collect the page's present content, as JSON can hold it."""
         with self._lock:
             now = self._online.last[0]
             unit, length_s = time_unit(now)
@@ -263,7 +263,7 @@ class Board(Watcher):
             }
 
     def _left(self) -> str:
-        """Return how long the run will go on, if the rest takes as long as what is done."""
+        """Estimate the time left from the time taken so far."""
         if not self._share or self._ended:
             return ""
         left_s = (time.perf_counter() - self._began_at) * (1.0 - self._share) / self._share
@@ -345,7 +345,7 @@ class Board(Watcher):
 
 
 def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:
-    """Let callbacks watch a run on real devices, or a simulated one.
+    """Attach callbacks to a run on real devices, or a simulated one.
 
     Args:
         grid: what the ServerApp was given.

@@ -41,14 +41,14 @@ class Watcher(Callback):
         self._every_s, self._due_at = every_s, -inf
 
     def share(self, run: Runtime) -> float | None:
-        """Return how much of the run is done, in [0, 1]; None where nobody can know."""
+        """Compute the share of the run that is done, in [0, 1]; None if unknown."""
         shares = [self.until.share(run.now(), self.rounds)]
         if self.of_rounds:
             shares.append(min(self.rounds / self.of_rounds, 1.0))
         return max((share for share in shares if share is not None), default=None)
 
     def look(self, run: Runtime) -> None:
-        """Show where the run is; a subclass says how."""
+        """Show the progress; a subclass has its way."""
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Count rounds, and keep what was measured last."""
@@ -115,7 +115,7 @@ class ProgressLine(Watcher):
 
 
 class ProgressNotes(Watcher):
-    """Says every half minute how far a run is, where nobody sees a line that is drawn."""
+    """Says the progress of a run every half minute, without a terminal."""
 
     def __init__(
         self,

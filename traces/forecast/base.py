@@ -147,7 +147,7 @@ def shares(happened: Array, bins: Index, n_bins: int, start: Array, weight: floa
 def shares_by_state(
     examples: Examples, bins: Index, n_bins: int, weight: float = 10.0
 ) -> tuple[Array, Array]:
-    """Return how often devices in a state and a bin remained so, and how often they were online.
+    """Count the shares that remained in a state and bin, and that were online.
 
     Args:
         examples: to count.

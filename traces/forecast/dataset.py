@@ -40,7 +40,7 @@ _ATTEMPTS = 50
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Examples:
-    """Observations and what followed them. What the part does not hold is NaN."""
+    """Observations and their outcomes, NaN beyond the end of the part."""
 
     observed: Observation
     """The histories."""

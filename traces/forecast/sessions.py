@@ -1,4 +1,4 @@
-"""What a device knows of its own sessions: how long they lasted, and what it did at this hour.
+"""A device's own sessions: their lengths, and its habits at this hour.
 
 A device is online in sessions and offline in gaps; both are runs. From the runs since its log began
 it counts what says how long the current one will last and whether it is online later: runs that got

@@ -1,7 +1,6 @@
 """Agents are trained by the command in processes of their own, and on several generated fleets."""
 
 import json
-import re
 
 from short_trainings import with_short_trainings
 from typer.testing import CliRunner
@@ -21,7 +20,6 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, monkeyp
     options = ("--traces", "synthetic:60", "--windows", 10)
     result = run("agent", "train", *options, "--out", out, "--updates", 2, "--seeds", 2)
     assert result.exit_code == 0, result.output
-    assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
     assert "(2 training seeds)" in result.stdout
     best = scorer.load(out).provenance["validation"]

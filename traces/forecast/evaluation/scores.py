@@ -80,7 +80,7 @@ def log_loss(p: Array, happened: Array) -> Array:
 
 
 def skill(p: Array, happened: Array) -> float:
-    """Return by how much a forecast is better than the share of what happened in this test.
+    """Compute the Brier skill over the base rate of this test.
 
     It is 1 minus the ratio of their Brier scores; NaN where all or nothing happened.
 
