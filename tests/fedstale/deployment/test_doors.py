@@ -11,7 +11,6 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from initialised import init, initialised
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
@@ -135,9 +134,18 @@ def test_a_socket_that_nginx_cannot_name(name):
         nginx(doors)
 
 
+def init(folder, *more):
+    words = ["deploy", "init", str(folder), "--host", "fl.example.org"]
+    return CliRunner().invoke(app, [*words, "--operator", "alice=run,register", *more])
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    return initialised(tmp_path_factory.mktemp("deploy") / "server")
+    """Return the folder of a server for two operators, as `deploy init` writes it."""
+    folder = tmp_path_factory.mktemp("deploy") / "server"
+    result = init(folder, "--operator", "bob")
+    assert result.exit_code == 0, result.output
+    return folder
 
 
 def test_certificates_say_who_may_do_what(server):
