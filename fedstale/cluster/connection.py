@@ -259,7 +259,7 @@ def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
 
 
 def _is_gone(ray: Any, node_id: str, until: float) -> bool:  # noqa: ANN401 - an extra
-    """Test whether a node is dead, for which the cluster may need half a minute."""
+    """Test if a node is dead; the cluster may need half a minute to notice."""
     while True:
         if not any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes()):
             return True

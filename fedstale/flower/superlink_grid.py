@@ -37,7 +37,7 @@ _EXPIRED = "Error: Message Unavailable - the message expired before its reply ca
 
 
 def is_of_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
-    """Test whether a grid is that of a ServerApp process, whose replies can be fetched so."""
+    """Test if a grid is that of a ServerApp process, with replies that can be fetched so."""
     # Importing it takes a second, and whoever has made one has imported it.
     module = sys.modules.get("flwr.superlink.grid.http_grid")
     return module is not None and isinstance(grid, module.HttpGrid) and has("single replies")

@@ -212,7 +212,7 @@ def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
 
 
 def _is_plain(array: Array) -> bool:
-    """Return whether an array is numpy's or quantised, and is what it says that it is."""
+    """Test if an array is numpy's or quantised, and as it states."""
     form = as_text(array) if form_of(array) else ""
     if array.stype != STYPE and not form:
         return False

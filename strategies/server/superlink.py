@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown_with_flowers() -> Iterator[None]:
-    """Let fedstale's log lines, from INFO on, take the way of Flower's.
+    """Route fedstale's log lines, from INFO on, as Flower's.
 
     In the process of a ServerApp no handler is configured, and they would be lost;
     whoever has configured a handler for them keeps it.
@@ -138,7 +138,7 @@ class Uploads(WallClock):
         return found + errors
 
     def _look(self) -> None:
-        """Let workers look at the replies whose time it is; the lock is held."""
+        """Make workers look at the replies that are due; the lock is held."""
         at_hand = len(self._arrived) + sum(reply.busy for reply in self._claimed.values())
         now = self.now()
         due = [r for r in self._claimed.values() if not r.busy and r.look_at <= now]
@@ -272,7 +272,7 @@ class SuperLinkGrid(ForwardingGrid):
         return 0.0 if self._began_at is None else self._clock.now() - self._began_at
 
     def begin(self) -> None:
-        """Let time begin, unless it has."""
+        """Start the clock, unless it runs."""
         if self._began_at is None:
             self._began_at = self._clock.now()
 

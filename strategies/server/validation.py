@@ -424,7 +424,7 @@ def _sizes_of(
 
 
 def is_delta(content: RecordDict) -> bool:
-    """Return whether a reply holds changes of what was sent, and not whole arrays."""
+    """Test if a reply holds changes of the arrays sent, and not whole arrays."""
     for record in content.values():
         if isinstance(record, ConfigRecord) and record.get(UPDATE_KEY) == "delta":
             return True

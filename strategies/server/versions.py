@@ -272,7 +272,7 @@ class Versions:
         self._held[version].jobs += 1
 
     def release(self, version: int) -> None:
-        """Let go of a version for one job; the last one drops it, unless it is current."""
+        """Release a version for one job; the last one drops it, unless it is current."""
         held = self._held[version]
         assert held.jobs > 0, f"version {version} is released more often than held"
         held.jobs -= 1

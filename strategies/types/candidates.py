@@ -1,4 +1,4 @@
-"""What a server honestly knows of nodes when it selects: what they reported and did before.
+"""A server's honest knowledge of nodes at a selection: their reports and past jobs.
 
 Nothing here comes from a device's future or its true state: forecasts are the device's own, with
 their age; durations, losses and failures are those that the server has seen. `History` keeps what
@@ -93,7 +93,7 @@ class _Column(Generic[T]):
     """A column of a table of nodes, as candidates show it: gathered when it is first read."""
 
     def __init__(self, unknown: float) -> None:
-        """Set what is in a row of which nothing is known; an int for a column of counts."""
+        """Set the default for nodes without data; an int for a column of counts."""
         self.unknown = unknown
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -350,7 +350,7 @@ class History(Stateful):
         context: SelectionContext = _UNKNOWN,
         out: Callable[[], NodeIds] | None = None,
     ) -> Candidates:
-        """Return what is known of some nodes, in their order.
+        """Return the candidates of some nodes, in their order.
 
         Args:
             nodes: Flower's ids, shape (n,), or a set of n nodes.

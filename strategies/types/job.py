@@ -118,7 +118,7 @@ class ClientUpdate:
     __repr__ = outline
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold; the current version is in it already."""
+        """Return the state for a checkpoint; the current version is in it already."""
         state = {name: getattr(self, name) for name in self.__slots__ if name != "current"}
         return state | {"base": self.base if self.staleness else {}}
 
@@ -169,7 +169,7 @@ class NextJob(NamedTuple):
 
 
 def next_job_in(reply: Message) -> NextJob:
-    """Return what a client reports of its next job, as far as it can be meant."""
+    """Parse a client's report of its next job; values that cannot be are unknown."""
     # Asked of every reply, and a look at what is not there takes ten times as long.
     if reply.has_error() or FORECAST_RECORD not in reply.content:
         return NextJob()

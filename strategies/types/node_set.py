@@ -1,4 +1,4 @@
-"""Some of many nodes, as bits: who is online, who is free, without a list of a million ids.
+"""Sets of nodes as bits, such as the online ones, without a list of a million ids.
 
 A server that sends one job after each reply needs to know how many nodes it may choose from, and
 the ids of the few that it drew. Words of 64 bits tell both in some hundredths of a millisecond,
@@ -85,7 +85,7 @@ class NodeIndex:
     """
 
     def __init__(self, ids: NodeIds) -> None:
-        """Take ids, shape (m,)."""
+        """Index ids, shape (m,)."""
         self.ids = ids
         # Grids mostly answer in ascending order, which makes sorting superfluous.
         self.is_ascending = bool((ids[1:] > ids[:-1]).all())
@@ -113,7 +113,7 @@ class NodeSet:
     """
 
     def __init__(self, everyone: NodeIndex, words: Bits) -> None:
-        """Take the nodes of a mask in words, which must not be written to any more."""
+        """Hold the nodes of a mask in words, which must not be written to any more."""
         self.everyone, self.words = everyone, words
 
     @classmethod

@@ -38,11 +38,11 @@ class Stateful:
     """Attributes that a checkpoint holds."""
 
     def state_dict(self) -> State:
-        """Return what a checkpoint must hold; arrays are not copied."""
+        """Return the state for a checkpoint; arrays are not copied."""
         return {name: _saved(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, which stays as it is.
+        """Restore the state that `state_dict` returned, which stays as it is.
 
         Dicts and deques are filled anew: others may look at the same objects.
         """

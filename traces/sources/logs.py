@@ -1,4 +1,4 @@
-"""Logs of phones of which nothing but their windows says when they were logged."""
+"""Spans of phones' logs, estimated from their windows alone."""
 
 from collections import Counter
 

@@ -144,7 +144,7 @@ _RULES = [(rule["role"], _Rule(rule)) for rule in _TABLES["rule"]]
 
 
 def _direction(words: set[str], *, is_rate: bool) -> str | None:
-    """Return the direction of a link that words tell, where they are of what it carries."""
+    """Find the direction of a link in words that are of its traffic."""
     is_carried = is_rate or bool(words & SETS["carried"])
     if (is_carried or words & LINK) and not words & SETS["not_carried"]:
         if words & SETS["up"] or (is_carried and words & SETS["out"]):

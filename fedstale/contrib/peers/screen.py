@@ -93,7 +93,7 @@ class ScreenMod:
         self._known: dict[tuple[str, str], Seals] = {}
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer from the screened model; what cannot be screened is an error."""
+        """Call the app with the screened model; what cannot be screened is an error."""
         kind = message.metadata.message_type.split(".")[0]
         try:
             seals = self._seals(context)
@@ -167,7 +167,7 @@ class _Site:
         rule: Rule,
         seals: "Seals | None",
     ) -> None:
-        """Look at what has come, and at what the site keeps.
+        """Read the message, and the state that the site keeps.
 
         Raises:
             ConfigError: it has no number, or fewer neighbours than the rule needs.
@@ -208,7 +208,7 @@ class _Site:
         """Which was each neighbour's last model, and how many own jobs were done before it."""
 
     def screened(self, staleness: AgeCurve) -> ArrayRecord:
-        """Return what the rule makes of the neighbours' models and the own one."""
+        """Combine the neighbours' models and the own one by the rule."""
         own = model_of(self._own)
         floats = {name: x for name, x in own.items() if x.dtype.kind == "f"}
         found = [(floats, 1.0)] if is_finite(floats) else []
@@ -281,7 +281,7 @@ class _Site:
         return self._jobs - self._seen.get(peer, (b"", 0))[1]
 
     def keep(self, screened: ArrayRecord, content: RecordDict) -> None:
-        """Keep a model and what was learnt from it, and state in the reply whose it is.
+        """Keep a model and its update, and state their owner in the reply.
 
         Args:
             screened: that the app was given.
