@@ -52,6 +52,7 @@ TOUCHED = {
         *system("project/test_pools_app.py", "deployment/test_pools_at_work.py"),
     ),
     "fedstale/apps/": system("apps", "project/test_examples.py", "deployment/test_flwr_run.py"),
+    **dict.fromkeys(["examples/fashion/", "examples/shakespeare/"], system("apps")),
     "examples/letters/": system("apps", "deployment/test_sites_at_work.py"),
     "fedstale/apps/template/": system(
         *("journeys/test_student.py", "journeys/test_operator.py", "project/test_doc_commands.py")

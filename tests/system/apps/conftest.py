@@ -1,6 +1,23 @@
 """Apps loaded from their folders, and messages for them, without any Grid."""
 
-from loaded_apps import load, run_identity
+from loaded_apps import (
+    ask,
+    data_of,
+    load,
+    opened,
+    run_identity,
+    small_clothes,
+    small_play,
+)
 from one_thread import one_thread
 
-__all__ = ["load", "one_thread", "run_identity"]
+__all__ = [
+    "ask",
+    "data_of",
+    "load",
+    "one_thread",
+    "opened",
+    "run_identity",
+    "small_clothes",
+    "small_play",
+]

@@ -5,7 +5,9 @@ import importlib
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from places import APPS, PLAY
 
+import fedstale
 from fedstale.apps import characters, play
 
 
@@ -42,3 +44,21 @@ def test_training_on_a_device_lowers_its_loss_and_repeats_to_the_byte(answer, ta
     assert replies[0]["metrics"]["train_loss"] < characters.evaluate(task.Network(1), mine)[0]
     trained = [[a.tobytes() for a in r["arrays"].to_numpy_ndarrays()] for r in replies]
     assert trained[0] == trained[1] == trained[2]
+
+
+def test_it_learns_from_the_whole_play(tmp_path):
+    if not PLAY.is_file():
+        pytest.skip(f"needs the text {PLAY.name} in ../shared/data")
+    run = fedstale.simulate(
+        APPS["shakespeare"],
+        traces="ideal:100",
+        run_config={
+            "text": str(PLAY),
+            "num-server-rounds": 4,
+            "strategy": "flower.FedAvg(fraction_train=0.05, fraction_evaluate=0.0)",
+        },
+        out=tmp_path / "run",
+    )
+    seen = run.curve("accuracy", "server")[1]
+    assert seen[0] < 0.05
+    assert seen[-1] > 0.15

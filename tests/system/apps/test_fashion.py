@@ -189,3 +189,30 @@ def test_evaluation_of_many_examples_is_that_of_all_at_once(task):
     loss = torch.nn.functional.cross_entropy(logits, data[1]).item()
     right = (logits.argmax(dim=1) == data[1]).double().mean().item()
     assert classification.evaluate(network, data) == pytest.approx((loss, right), rel=1e-5)
+
+
+@pytest.fixture
+def authors(reader):
+    """Return the folder with the authors' own files."""
+    if not reader.DEBIAN.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    return str(reader.DEBIAN)
+
+
+def test_the_authors_files_hold_60_000_and_10_000_images_of_ten_kinds(reader, authors):
+    for (images, labels), n in zip(reader.read_folder(authors), (60_000, 10_000), strict=True):
+        assert images.shape == (n, 28, 28)
+        assert labels.bincount().tolist() == [n // 10] * 10
+        # Clothes lie in the middle: a reader that is off by some bytes would shift them.
+        assert images[:, :, 10:18].float().mean() > 2 * images[:, :, [0, 1, 26, 27]].float().mean()
+
+
+@pytest.mark.slow
+def test_clothes_are_told_apart_after_a_few_rounds(authors, tmp_path):
+    said, code = simulated("", tmp_path / "run", settings="num-server-rounds=8")
+    assert code == 0, said
+    run = fedstale.read_run(tmp_path / "run")
+    accuracy = run.metrics.query("source == 'server' and name == 'accuracy'")["value"].to_numpy()
+    # One answer for all reaches 0.1, and so does the network that nothing has trained.
+    assert accuracy[0] < 0.2
+    assert accuracy[-1] > 0.65
