@@ -55,11 +55,12 @@ class FlowerRounds(EventLoop):
         """Choose nodes, waiting until enough of them are free, and return their messages."""
         self._take_over(server_round - 1, arrays)
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
-        self._open_buffer()
-        while len(free := self._free_nodes(self.clock.now())) < self.schedule.min_available_nodes:
-            self.clock.wait(self.clock.now() + self.schedule.recheck_s)
-        n_sent = int(self.schedule.n_sent(len(free)))
         now = self.clock.now()
+        self._open_buffer(now)
+        while len(free := self._free_nodes(now)) < self.schedule.min_available_nodes:
+            self.clock.wait(now + self.schedule.recheck_s)
+            now = self.clock.now()
+        n_sent = int(self.schedule.n_sent(len(free)))
         return self._messages(self._choose(free, n_sent, now, DEFAULT_TTL), "train")
 
     def aggregate_train(
@@ -69,7 +70,7 @@ class FlowerRounds(EventLoop):
         self._take_in(replies, "train")
         before = self.versions.version
         if self.buffer.updates:
-            self._step()
+            self._step(self.clock.now())
         if self.versions.version == before:
             return None, None
         return self.dispatcher.record(), self.strategy.result.train_metrics_clientapp[before + 1]
@@ -109,8 +110,9 @@ class FlowerRounds(EventLoop):
         """Open the jobs that have been sent meanwhile, and end each of them."""
         jobs, messages = self._out
         ids = [message.metadata.message_id or None for message in messages]
-        self.dispatcher.open(jobs, ids, self.clock.now())
+        now = self.clock.now()
+        self.dispatcher.open(jobs, ids, now)
         self._opened(jobs)
-        self._receive(replies)
+        self._receive(replies, now)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

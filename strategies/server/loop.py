@@ -148,7 +148,7 @@ class EventLoop(Stateful):
         self._crashes: dict[int, int] | None = {}
         """Errors in a row of the client of each node that was asked; None once one succeeds."""
         self.done = self._is_first_seen = False
-        self._open_buffer()
+        self._open_buffer(now)
 
     def run(
         self, n_versions: int, resume: State | None = None, *, jobs_survive: bool = False
@@ -172,9 +172,9 @@ class EventLoop(Stateful):
                     self._crashes = None
             self._look_up()
             while not self.done:
-                version = self.versions.version
-                self._send()
-                self._take_turn(self._next_instant())
+                version, now = self.versions.version, self.clock.now()
+                self._send(now)
+                self._advance_to_event(self._next_instant(now))
                 if self.versions.version > version:
                     self.runtime.keeping()
                     self.checkpointer.keep(self.versions.version, self.state_dict)
@@ -188,17 +188,16 @@ class EventLoop(Stateful):
 
     # Sending.
 
-    def _open_buffer(self) -> None:
+    def _open_buffer(self, now: float) -> None:
         self.buffer.open()
         self.slots.open()
-        self.timing.open(self.clock.now())
+        self.timing.open(now)
 
-    def _send(self) -> None:
+    def _send(self, now: float) -> None:
         """Send to as many nodes as there are slots for, if enough are free."""
         slots = self.slots.free()
         if slots < 1:
             return
-        now = self.clock.now()
         free = self._free_nodes(now)
         k = self.slots.n_of(len(free), slots)
         if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
@@ -257,9 +256,9 @@ class EventLoop(Stateful):
 
     # Waiting and receiving.
 
-    def _next_instant(self) -> float:
+    def _next_instant(self, now: float) -> float:
         """Return when something must be done although nothing arrives."""
-        now, instants = self.clock.now(), [self.jobs.next_deadline]
+        instants = [self.jobs.next_deadline]
         if self.reputation.records:
             instants.append(self.reputation.next_return(now))
         if self.buffer.updates:
@@ -268,19 +267,22 @@ class EventLoop(Stateful):
             instants.append(now + self.schedule.recheck_s)
         return min(instants)
 
-    def _take_turn(self, until: float) -> None:
-        self._receive(self.clock.receive(until, self.jobs.awaited()))
-        self._expire()
+    def _advance_to_event(self, until: float) -> None:
+        """Wait until an instant or for replies, and do what is due then."""
+        replies = self.clock.receive(until, self.jobs.awaited())
+        now = self.clock.now()
+        self._receive(replies, now)
+        self._expire(now)
         if self.slots.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.
-            self._send()
-        if self._is_due():
-            self._step()
+            self._send(now)
+        if self._is_due(now):
+            self._step(now)
         if not self.jobs.n_out["train"] and not self.buffer.updates:
             self.slots.may_send = True
             self.slots.forget_lost()
 
-    def _receive(self, replies: Iterable[Message]) -> None:
+    def _receive(self, replies: Iterable[Message], now: float) -> None:
         known: list[tuple[int, Message]] = []
         # Rejections change the view of awaited ids, which a grid may read while it answers.
         for reply in list(replies):
@@ -290,9 +292,9 @@ class EventLoop(Stateful):
             else:
                 known.append((job.job_id, reply))
         for _, reply in sorted(known, key=itemgetter(0)):
-            self._receive_one(reply)
+            self._receive_one(reply, now)
             if self._n_missing() == 0 and not self.done:
-                self._step()
+                self._step(now)
 
     def _reject_stray(self, reply: Message) -> None:
         message_id = reply.metadata.reply_to_message_id
@@ -302,14 +304,14 @@ class EventLoop(Stateful):
         self.reputation.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
-    def _receive_one(self, reply: Message) -> None:
+    def _receive_one(self, reply: Message, now: float) -> None:
         message_id = reply.metadata.reply_to_message_id
         job = self.jobs.open_job(message_id)
         if job is None:
             self._reject_stray(reply)
             return
         self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
-        self.timing.changed_at = self.clock.now()
+        self.timing.changed_at = now
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
             self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
@@ -319,7 +321,7 @@ class EventLoop(Stateful):
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if forecast := forecast_in(reply.content):
-                self.history.forecast(job.node_id, forecast, self.timing.changed_at)
+                self.history.forecast(job.node_id, forecast, now)
             if job.purpose == "query":
                 self.end(job, End("accepted"))
             elif job.purpose == "evaluate":
@@ -327,12 +329,12 @@ class EventLoop(Stateful):
                 self.evaluations.add(job.base_version, *found)
                 self.end(job, End("accepted"))
             else:
-                self._accept(job, self.reputation.open(reply, job, self.versions))
+                self._accept(job, self.reputation.open(reply, job, self.versions), now)
                 if not self._is_first_seen:
                     self._is_first_seen = True
                     self._tell_unread(reply)
         except ProtocolError as problem:
-            self.reputation.reject(job.node_id, problem, self.timing.changed_at)
+            self.reputation.reject(job.node_id, problem, now)
             self._fail(job, "rejected", str(problem))
 
     def _tell_unread(self, reply: Message) -> None:
@@ -347,12 +349,12 @@ class EventLoop(Stateful):
                 f"{others} is not read: a Stage of your own may do so"
             )
 
-    def _accept(self, job: Job, update: ClientUpdate) -> None:
+    def _accept(self, job: Job, update: ClientUpdate, now: float) -> None:
         most = self.strategy.validation.max_staleness
         is_too_stale = most is not None and update.staleness > most
         reason = f"too stale: more than max_staleness = {most} versions behind"
         self.failures, self._crashes = 0, None
-        duration = self.timing.changed_at - job.sent_at
+        duration = now - job.sent_at
         self.timing.durations_s.append(duration)
         loss, square_loss = self.reputation.losses(update)
         facts: dict[str, Any] = {
@@ -379,12 +381,12 @@ class EventLoop(Stateful):
                 stage.accepted(update)
             self.buffer.add(update)
             if self.buffer.rejected:
-                self._reject_early()
+                self._reject_early(now)
 
-    def _reject_early(self) -> None:
+    def _reject_early(self, now: float) -> None:
         """Note which updates are left out of the buffer, although their replies were accepted."""
         for update, problem in self.buffer.rejected:
-            self.reputation.reject(update.node_id, problem, self.clock.now())
+            self.reputation.reject(update.node_id, problem, now)
             self._leave_out(update, str(problem))
             self.slots.lose(update.node_id)
         self.buffer.rejected.clear()
@@ -436,8 +438,7 @@ class EventLoop(Stateful):
         jobs = self.schedule.concurrency or self.slots.most_out
         return len(crashes) >= min(jobs, len(self.grid.online_nodes().everyone.ids))
 
-    def _expire(self) -> None:
-        now = self.clock.now()
+    def _expire(self, now: float) -> None:
         for job in self.jobs.expired(now):
             self.timing.changed_at = now
             reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
@@ -449,30 +450,30 @@ class EventLoop(Stateful):
     def _n_missing(self) -> int | None:
         return self.buffer.n_missing(self.schedule.concurrency or max(self.slots.most_out, 1))
 
-    def _is_due(self) -> bool:
+    def _is_due(self, now: float) -> bool:
         """Return whether to step with what there is, because nothing is worth waiting for."""
         if not self.buffer.updates or self.done:
             return False
-        now = self.clock.now()
         if now >= self.timing.deadline and self.buffer.is_enough():
             return True
         if self.jobs.n_out["train"] or (self.slots.n_to_replace and self.jobs.n_out["query"]):
             return False
         return self.timing.is_over(now)
 
-    def _step(self) -> None:
+    def _step(self, now: float) -> None:
         """Make the next version of the model out of the buffer, or discard it."""
         try:
             snapshot = self.buffer.step()
         except ProtocolError as problem:
-            self._reject_early()
+            self._reject_early(now)
             for update in self.buffer.updates:
                 self._leave_out(update, str(problem))
         else:
             if self.buffer.rejected:
-                self._reject_early()
+                self._reject_early(now)
             self._advance(snapshot)
-        self._open_buffer()
+        # A step and its evaluation take time on real devices.
+        self._open_buffer(self.clock.now())
 
     def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
@@ -529,7 +530,7 @@ class EventLoop(Stateful):
         patience_s = self.timing.patience_s()
         until = self.clock.now() + patience_s
         while self.jobs.n_open and self.clock.now() < until:
-            self._take_turn(min(self.jobs.next_deadline, until))
+            self._advance_to_event(min(self.jobs.next_deadline, until))
         for silent in self.jobs.open_jobs("evaluate"):
             self._fail(silent, "timed out", f"no reply within {patience_s:g} s of the last version")
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
