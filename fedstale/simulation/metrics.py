@@ -199,6 +199,8 @@ class MessageRounds(Callback):
     is the model. In a loop that tells its rounds this is silent.
     """
 
+    reads_messages = True
+
     def __init__(self) -> None:
         """Start before the first message."""
         self._model: ArrayRecord | None = None

@@ -343,7 +343,9 @@ class TraceGrid(Stateful, RuntimeGrid):
             raise self._over()
         now = self._now
         messages = list(messages)
-        self.runtime.sending(messages)
+        listeners = self.runtime.listeners
+        if listeners["sending"]:
+            self.runtime.sending(messages)
         rows, unseen_until = self._fleet.send(messages, now, self._jobs)
         numbers = range(rows.start, rows.stop)
         ids = list(map(JobTable.message_id, numbers))
@@ -358,8 +360,9 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
         self._unfollowed += numbers
         self._open += len(messages)
-        for message, message_id in zip(messages, ids, strict=True):
-            self.runtime.job_sent(message_id, message)
+        if listeners["job_sent"]:
+            for message, message_id in zip(messages, ids, strict=True):
+                self.runtime.job_sent(message_id, message)
         self._busy_at, self._step_s = now, 0.0
         return ids
 
@@ -509,7 +512,8 @@ class TraceGrid(Stateful, RuntimeGrid):
                 "online at once: let the strategy wait for fewer nodes, or use more devices",
                 stuck=True,
             )
-        self.runtime.time_moved()
+        if self.runtime.listeners["time_moved"]:
+            self.runtime.time_moved()
         return happened
 
     def _move(self, until: float = np.inf, missing: Set[str] | None = None) -> list[str]:

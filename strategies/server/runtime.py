@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
 from math import inf, nextafter
 from pathlib import Path
 from types import MethodType
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -28,7 +27,6 @@ from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import ClientUpdate, NodeSet, State
 
 logger = logging.getLogger(__name__)
-P = ParamSpec("P")
 Limit = Literal["capped", "clipped"]
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
@@ -137,12 +135,15 @@ class Checkpointer:
 
 
 class Callback:
-    """Is told what happens in a run; a subclass overrides what it is about.
+    """Listens to what happens in a run; a subclass overrides what it is about.
 
     Every method gets the run first, for the time (`run.now()`) and for counts of nodes and jobs.
     Callbacks are told one after the other and must not depend on the order: one that raises
     `RunEnded` ends the run after all others have been told.
     """
+
+    reads_messages: ClassVar[bool] = False
+    """Whether it reads rounds off messages, and hears nothing of a loop that tells its rounds."""
 
     def started(self, run: "Runtime") -> None:
         """A loop of rounds begins: a strategy was started, or a workflow."""
@@ -198,7 +199,7 @@ class Callback:
         """The run is over: finished, stopped, stuck, interrupted or failed, and why."""
 
 
-_EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
+_EVENTS = [name for name, method in vars(Callback).items() if callable(method)]
 
 
 class RunLogger(Callback):
@@ -226,32 +227,11 @@ class RunLogger(Callback):
         logger.info("version %d, %s: %s", version, source, dict(values))
 
 
-def _told(
-    event: Callable[Concatenate[Callback, "Runtime", P], None],
-) -> Callable[Concatenate["Runtime", P], None]:
-    """Return a method of `Runtime` that tells an event to all callbacks.
-
-    It raises RunEnded, once all have been told, if one of them ends the run.
-    """
-
-    @wraps(event)
-    def tell(run: "Runtime", /, *what: P.args, **facts: P.kwargs) -> None:
-        end: RunEnded | None = None
-        for method in run.told[event.__name__]:
-            try:
-                method(run, *what, **facts)
-            except RunEnded as asked:
-                end = end or asked
-        if end is not None:
-            raise end
-
-    return tell
-
-
 class Runtime:
     """The clock, the checkpointer and the callbacks of one run.
 
-    It has the methods of a `Callback`, without the run: each tells all callbacks that have it.
+    It has the methods of a `Callback`, without the run: each notifies the callbacks that have it.
+    Where many are told at once, who tells asks `listeners` first whether there are any.
 
     An app may run several loops of rounds, one after the other: a strategy started twice, two
     strategies, workflows. Each of them counts its versions from 0; callbacks are told versions that
@@ -278,7 +258,9 @@ class Runtime:
             events: returns a table of the jobs so far; None where nobody keeps one.
         """
         self.clock = clock
-        self.told: dict[str, list[MethodType]] = {name: [] for name in _EVENTS}
+        self.callbacks: tuple[Callback, ...] = ()
+        self.listeners: dict[str, list[MethodType]] = {name: [] for name in _EVENTS}
+        """The methods that hear of each event."""
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.folder: Path | None = None
@@ -312,15 +294,32 @@ class Runtime:
 
     def add(self, callback: Callback) -> None:
         """Tell one more callback what happens from now on, as far as it overrides methods."""
-        for name, told in self.told.items():
+        self.callbacks += (callback,)
+        for name, listeners in self.listeners.items():
             if getattr(type(callback), name) is not getattr(Callback, name):
-                told.append(getattr(callback, name))
+                listeners.append(getattr(callback, name))
 
     def remove(self, callback: Callback) -> None:
         """Tell a callback nothing more."""
-        for name, told in self.told.items():
+        self.callbacks = tuple(other for other in self.callbacks if other is not callback)
+        for name, listeners in self.listeners.items():
             # Another list: the callbacks may just be told something.
-            self.told[name] = [method for method in told if method.__self__ is not callback]
+            self.listeners[name] = [one for one in listeners if one.__self__ is not callback]
+
+    def _notify(self, event: str, *facts: object, **named: object) -> None:
+        """Tell an event to all that listen.
+
+        Raises:
+            RunEnded: one of them ends the run; all have been told.
+        """
+        end: RunEnded | None = None
+        for listener in self.listeners[event]:
+            try:
+                listener(self, *facts, **named)
+            except RunEnded as asked:
+                end = end or asked
+        if end is not None:
+            raise end
 
     def now(self) -> float:
         """Return the instant in s."""
@@ -365,6 +364,9 @@ class Runtime:
                 `new_round` on; until then its rounds are read off its messages.
         """
         self.started()
+        unheard = [one for one in self.callbacks if tells and one.reads_messages]
+        for one in unheard:
+            self.remove(one)
         self.strategy = self.strategy if self.n_loops else strategy
         outer = self.before, self.tells
         self.before, self.tells = 0 if resumes else self.trained, tells
@@ -375,6 +377,8 @@ class Runtime:
             self.n_loops -= 1
             self.before, self.tells = outer if self.n_loops else (self.trained, False)
             self.most_bytes = self.most_bytes if self.n_loops else inf
+            for one in unheard:
+                self.add(one)
 
     def new_round(self, number: int) -> None:
         """Note that a loop tells its rounds; one that has told this number begins another count."""
@@ -386,11 +390,11 @@ class Runtime:
         """Tell that the update of a reply went into a version."""
         if self.before:
             update = replace(update, base_version=self.before + update.base_version)
-        self._aggregated(update, self.before + version)
+        self._notify("aggregated", update, self.before + version)
 
     def new_version(self, version: int, arrays: ArrayRecord) -> None:
         """Tell that there is a new model."""
-        self._new_version(self.before + version, arrays)
+        self._notify("new_version", self.before + version, arrays)
 
     def metrics(
         self, version: int, source: str, values: Mapping[str, float], *, is_over: bool = True
@@ -408,20 +412,43 @@ class Runtime:
             self.trained = max(self.trained, version)
         if source == "query" and is_over:
             self.queried = max(self.queried, version)
-        self._metrics(version, source, values)
+        self._notify("metrics", version, source, values)
 
-    _aggregated = _told(Callback.aggregated)
-    _new_version = _told(Callback.new_version)
-    _metrics = _told(Callback.metrics)
-    started = _told(Callback.started)
-    sending = _told(Callback.sending)
-    job_sent = _told(Callback.job_sent)
-    reply = _told(Callback.reply)
-    rejected = _told(Callback.rejected)
-    limited = _told(Callback.limited)
-    keeping = _told(Callback.keeping)
-    time_moved = _told(Callback.time_moved)
-    ended = _told(Callback.ended)
+    def started(self) -> None:
+        """Tell that a loop of rounds begins."""
+        self._notify("started")
+
+    def sending(self, messages: Sequence[Message]) -> None:
+        """Tell that messages are about to be sent."""
+        self._notify("sending", messages)
+
+    def job_sent(self, message_id: str, message: Message) -> None:
+        """Tell that a message was sent; the id is empty if the grid could not take it."""
+        self._notify("job_sent", message_id, message)
+
+    def reply(self, message_id: str, reply: Message, status: str) -> None:
+        """Tell that a reply, or an error in its place, was handed to the strategy."""
+        self._notify("reply", message_id, reply, status)
+
+    def rejected(self, message_id: str, *, reason: str) -> None:
+        """Tell that a reply was not used, or a job given up, and why."""
+        self._notify("rejected", message_id, reason=reason)
+
+    def limited(self, node_id: int, kind: Limit) -> None:
+        """Tell that what a node stated was capped or clipped."""
+        self._notify("limited", node_id, kind)
+
+    def keeping(self) -> None:
+        """Tell that a checkpoint is about to be written."""
+        self._notify("keeping")
+
+    def time_moved(self) -> None:
+        """Tell that the clock has moved, or the server looked for nodes or replies."""
+        self._notify("time_moved")
+
+    def ended(self, status: str, reason: str) -> None:
+        """Tell that the run is over, and how."""
+        self._notify("ended", status, reason)
 
 
 class RuntimeGrid(Grid, Clock):

@@ -165,7 +165,7 @@ def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop
 
     with identity(), exported(grid, port, turn_limit_s=30.0) as watched:
         assert get(port, "/readyz") == (503, "no model yet, no node online\n")
-        for callbacks in grid.runtime.told.values():
+        for callbacks in grid.runtime.listeners.values():
             for told in callbacks:
                 if isinstance(getattr(told, "__self__", None), Exporter):
                     told.__self__._every_s = 0.0
@@ -196,10 +196,10 @@ def test_a_port_that_is_taken_is_one_sentence():
 
 def test_off_it_adds_no_callback_and_a_simulation_is_left_as_it_is():
     for grid, port in ((PlainGrid(good), 0), (VirtualGrid({10: good}), PORT)):
-        before = {name: list(told) for name, told in grid.runtime.told.items()}
+        before = {name: list(told) for name, told in grid.runtime.listeners.items()}
         with exported(grid, port) as same:
             assert same is grid
-            assert grid.runtime.told == before
+            assert grid.runtime.listeners == before
     assert same.runtime is grid.runtime
 
 
