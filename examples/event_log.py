@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -31,17 +31,17 @@ class EventLog(Callback):
         node = reply.metadata.src_node_id
         self._write(run, "reply", job=message_id, node=node, status=status)
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Write which version an update went into."""
-        facts = {"node": update.node_id, "staleness": update.staleness}
-        self._write(run, "aggregated", version=version, **facts)
-
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Write why a reply was not used."""
         self._write(run, "rejected", job=message_id, reason=reason)
 
-    def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
-        """Write that there is a new model."""
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Write that there is a new model, and which updates went into it."""
+        for update in updates:
+            facts = {"node": update.node_id, "staleness": update.staleness}
+            self._write(run, "aggregated", version=version, **facts)
         self._write(run, "version", version=version)
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:

@@ -1,8 +1,8 @@
 """Write the metrics of a run for TensorBoard, against the hours of its devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from torch.utils.tensorboard import SummaryWriter
 
 import fedstale
@@ -26,9 +26,11 @@ class Scalars(Watcher):
         for name, value in values.items():
             self._writer.add_scalar(f"{source}/{name}", value, version, walltime=run.now())
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Keep a staleness for the mean."""
-        self._staleness.append(update.staleness)
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Keep the staleness of updates for the mean."""
+        self._staleness += [update.staleness for update in updates]
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Count a failure."""

@@ -33,6 +33,7 @@ from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, k_batch_sync, k_sync
 from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.types import ClientUpdate
 from fedstale.traces import Availability, Series, TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -165,7 +166,9 @@ def simulated(law: Law, n_merges: int, seed: int) -> tuple[float, float]:
     class Instants(Callback):
         """Notes when there is a new model."""
 
-        def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
+        def new_version(
+            self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+        ) -> None:
             instants.append(run.now())
 
     grid.runtime.add(Instants())

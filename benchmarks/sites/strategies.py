@@ -100,9 +100,11 @@ class Merged(Callback):
 
     n = 0
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Count one."""
-        self.n += 1
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Count those of one version."""
+        self.n += len(updates)
 
 
 def run(of: Run, text: str) -> list[list[float]]:

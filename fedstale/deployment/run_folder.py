@@ -169,6 +169,7 @@ class DeploymentCheckpoint(Callback):
         state = read_checkpoint(self._path)
         self._log.load_state_dict(state["log"])
         self._metrics.load_state_dict(state["metrics"])
+        run.limits = self._metrics.limits
         self._metrics.rows[:] = [row for row in self._metrics.rows if row[1] <= version]
         columns = {name: column[: len(self._log)] for name, column in self._log.columns.items()}
         is_later = columns["aggregated_version"] > version
@@ -178,7 +179,7 @@ class DeploymentCheckpoint(Callback):
             self._metrics.arrays = record_of(state["model"])
         run.clock = ResumedClock(run.clock, state["now"])
 
-    def keeping(self, run: Runtime) -> None:
+    def keep(self, run: Runtime) -> None:
         """Write what is new before the checkpoint is, unless it was written just now."""
         if time.monotonic() >= self._rests_until:
             self._write(run)
@@ -268,6 +269,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         own.runtime.add(log)
         own.runtime.add(metrics)
         own.runtime.add(checkpoint)
+        own.runtime.before_checkpoint = lambda: checkpoint.keep(own.runtime)
         report_stock_strategies()
 
         def facts() -> dict[str, Any]:

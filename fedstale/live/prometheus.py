@@ -26,7 +26,6 @@ from fedstale.live.server import listening
 from fedstale.live.watching import Watcher
 from fedstale.strategies.server import (
     REPORTED,
-    Limit,
     Runtime,
     SuperLinkGrid,
     connected,
@@ -192,16 +191,6 @@ class Exporter(Watcher):
             self._arrived[message_id] = run.now()
             self._count_buffered()
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Count an update that was used."""
-        self._step()
-        self._counts_updates = True
-        self._staleness.observe(update.staleness)
-        arrived = self._arrived.pop(update.message_id, None)
-        if arrived is not None:
-            self._time("buffer", run.now() - arrived)
-        self._count_buffered()
-
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Count a reply that was not used, or a job that was given up."""
         found = self._note_kinds(run)
@@ -215,13 +204,17 @@ class Exporter(Watcher):
         self._arrived.pop(message_id, None)
         self._count_buffered()
 
-    def limited(self, run: Runtime, node_id: int, kind: Limit) -> None:
-        """Count a number that was capped."""
-        self._n_limited.labels(kind).inc()
-
-    def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
-        """Count a version."""
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Count a version, and the updates that were used."""
         self._step()
+        for update in updates:
+            self._counts_updates = True
+            self._staleness.observe(update.staleness)
+            arrived = self._arrived.pop(update.message_id, None)
+            if arrived is not None:
+                self._time("buffer", run.now() - arrived)
         self._stepped_at = None
         self._versions.inc()
         self._version.set(version)
@@ -306,10 +299,13 @@ class Exporter(Watcher):
         self._buffered.set(len(self._arrived))
 
     def _note_kinds(self, run: Runtime) -> Counter[str]:
-        """Return the rejections by kind since the last look."""
-        kinds = Counter({k: n for k, n in run.rejections.items() if k.startswith("rejected")})
+        """Return the rejections by kind since the last look, and count what was limited."""
+        kinds = Counter(run.rejections)
         found = kinds - self._kinds if self._kinds is not None else Counter[str]()
         self._kinds = kinds
+        for kind in run.limits:
+            if n := found.pop(kind, 0):
+                self._n_limited.labels(kind).inc(n)
         return found
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -182,11 +182,14 @@ class Board(Watcher):
         else:
             self._failed(run, message_id, status, reply.error.reason or "")
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Count an update that was used."""
-        self._names.pop(update.message_id, None)
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Count the updates that were used."""
+        for update in updates:
+            self._names.pop(update.message_id, None)
         with self._lock:
-            self._staleness[update.staleness] += 1
+            self._staleness.update(update.staleness for update in updates)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Count a reply that was not used."""

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.flower import (
@@ -363,17 +363,19 @@ class JobTable(Stateful, Callback):
         for name, by_node in self.reported.items():
             self.columns[name][row] = by_node.get(node_id, UNKNOWN)
 
-    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
-        """Note that a reply went into a model version."""
-        # A job of the run that this one goes on from may have its row there.
-        job = self.of_message(update.message_id)
-        if job is not None:
-            columns, row = self.columns, job.row
-            columns["base_version"][row], columns["aggregated_version"][row] = (
-                update.base_version,
-                version,
-            )
-            columns["staleness"][row], columns["weight"][row] = update.staleness, update.weight
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Note which replies went into a model version."""
+        columns = self.columns
+        for update in updates:
+            # A job of the run that this one goes on from may have its row there.
+            job = self.of_message(update.message_id)
+            if job is not None:
+                row = job.row
+                columns["base_version"][row] = update.base_version
+                columns["aggregated_version"][row] = version
+                columns["staleness"][row], columns["weight"][row] = update.staleness, update.weight
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""

@@ -46,7 +46,7 @@ from fedstale.strategies.server import (
     numbers,
 )
 from fedstale.strategies.stages import QUERY
-from fedstale.strategies.types import FORECAST_RECORD, Stateful, n_cores
+from fedstale.strategies.types import FORECAST_RECORD, ClientUpdate, Stateful, n_cores
 
 logger = logging.getLogger(__name__)
 
@@ -116,12 +116,9 @@ class RunMetrics(Stateful, Callback):
     def _count_not_number(self, metric: str) -> None:
         self.not_numbers[metric] = self.not_numbers.get(metric, 0) + 1
 
-    def limited(self, run: Runtime, node_id: int, kind: Limit) -> None:
-        """Count what validation has limited."""
-        by_node = self.limits[kind]
-        by_node[node_id] = by_node.get(node_id, 0) + 1
-
-    def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
+    def new_version(
+        self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
         """Keep the new model."""
         self.arrays = arrays
 
@@ -139,7 +136,7 @@ class RunMetrics(Stateful, Callback):
                 self._count_not_number(f"{source} {name}")
         if self.began is not None:
             self.wall_s += [round(perf_counter() - self.began, 3)] * len(values)
-        self.rounds = run.rounds
+        self.rounds, self.limits = run.rounds, run.limits
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.
         of_clients = source in ("evaluate", "query") and not self.server_evaluates
@@ -465,7 +462,7 @@ def write_run(
             "rejected_devices": rejected_devices(rejected),
             **{
                 kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}
-                for kind, by_node in metrics.limits.items()
+                for kind, by_node in run.limits.items()
             },
             "metrics": metrics.latest,
             "not_numbers": metrics.not_numbers,

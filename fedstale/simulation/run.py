@@ -344,21 +344,30 @@ class SimulationCheckpointer(Checkpointer):
         # What was measured before the strategy started was measured before the crash too.
         self._metrics.load_state_dict(state["metrics"])
         self._grid.runtime.trained = self._metrics.rounds
+        self._grid.runtime.limits = self._metrics.limits
         self._metrics.arrays = current_model(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy
 
-    def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Write a checkpoint, if it is time to.
+    def is_due(self, version: int) -> bool:
+        """Return whether it is time for a checkpoint.
 
         An app that starts a second strategy needs what the first has made of the model, which is on
         Python's stack: it goes on from the last checkpoint of the first.
         """
+        if self.n_starts > 1:
+            return False
+        if self._grid.now() >= self._change_at:
+            return True
+        return bool(self._every) and version % self._every == 0 and perf_counter() >= self._due_at
+
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Write a checkpoint, and end the run where its settings change.
+
+        Raises:
+            RunEnded: they do.
+        """
         started = perf_counter()
-        is_change = self._grid.now() >= self._change_at
-        is_due = started >= self._due_at and self._every and version % self._every == 0
-        if not (is_due or is_change) or self.n_starts > 1:
-            return
         self._checkpoints.keep(
             version,
             lambda: {
@@ -370,7 +379,7 @@ class SimulationCheckpointer(Checkpointer):
         )
         now = perf_counter()
         self._due_at = now + (now - started) / _LARGEST_SHARE
-        if is_change:
+        if self._grid.now() >= self._change_at:
             self.is_change_due = True
             raise RunEnded("its settings change")
 

@@ -116,13 +116,16 @@ class Checkpoints(Checked, Checkpointer):
                 return None
         return read_checkpoint(path)
 
+    def is_due(self, version: int) -> bool:
+        """Return whether a version is one of those that are kept."""
+        return self.folder is not None and version % self.every == 0
+
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on.
 
         For space on the disk it waits: a run that went on would lose versions when it is killed.
         """
-        if self.folder is None or version % self.every:
-            return
+        assert self.folder is not None, "it is due"
         for torn in self.folder.glob(f".*{SUFFIX}.*.part"):  # of a process that was killed
             torn.unlink(missing_ok=True)
         path = self.folder / f"{version:09d}{SUFFIX}"

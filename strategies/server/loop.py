@@ -118,7 +118,7 @@ class EventLoop(Stateful):
             validation,
             keys,
             # Those of the grid also where another loop runs the rounds.
-            told=grid.runtime.limited,
+            limits=grid.runtime.limits,
             weighs_examples=strategy.normalise in ("examples", "steps"),
             needs_steps=strategy.normalise == "steps",
         )
@@ -176,8 +176,7 @@ class EventLoop(Stateful):
                 self._send(now)
                 self._advance_to_event(self._next_instant(now))
                 if self.versions.version > version:
-                    self.runtime.keeping()
-                    self.checkpointer.keep(self.versions.version, self.state_dict)
+                    self._keep(self.versions.version)
             self._close()
         except BaseException as ended:
             problem = ended
@@ -185,6 +184,13 @@ class EventLoop(Stateful):
         finally:
             for stage in self.stages:
                 stage.end(problem, self.versions.version)
+
+    def _keep(self, version: int) -> None:
+        """Keep the run after a version, if that is due."""
+        if self.checkpointer.is_due(version):
+            if self.runtime.before_checkpoint is not None:
+                self.runtime.before_checkpoint()
+            self.checkpointer.keep(version, self.state_dict)
 
     # Sending.
 
@@ -477,8 +483,6 @@ class EventLoop(Stateful):
 
     def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
-        for update in self.buffer.updates:
-            self.runtime.aggregated(update, version)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
                 self.end(left, End("cancelled"))
@@ -486,7 +490,7 @@ class EventLoop(Stateful):
         # The record of the version before is let go of before another one is made.
         self.strategy.result.arrays = ArrayRecord()
         self.strategy.result.arrays = arrays = self.dispatcher.record()
-        self.runtime.new_version(version, arrays)
+        self.runtime.new_version(version, arrays, self.buffer.updates)
         metrics = self.buffer.metrics()
         self.buffer.learn(metrics)
         self.evaluations.note("train", version, metrics)

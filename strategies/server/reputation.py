@@ -12,7 +12,6 @@ then wait in the buffer until it does, so that the first reply of a run cannot o
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from statistics import median
@@ -88,7 +87,7 @@ class Reputation(Stateful):
         validation: Validation,
         keys: RecordKeys = USUAL_KEYS,
         *,
-        told: Callable[[int, Limit], None] = lambda node_id, kind: None,
+        limits: dict[Limit, dict[int, int]] | None = None,
         weighs_examples: bool = True,
         needs_steps: bool = False,
     ) -> None:
@@ -97,13 +96,14 @@ class Reputation(Stateful):
         Args:
             validation: the settings.
             keys: names of what replies hold.
-            told: called with the node and the kind of each limit that changed a number.
+            limits: counts of the limits that changed a number, by kind and node, to add to.
             weighs_examples: whether updates count by their examples. Where they do not, a cap
                 moves means of metrics and what selectors see, and is no warning.
             needs_steps: whether updates are divided by their number of local steps.
         """
         self.validation, self.keys = validation, keys
-        self._told, self._weighs_examples, self._needs_steps = told, weighs_examples, needs_steps
+        self._weighs_examples, self._needs_steps = weighs_examples, needs_steps
+        self.limits = {"capped": {}, "clipped": {}} if limits is None else limits
         self.examples, self.evaluated, self.norms, self.steps = (
             NodeMedian(validation.window, validation.enough) for _ in range(4)
         )
@@ -277,7 +277,8 @@ class Reputation(Stateful):
             "counts how often",
             *(node_id, what, now, was, setting, getattr(self.validation, setting)),
         )
-        self._told(node_id, kind)
+        by_node = self.limits[kind]
+        by_node[node_id] = by_node.get(node_id, 0) + 1
 
 
 def _from_another(reply: Message, node_id: int) -> RejectionError:

@@ -130,8 +130,12 @@ class Checkpointer:
         """Return the state of the strategy to continue from; None starts anew."""
         return None
 
+    def is_due(self, version: int) -> bool:
+        """Return whether to keep the state of the strategy after a version was made."""
+        return False
+
     def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Keep the state of the strategy after a version was made, if it is time to."""
+        """Keep the state of the strategy after a version that is due."""
 
 
 class Callback:
@@ -164,17 +168,20 @@ class Callback:
             status: "reported", or how the job failed, in the words of events.parquet.
         """
 
-    def aggregated(self, run: "Runtime", update: ClientUpdate, version: int) -> None:
-        """The update of a reply went into `version`; its arrays mean nothing any more."""
-
     def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
         """A reply was not used, or a job was given up, and why."""
 
-    def limited(self, run: "Runtime", node_id: int, kind: Limit) -> None:
-        """A number of examples of a node was "capped", or the norm of an update "clipped"."""
+    def new_version(
+        self, run: "Runtime", version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """There is a new model.
 
-    def new_version(self, run: "Runtime", version: int, arrays: ArrayRecord) -> None:
-        """There is a new model; the arrays are those that are sent out and must not be changed."""
+        Args:
+            run: in which.
+            version: of the model, counted through all loops of the run.
+            arrays: those that are sent out, which must not be changed.
+            updates: that went into it, without their arrays; none where nobody names them.
+        """
 
     def metrics(
         self, run: "Runtime", version: int, source: str, values: Mapping[str, float]
@@ -189,9 +196,6 @@ class Callback:
             values: by name.
         """
 
-    def keeping(self, run: "Runtime") -> None:
-        """A version was made and measured, and its checkpoint is about to be written, if any is."""
-
     def time_moved(self, run: "Runtime") -> None:
         """The clock has moved, or the server has looked for nodes or replies."""
 
@@ -205,19 +209,19 @@ _EVENTS = [name for name, method in vars(Callback).items() if callable(method)]
 class RunLogger(Callback):
     """Writes to the log: jobs at DEBUG, rejections and metrics at INFO."""
 
-    def aggregated(self, run: "Runtime", update: ClientUpdate, version: int) -> None:
-        """Log a reply that was used."""
-        logger.debug(
-            "%s: trained from %d, aggregated into %d, staleness %d, weight %.4g",
-            *(update.message_id, update.base_version, version, update.staleness, update.weight),
-        )
-
     def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
         """Log a reply that was not used."""
         logger.info("%s: rejected: %s", message_id, reason)
 
-    def new_version(self, run: "Runtime", version: int, arrays: ArrayRecord) -> None:
-        """Log that there is a new model."""
+    def new_version(
+        self, run: "Runtime", version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
+    ) -> None:
+        """Log that there is a new model, and the replies that were used."""
+        for update in updates:
+            logger.debug(
+                "%s: trained from %d, aggregated into %d, staleness %d, weight %.4g",
+                *(update.message_id, update.base_version, version, update.staleness, update.weight),
+            )
         logger.debug("version %d: %d arrays", version, len(arrays))
 
     def metrics(
@@ -288,7 +292,12 @@ class Runtime:
         self.hints: list[str] = []
         """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()
-        """Of the loop that goes on: replies rejected by kind, as "rejected: KIND"."""
+        """Of the loop that goes on: replies rejected by kind, as "rejected: KIND", and numbers of
+        examples "capped" and norms "clipped"."""
+        self.limits: dict[Limit, dict[int, int]] = {"capped": {}, "clipped": {}}
+        """How often numbers of examples were capped and norms clipped, of each node."""
+        self.before_checkpoint: Callable[[], None] | None = None
+        """Keeps what the run's folder holds, before a checkpoint of the strategy is written."""
         for callback in callbacks:
             self.add(callback)
 
@@ -386,15 +395,13 @@ class Runtime:
         if self.before + number <= self.trained:
             self.before = self.trained
 
-    def aggregated(self, update: ClientUpdate, version: int) -> None:
-        """Tell that the update of a reply went into a version."""
-        if self.before:
-            update = replace(update, base_version=self.before + update.base_version)
-        self._notify("aggregated", update, self.before + version)
-
-    def new_version(self, version: int, arrays: ArrayRecord) -> None:
-        """Tell that there is a new model."""
-        self._notify("new_version", self.before + version, arrays)
+    def new_version(
+        self, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate] = ()
+    ) -> None:
+        """Tell that there is a new model, and which updates it is made of."""
+        if before := self.before:
+            updates = [replace(one, base_version=before + one.base_version) for one in updates]
+        self._notify("new_version", before + version, arrays, updates)
 
     def metrics(
         self, version: int, source: str, values: Mapping[str, float], *, is_over: bool = True
@@ -433,14 +440,6 @@ class Runtime:
     def rejected(self, message_id: str, *, reason: str) -> None:
         """Tell that a reply was not used, or a job given up, and why."""
         self._notify("rejected", message_id, reason=reason)
-
-    def limited(self, node_id: int, kind: Limit) -> None:
-        """Tell that what a node stated was capped or clipped."""
-        self._notify("limited", node_id, kind)
-
-    def keeping(self) -> None:
-        """Tell that a checkpoint is about to be written."""
-        self._notify("keeping")
 
     def time_moved(self) -> None:
         """Tell that the clock has moved, or the server looked for nodes or replies."""

@@ -31,18 +31,15 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.sending([])
     runtime.job_sent("m1", None)
     runtime.reply("m1", None, "reported")
-    runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="NaN")
-    runtime.limited(7, "capped")
-    runtime.new_version(3, None)
+    runtime.new_version(3, None, [UPDATE])
     runtime.metrics(3, "train", {"loss": 1.0})
-    runtime.keeping()
     runtime.time_moved()
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
-    assert told[4][2:] == ((UPDATE, 3), {})
-    assert told[8][2:] == ((3, "train", {"loss": 1.0}), {})
+    assert told[5][2:] == ((3, None, [UPDATE]), {})
+    assert told[6][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -74,8 +71,7 @@ def test_versions_of_a_second_loop_count_on_and_a_nested_loop_gives_its_count_ba
     with runtime.loop(None):
         runtime.metrics(0, "server", {})
         trains(1)
-        runtime.new_version(1, None)
-        runtime.aggregated(UPDATE, 2)
+        runtime.new_version(2, None, [UPDATE])
     assert [row[1:3] for row in notes.metered] == [
         *[(i, "train") for i in (1, 2, 3, 3, 4)],
         (4, "server"),
@@ -144,7 +140,7 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
 def test_the_log_names_the_job_and_the_reason(caplog):
     caplog.set_level("DEBUG")
     runtime = Runtime(WallClock(), RunLogger())
-    runtime.aggregated(UPDATE, 3)
+    runtime.new_version(3, {}, [UPDATE])
     runtime.rejected("m2", reason="late")
     runtime.metrics(3, "server", {"loss": 1.0})
     assert "m1: trained from 1, aggregated into 3, staleness 1, weight 0.5" in caplog.text

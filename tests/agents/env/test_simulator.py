@@ -85,7 +85,7 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
     merged_at = []
 
     class Instants(Callback):
-        def new_version(self, run, version, arrays):
+        def new_version(self, run, version, arrays, updates):
             merged_at.append(run.now())
 
     grid.runtime.add(Instants())

@@ -37,8 +37,8 @@ class Seen(Callback):
     def metrics(self, run, version, source, values):
         self.rows += [(run.now(), version, source, *item) for item in values.items()]
 
-    def aggregated(self, run, update, version):
-        self.merges.append((update.message_id, update.staleness, update.weight))
+    def new_version(self, run, version, arrays, updates):
+        self.merges += [(one.message_id, one.staleness, one.weight) for one in updates]
 
     def reply(self, run, message_id, reply, status):
         self.replies.append((message_id, status))
@@ -141,7 +141,7 @@ def test_on_real_devices_a_strategy_is_watched_through_its_grid():
     ]
     assert list(grid.get_node_ids()) == [1, 2, 3]
     assert seen.moments[-1][1] == 3
-    grid.runtime.aggregated(weighed(ids[0], staleness=1), 2)
+    grid.runtime.new_version(2, None, [weighed(ids[0], staleness=1)])
     grid.runtime.rejected(ids[1], reason="NaN")
     grid.runtime.rejected(ids[2], reason="error 7: the battery is empty")
     grid.runtime.metrics(1, "server", {"accuracy": 0.5})

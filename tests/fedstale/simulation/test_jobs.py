@@ -53,7 +53,7 @@ def note_aggregated(jobs, job_id, version):
     facts = {"base_version": 1, "staleness": 2, "weight": 0.5}
     arrays = {"delta": {}, "base": {}, "current": {}}
     update = ClientUpdate(message_id=f"message-{job_id}", **arrays, **facts)
-    jobs.aggregated(None, update, version)
+    jobs.new_version(None, version, None, [update])
 
 
 def kept(jobs):

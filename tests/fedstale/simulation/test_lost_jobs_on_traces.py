@@ -26,7 +26,7 @@ class Versions(Callback):
     def __init__(self):
         self.at = []
 
-    def new_version(self, run, version, arrays):
+    def new_version(self, run, version, arrays, updates):
         self.at.append(run.now())
 
 

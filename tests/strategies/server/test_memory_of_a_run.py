@@ -48,7 +48,7 @@ class Models(Callback):
     def __init__(self):
         self.held, self.peaks = [], []
 
-    def new_version(self, run, version, arrays):
+    def new_version(self, run, version, arrays, updates):
         held, peak = (n / MODEL_BYTES for n in tracemalloc.get_traced_memory())
         self.held.append(held)
         self.peaks.append(peak)

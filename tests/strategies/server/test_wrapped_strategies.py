@@ -200,7 +200,7 @@ class Versions(Callback):
     def __init__(self, seen):
         self.seen = seen
 
-    def new_version(self, run, version, arrays):
+    def new_version(self, run, version, arrays, updates):
         self.seen.append((version, arrays))
 
 
