@@ -36,7 +36,6 @@ from fedstale.config import (
     ExecutorKind,
     NodeTables,
     SimulationConfig,
-    Until,
     flat,
     instant_s,
     read_toml,
@@ -52,6 +51,7 @@ from fedstale.simulation import simulate as simulate_config
 from fedstale.strategies import StaleStrategy, parse
 from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
+from fedstale.until import Until
 
 LOG, RUNS = "log.txt", "runs"
 _ENDLESS, _LINE_EVERY_S = 10**9, 0.5

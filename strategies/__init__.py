@@ -31,7 +31,6 @@ from fedstale.strategies.server import (
     Options,
     Runtime,
     StaleStrategy,
-    StopWhen,
     Validation,
     read_checkpoint,
 )
@@ -78,7 +77,6 @@ __all__ = [
     "Runtime",
     "Stage",
     "StaleStrategy",
-    "StopWhen",
     "Validation",
     "parse",
     "read_checkpoint",

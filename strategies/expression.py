@@ -170,9 +170,7 @@ def _own() -> Mapping[str, object]:
     found: dict[str, object] = {"inf": inf}
     for room in _ROOMS.values():
         found |= _offered(room)
-    return found | {
-        name: getattr(server, name) for name in ("Checkpoints", "StopWhen", "Validation")
-    }
+    return found | {name: getattr(server, name) for name in ("Checkpoints", "Validation")}
 
 
 def _offered(room: ModuleType) -> dict[str, object]:

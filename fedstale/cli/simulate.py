@@ -362,8 +362,8 @@ def _watching(
     live: str | None,
 ) -> Iterator[list["Callback"]]:
     """Show a run as it goes on: to who waits, and on a page; yields its callbacks."""
-    from fedstale.config import Until
     from fedstale.live import ProgressLine, ProgressNotes
+    from fedstale.until import Until
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)

@@ -28,7 +28,7 @@ from fedstale.comparison.statistics import (
     speed_up,
 )
 from fedstale.comparison.verdict import verdict
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, nearest
 from fedstale.reports import (
     SOURCES,
@@ -40,6 +40,7 @@ from fedstale.reports import (
 )
 from fedstale.runs import EVENTS, MODEL
 from fedstale.traces import outline
+from fedstale.until import Until
 
 _DECIDING = ("server", "evaluate")
 _SHOWN, _WIDEST, _LINE = 2, 80, 240

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstale.cluster import check_address, joined
-from fedstale.config import Change, SimulationConfig, Until, flat
+from fedstale.config import Change, SimulationConfig, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line
 from fedstale.live import Watcher
@@ -34,6 +34,7 @@ from fedstale.strategies.server import Runtime
 from fedstale.strategies.types import n_cores
 from fedstale.traces import TraceSet
 from fedstale.traces.io import Shared, share
+from fedstale.until import Until
 
 if TYPE_CHECKING:
     from fedstale.comparison.cluster_pool import ClusterPool

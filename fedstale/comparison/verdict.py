@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstale.comparison.statistics import LEAST, Estimate, SpeedUp, pairs_needed
-from fedstale.config import is_lower_better
+from fedstale.until import is_lower_better
 
 _ENOUGH = 5
 """Seeds that are asked for where there are too few for an interval."""

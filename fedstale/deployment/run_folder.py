@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.serverapp import Grid
 
 from fedstale.compat import report_stock_strategies
-from fedstale.config import Until, read_toml
+from fedstale.config import read_toml
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.flower import content_bytes, model_of, record_of, round_of
 from fedstale.runs import (
@@ -55,6 +55,7 @@ from fedstale.strategies.server import (
 )
 from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import MOST_REASON
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 

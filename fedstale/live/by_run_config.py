@@ -8,8 +8,8 @@ import tomli_w
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fedstale.config import Until
 from fedstale.strategies.server import SuperLinkGrid, connected
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 

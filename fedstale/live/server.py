@@ -33,7 +33,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedstale.compat import report_stock_strategies
-from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports import (
@@ -56,6 +55,7 @@ from fedstale.reports import (
 from fedstale.runs import in_a_line, with_costs
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
+from fedstale.until import Until
 
 _TOKEN_BYTES = 18
 _POLICY = (

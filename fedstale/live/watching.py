@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from fedstale.config import Until
 from fedstale.flower import command_line
 from fedstale.strategies.server import Callback, Runtime
+from fedstale.until import Until
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -16,7 +16,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError, first_line
 from fedstale.reports import advice, learning, page
 from fedstale.reports.advice import Advice
@@ -41,6 +40,7 @@ from fedstale.runs import (
     with_costs,
 )
 from fedstale.strategies.server import REPORTED
+from fedstale.until import Until
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -24,13 +24,14 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedstale.config import Change, SimulationConfig, Until
+from fedstale.config import Change, SimulationConfig
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.files import hold, is_held
 from fedstale.flower import model_of
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io import replacing
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 

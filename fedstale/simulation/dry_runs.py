@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
-from fedstale.config import Costs, SimulationConfig, Until
+from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import size_of
 from fedstale.simulation.costs import CostModel, kind_of
@@ -25,6 +25,7 @@ from fedstale.simulation.run import simulate
 from fedstale.strategies.server import Callback, Runtime
 from fedstale.strategies.stages import asked_share
 from fedstale.traces import Job, Status, TraceSet
+from fedstale.until import Until
 
 INSTANTS = 240
 """At so many instants, one in each part of the time, devices are drawn."""

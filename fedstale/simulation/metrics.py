@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedstale.config import Until
 from fedstale.errors import FedstaleError, RunEnded, nearest
 from fedstale.flower import entries, round_of
 from fedstale.machine import processor, system, versions
@@ -47,6 +46,7 @@ from fedstale.strategies.server import (
 )
 from fedstale.strategies.stages import QUERY
 from fedstale.strategies.types import FORECAST_RECORD, ClientUpdate, Stateful, n_cores
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 

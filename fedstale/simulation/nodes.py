@@ -16,20 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import UserConfig, UserConfigValue
 
-from fedstale.config import (
-    NODE_VALUES,
-    Costs,
-    NodeTables,
-    SimulationConfig,
-    Until,
-    flat,
-    read_toml,
-)
+from fedstale.config import NODE_VALUES, Costs, NodeTables, SimulationConfig, flat, read_toml
 from fedstale.errors import ConfigError, TraceError, nearest
 from fedstale.reports import thinned
 from fedstale.runs import ERROR_COLUMNS, ONLINE_SCHEMA, RunFolder
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.traces import Availability, TraceSet
+from fedstale.until import Until
 
 if TYPE_CHECKING:
     from fedstale.simulation.flower_app import FlowerApp

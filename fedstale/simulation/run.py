@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.compat import Replacement, importing, server_fn_on, stock_strategies_reporting
-from fedstale.config import Change, Costs, SimulationConfig, Until
+from fedstale.config import Change, Costs, SimulationConfig
 from fedstale.errors import (
     ConfigError,
     FedstaleError,
@@ -68,6 +68,7 @@ from fedstale.strategies.server import (
 from fedstale.strategies.stages import RECORD, OlderClients
 from fedstale.strategies.types import State
 from fedstale.traces import TraceSet
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from fedstale.strategies.server.runtime import (
     Runtime,
     RuntimeGrid,
 )
-from fedstale.strategies.server.stop_when import Progress, StopWhen
 from fedstale.strategies.server.strategy import Options, StaleStrategy
 from fedstale.strategies.server.superlink import (
     ForwardingGrid,
@@ -56,14 +55,12 @@ __all__ = [
     "Limit",
     "Normalise",
     "Options",
-    "Progress",
     "ResumedClock",
     "RunLogger",
     "Runtime",
     "RuntimeGrid",
     "Snapshot",
     "StaleStrategy",
-    "StopWhen",
     "Sums",
     "SuperLinkGrid",
     "Validation",

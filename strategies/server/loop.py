@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,12 @@ from fedstale.errors import FedstaleError, ProtocolError, first_line
 from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Slots, Timing
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes, array_bytes
+from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.metrics import EvaluateFn, Evaluations
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
-from fedstale.strategies.server.stop_when import Progress
 from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
@@ -67,7 +67,7 @@ class EventLoop(Stateful):
     """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
-        *("selector", "buffer", "evaluations", "progress", "timing"),
+        *("selector", "buffer", "evaluations", "started_at", "timing"),
         *("failures", "slots", "jobs", "history", "reputation"),
     )
 
@@ -124,8 +124,7 @@ class EventLoop(Stateful):
         )
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
-        now = self.clock.now()
-        self.progress = Progress(started_at=now, now=now)
+        self.started_at = now = self.clock.now()
         self.dispatcher = Dispatcher(
             grid=grid,
             strategy=strategy,
@@ -140,7 +139,7 @@ class EventLoop(Stateful):
             versions=self.versions,
             latest=initial,
         )
-        self.evaluations = Evaluations(strategy, self.progress, self.runtime, evaluate_fn)
+        self.evaluations = Evaluations(strategy, self.runtime, evaluate_fn)
         self.buffer = Buffer(
             strategy, weighting, optimizer, self.versions, self.reputation, self.stages
         )
@@ -170,7 +169,7 @@ class EventLoop(Stateful):
                 continue_from(self, resume, jobs_survive=jobs_survive)
                 if self.versions.version:
                     self._crashes = None
-            self._look_up()
+            self._check_done()
             while not self.done:
                 version, now = self.versions.version, self.clock.now()
                 self._send(now)
@@ -252,7 +251,6 @@ class EventLoop(Stateful):
         """Count what was sent, and what could not be."""
         for job in jobs:
             if job.message_id:
-                self.progress.sent_bytes += job.n_bytes
                 if job.purpose == "train" and self._crashes is not None:
                     self._crashes.setdefault(job.node_id, 0)
             elif job.purpose == "evaluate":
@@ -306,7 +304,6 @@ class EventLoop(Stateful):
         message_id = reply.metadata.reply_to_message_id
         ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
-        self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
         self.reputation.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
@@ -316,7 +313,6 @@ class EventLoop(Stateful):
         if job is None:
             self._reject_stray(reply)
             return
-        self.progress.received_bytes += 0 if reply.has_error() else array_bytes(reply.content)
         self.timing.changed_at = now
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
@@ -486,7 +482,6 @@ class EventLoop(Stateful):
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
                 self.end(left, End("cancelled"))
-        self.progress.version = version
         # The record of the version before is let go of before another one is made.
         self.strategy.result.arrays = ArrayRecord()
         self.strategy.result.arrays = arrays = self.dispatcher.record()
@@ -496,7 +491,7 @@ class EventLoop(Stateful):
         self.evaluations.note("train", version, metrics)
         if self.evaluations.is_due(version):
             self._evaluate()
-        self._look_up()
+        self._check_done()
         if self.should_stop is not None and self.should_stop(version, self.strategy.result):
             self.done = True
 
@@ -517,11 +512,14 @@ class EventLoop(Stateful):
 
     # The end.
 
-    def _look_up(self) -> None:
-        """See whether this version is the last."""
-        self.progress.now = self.clock.now()
-        enough = self.versions.version >= self.n_versions
-        self.done = enough or bool(self.strategy.stop_when(self.progress))
+    def _check_done(self) -> None:
+        """Note whether this version is the last."""
+        limit_s = inf if self.strategy.until is None else self.strategy.until.time_s
+        self.done = (
+            self.versions.version >= self.n_versions
+            or self.evaluations.is_reached
+            or (limit_s < inf and self.clock.now() >= self.started_at + limit_s)
+        )
 
     def _close(self) -> None:
         """End what is still out, and wait for the last evaluations, but not for silent nodes."""

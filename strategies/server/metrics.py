@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.strategies.server.runtime import Runtime
-from fedstale.strategies.server.stop_when import Progress
 from fedstale.strategies.types import Stateful, as_float
 
 if TYPE_CHECKING:
@@ -98,20 +97,21 @@ def means_of(sums: Sums) -> dict[str, float]:
 class Evaluations(Stateful):
     """Says who evaluates a version, averages what devices measure of it, and notes all metrics.
 
-    They are noted in the result, the progress and the callbacks.
+    They are noted in the result and the callbacks.
     """
 
-    saved = ("_waiting", "_sums")
+    saved = ("_waiting", "_sums", "is_reached")
 
     def __init__(
         self,
         strategy: "StaleStrategy",
-        progress: Progress,
         runtime: Runtime,
         on_server: EvaluateFn | None,
     ) -> None:
         """Evaluate as a strategy says, and on the server by a function of version and model."""
-        self.result, self.progress, self.runtime = strategy.result, progress, runtime
+        self.result, self.runtime, self._until = strategy.result, runtime, strategy.until
+        self.is_reached = False
+        """Whether a metric has reached the target of the strategy's `until`."""
         self._on_server, self._every = on_server, strategy.evaluate_every
         self._share, self._least = strategy.fraction_evaluate, strategy.min_evaluate_nodes
         self.by_nodes = self._share > 0 or self._least > 0
@@ -162,5 +162,6 @@ class Evaluations(Stateful):
         self._tell("server", version, numbers(found))
 
     def _tell(self, source: str, version: int, metrics: Mapping[str, float]) -> None:
-        self.progress.metrics.update(metrics)
+        if self._until is not None and self._until.is_reached(version, metrics):
+            self.is_reached = True
         self.runtime.metrics(version, source, metrics)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 # Settings of a process that may be others when a run goes on.
-_OF_PROCESS = ("checkpoints", "resume", "stages", "recheck_s", "stop_when")
+_OF_PROCESS = ("checkpoints", "resume", "stages", "recheck_s", "until")
 
 
 def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) -> None:

@@ -28,7 +28,6 @@ from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints
 from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.stop_when import Progress, StopWhen
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -43,6 +42,7 @@ from fedstale.strategies.types import (
     require_known,
 )
 from fedstale.strategies.weighting import ByAge, Weighting, constant
+from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ Key = Annotated[str, MinLen(1), "a name"]
 
 _SELECTOR = "a selector such as Oort(), or AgentSelector('agents/mine') of a folder"
 _STAGES = "instances of Stage, one of a name, such as [Compression('int8')]"
-_STOP = "a rule such as StopWhen(elapsed_s=3600)"
+_LIMIT = "a limit such as 'accuracy 0.9' or '2h'"
 
 
 class Options(TypedDict, total=False):
@@ -73,7 +73,7 @@ class Options(TypedDict, total=False):
     fraction_evaluate: float
     min_evaluate_nodes: int
     evaluate_every: int
-    stop_when: Callable[[Progress], bool] | None
+    until: Until | str | None
     arrayrecord_key: str
     configrecord_key: str
     weighted_by_key: str
@@ -144,7 +144,9 @@ class StaleStrategy(Checked, Strategy):
         min_evaluate_nodes: nodes that evaluate a version at least, of those online; 0 for none.
             Flower's default is 2, and it waits until so many are online.
         evaluate_every: versions from one evaluation to the next, on nodes and on the server.
-        stop_when: checked after each server step; see `StopWhen`.
+        until: what ends a run besides the number of versions, checked after each server step: a
+            metric of any source and its target, such as "accuracy 0.9", or a time since the start,
+            such as "2h".
         arrayrecord_key: name of the ArrayRecord with the model in messages, and in replies that
             hold several.
         configrecord_key: name of the ConfigRecord in messages.
@@ -198,7 +200,7 @@ class StaleStrategy(Checked, Strategy):
         fraction_evaluate: Annotated[Share, "a share in [0, 1] (0 asks no node)"] = 0.0,
         min_evaluate_nodes: Annotated[Whole, "an integer >= 0 (0 asks no node)"] = 0,
         evaluate_every: Annotated[Count, "an integer >= 1 (1 evaluates each version)"] = 1,
-        stop_when: Annotated[Callable[[Progress], bool], _STOP] | None = None,
+        until: Annotated[Until, _LIMIT] | str | None = None,
         arrayrecord_key: Key = "arrays",
         configrecord_key: Key = "config",
         weighted_by_key: Key = "num-examples",
@@ -223,7 +225,9 @@ class StaleStrategy(Checked, Strategy):
         """Sent with every training job; what `start` is given comes first."""
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
-        self.stop_when = stop_when or StopWhen()
+        if isinstance(until, str):
+            until = Until.parse(until, name=f"strategy.{type(self).__name__}.until")
+        self.until = until
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self.weighted_by_key, self.seed = weighted_by_key, seed
         if isinstance(checkpoints, str | Path):
@@ -290,7 +294,7 @@ class StaleStrategy(Checked, Strategy):
             evaluate_fn: called with (version, arrays) for version 0, every `evaluate_every`
                 versions, and the last.
             should_stop: called with (version, result) after each server step; true ends the run, as
-                `stop_when` does. What nodes measure of a version comes later than that.
+                `until` does. What nodes measure of a version comes later than that.
 
         Returns:
             The last model and all metrics, by version.
@@ -409,7 +413,7 @@ class StaleStrategy(Checked, Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints", "resume")),
+            (self, usual, ("until", "checkpoints", "resume")),
         ):
             for name in names:
                 value = getattr(part, name)

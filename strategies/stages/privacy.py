@@ -63,7 +63,7 @@ class Privacy(Stage):
         The server sees each update, and must be trusted with it.
         Metrics, numbers of examples, forecasts and durations that devices report are not clipped
         and get no noise; who took part is not hidden. So a selector or a limit that reads losses
-        (`Oort`, `PowerOfChoice`, `ExpectedUtility`, `StopWhen`) lets them into the models past
+        (`Oort`, `PowerOfChoice`, `ExpectedUtility`, `until`) lets them into the models past
         epsilon. Choose `Random()` where that matters.
         Noise is that of NumPy's generator in floating point; it withstands nobody who can predict
         that generator, or reads the last bits of sums.

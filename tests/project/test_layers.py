@@ -25,8 +25,8 @@ FOLDERS = ("fedstale", "traces", "strategies", "agents")
 BELOW = {
     "traces": {"traces", "errors", "files", "lazy"},
     "fedstale/flower": {"flower", "errors", "files", "lazy"},
-    "strategies": {"traces", "flower", "strategies", "errors", "files", "lazy"},
-    "agents": {"traces", "flower", "strategies", "agents", "errors", "files", "lazy"},
+    "strategies": {"traces", "flower", "strategies", "errors", "files", "lazy", "until"},
+    "agents": {"traces", "flower", "strategies", "agents", "errors", "files", "lazy", "until"},
 }
 
 

@@ -104,11 +104,7 @@ def test_a_wrong_argument_in_a_text_is_named_likewise(owner):
         (lambda: strategies.FedAvg(seed=1.0), "FedAvg.seed = 1.0: expected an integer >= 0"),
         (lambda: strategies.FedAvg(stages="abc"), "FedAvg.stages = 'abc': expected instances"),
         (lambda: strategies.FedAsync(4, mix=inf), "FedAsync.mix = inf: expected a finite number"),
-        (lambda: strategies.FedBuff(4, 2, staleness=strategies.StopWhen()), "exactly 1 at"),
-        (
-            lambda: strategies.StopWhen(at_least={"accuracy": "90 %"}),
-            "expected a mapping of a number",
-        ),
+        (lambda: strategies.FedBuff(4, 2, staleness=lambda tau: 0.5), "exactly 1 at"),
         (lambda: strategies.Privacy(clip_norm=1, noise_multiplier=0, delta=1.0), "Privacy.delta"),
     ],
 )

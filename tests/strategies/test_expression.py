@@ -155,7 +155,7 @@ def test_settings_beside_the_text_reach_the_strategy():
         ("FedBuff(20, **{})", "FedBuff: expected arguments by name, not **"),
         ("FedBuff(*[20])", "'*[20]': expected a literal or a part"),
         ("FedBuff(10 + 10)", "'10 + 10': expected a literal or a part"),
-        ("FedBuff(20, stop_when=lambda p: True)", "expected a literal or a part"),
+        ("FedBuff(20, until=lambda p: True)", "expected a literal or a part"),
         ("FedBuff(20, stages={**{}})", "expected a literal or a part"),
         ("flower.FedAvgg()", "'FedAvgg' is unknown: expected 'FedAvg'"),
         ("flower.FedAvg(fraction=1)", "flower.FedAvg has no setting 'fraction'"),

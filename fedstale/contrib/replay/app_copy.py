@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstale.compat import stock_strategies_reporting
-from fedstale.config import Costs, SimulationConfig, Until
+from fedstale.config import Costs, SimulationConfig
 from fedstale.contrib.replay.client import RealtimeApp
 from fedstale.contrib.replay.grid import ReplayGrid
 from fedstale.deployment import written_at_end
@@ -30,6 +30,7 @@ from fedstale.runs import RunFolder
 from fedstale.simulation import FlowerApp, RunMetrics, enrolled, overrides_in
 from fedstale.strategies.server import SuperLinkGrid
 from fedstale.traces import TraceSet
+from fedstale.until import Until
 
 _CLIENT, _SERVER = "replayed_client", "replayed_server"
 _OMITTED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".flwr", "runs")

@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.config import Until, is_lower_better
 from fedstale.errors import ConfigError, nearest
 from fedstale.reports import BOOKKEEPING, Run
 from fedstale.traces import Array
+from fedstale.until import Until, is_lower_better
 
 LATELY = 0.125
 """Share of the time until an instant over which a metric is averaged."""

@@ -61,7 +61,7 @@ EVERY = [
         )
     ),
     "FedAvg(schedule=semi_synchronous(10, LearntDeadline(quantile=0.5)), server_optimizer=Yogi())",
-    "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), stop_when=StopWhen())",
+    "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), until='2h')",
 ]
 
 

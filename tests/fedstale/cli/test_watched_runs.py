@@ -9,9 +9,9 @@ from small_app import SERVER, write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
-from fedstale.config import Until
 from fedstale.live.watching import ProgressNotes
 from fedstale.runs import LOG
+from fedstale.until import Until
 
 DIGITS = [os.path.join("runs", name) for name in ("digits", "digits-2", "digits-3")]
 SHORT = ("--traces", "synthetic:30", "-c", "num-server-rounds=3")

@@ -11,9 +11,9 @@ from fedstale.comparison.analysis import (
     target_source,
 )
 from fedstale.comparison.page import as_json
-from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
+from fedstale.until import Until
 
 TARGET = Until.parse("accuracy 0.8")
 

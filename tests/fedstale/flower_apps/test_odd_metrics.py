@@ -8,7 +8,7 @@ from invoked_command import invoked
 from written_apps import write_app
 
 import fedstale
-from fedstale.config import Until
+from fedstale.until import Until
 
 NAN, INF = float("nan"), float("inf")
 SHAPES = "flower", "fedstale", "messages", "older"

@@ -7,10 +7,11 @@ from made_run import job, table_of
 from told_run import ToldRun
 
 import fedstale
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import SimulationConfig
 from fedstale.live import Board, server
 from fedstale.live.watching import Watcher
 from fedstale.reports.advice import RUN_ENDED
+from fedstale.until import Until
 
 
 def figure(board, name):

@@ -11,7 +11,7 @@ from small_app import write_small_app
 from tiny import COSTS, counting_app, fleet
 from virtual_grid import VirtualGrid, adder, identity, record, weighed
 
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import SimulationConfig
 from fedstale.deployment.run_folder import recorded
 from fedstale.live import Board, observed
 from fedstale.simulation.run import simulate
@@ -20,6 +20,7 @@ from fedstale.strategies import FedAvg as StaleFedAvg
 from fedstale.strategies import FedBuff
 from fedstale.strategies.server.runtime import Callback
 from fedstale.strategies.server.superlink import without_stalls
+from fedstale.until import Until
 
 WINDOWS = [[(0.0, 400.0)], [(100.0, 900.0)], [(0.0, 1000.0)], [(0.0, 15.0)]]
 
@@ -141,7 +142,7 @@ def test_on_real_devices_a_strategy_is_watched_through_its_grid():
     ]
     assert list(grid.get_node_ids()) == [1, 2, 3]
     assert seen.moments[-1][1] == 3
-    grid.runtime.new_version(2, None, [weighed(ids[0], staleness=1)])
+    grid.runtime.new_version(2, {}, [weighed(ids[0], staleness=1)])
     grid.runtime.rejected(ids[1], reason="NaN")
     grid.runtime.rejected(ids[2], reason="error 7: the battery is empty")
     grid.runtime.metrics(1, "server", {"accuracy": 0.5})

@@ -12,10 +12,11 @@ from interruptions import files, power_cut, versions_counted
 from shared_fleets import synthetic
 
 import fedstale
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.runs import RunFolder
 from fedstale.simulation.run import simulate
+from fedstale.until import Until
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
 

@@ -20,7 +20,6 @@ from fedstale.strategies import (
     FedBuff,
     FedProx,
     FedYogi,
-    StopWhen,
 )
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
@@ -149,7 +148,7 @@ def test_second_start_begins_anew():
         (FedBuff(4, 2), "FedBuff cannot be wrapped: with send='after_reply'"),
         (FedAsync(4), "FedAsync cannot be wrapped: with send='after_reply'"),
         (FedAvgOverSelected(3), "FedAvgOverSelected cannot be wrapped: with buffer_size=3"),
-        (FedAvg(stop_when=StopWhen(elapsed_s=60)), "FedAvg cannot be wrapped: with stop_when="),
+        (FedAvg(until="60s"), "FedAvg cannot be wrapped: with until="),
         (
             FedAvg(resume="somewhere"),
             "FedAvg cannot be wrapped: with resume=",

@@ -276,12 +276,15 @@ def test_all_messages_of_a_version_share_its_factors():
 
 
 def test_messages_are_as_large_as_their_factors():
-    seen, node = [], Device(1)
-    strategy = FedAvg(stages=[Adapters(1)], stop_when=lambda p: seen.append(p.sent_bytes))
-    grid, _ = start(strategy, {1: node}, {**model(5), BA: product(5, shape=(90, 70))}, rounds=2)
+    grid, _ = start(
+        FedAvg(stages=[Adapters(1)]),
+        {1: Device(1)},
+        {**model(5), BA: product(5, shape=(90, 70))},
+        rounds=1,
+    )
     first = grid.sent[0][1].content["arrays"]
     assert numbers(first)[A].shape == (1, 70)
-    assert seen[1] == sum(len(array.data) for array in first.values()) < 90 * 70
+    assert sum(len(array.data) for array in first.values()) < 90 * 70
 
 
 def test_a_layer_with_fewer_rows_than_the_rank_has_factors_of_all_its_rows():

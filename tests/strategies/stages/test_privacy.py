@@ -27,7 +27,6 @@ from fedstale.strategies import (
     GapAware,
     Privacy,
     StaleStrategy,
-    StopWhen,
     Validation,
     weighting,
 )
@@ -344,9 +343,7 @@ def test_without_noise_no_epsilon_is_claimed():
 
 def test_a_run_stops_at_a_budget():
     budget = library([(2.0, 6)])
-    strategy = FedAsync(
-        1, stop_when=StopWhen(at_least={"epsilon": budget}), stages=[private(noise=2.0)]
-    )
+    strategy = FedAsync(1, until=f"epsilon {float(budget)!r}", stages=[private(noise=2.0)])
     result, _ = start(strategy, {10: adder(0.1)}, 99)
     assert max(result.train_metrics_clientapp) == 6
 
