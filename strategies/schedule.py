@@ -3,8 +3,7 @@
 `Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
 the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
 step (their K). The buffer size may grow with progress (`AdaSync`), and a deadline may follow the
-durations of jobs (`LearntDeadline`). Where a run stands in its schedule are `Slots`, the jobs that
-may be sent, and `Timing`, when to go on although nothing arrives.
+durations of jobs (`LearntDeadline`). Where a run stands in its schedule is its `Pace`.
 
 Reference:
     Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
@@ -180,10 +179,6 @@ class Schedule:
             accepted = f"at most concurrency = {jobs}, or more could never arrive"
             require(most <= jobs, "Schedule.buffer_size", most, accepted)
 
-    def n_sent(self, n_free: int) -> int:
-        """Return how many of the free nodes may be sent to at once; at least one."""
-        return max(int(n_free * self.fraction_train), 1)
-
 
 @checked
 def k_sync(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
@@ -228,145 +223,153 @@ def semi_synchronous(
     return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)
 
 
-class SmoothedLoss(Stateful):
-    """Exponential running mean of the training loss, and its first value; `AdaSync` reads both.
-
-    Example:
-        >>> loss = SmoothedLoss(0.5)
-        >>> for value in (4.0, 2.0, float("nan")):
-        ...     loss.add(value)
-        >>> loss.first, loss.now
-        (4.0, 3.0)
-    """
-
-    saved = ("first", "now")
-
-    def __init__(self, decay: float) -> None:
-        """Set the decay in [0, 1)."""
-        self.decay = decay
-        self.first = self.now = float("nan")
-
-    def add(self, loss: float) -> None:
-        """Add a loss; one that is not finite is left out."""
-        if not isfinite(loss):
-            return
-        if not isfinite(self.first):
-            self.first = self.now = loss
-        self.now = self.decay * self.now + (1.0 - self.decay) * loss
-
-
-class Slots(Stateful):
-    """Fills up the jobs that are out, or replaces those that are lost.
+class Pace(Stateful):
+    """Where a run stands in its schedule: what may be sent, what is missing, when to go on anyway.
 
     A schedule that sends after a reply keeps `concurrency` jobs out. One that sends after a step
     sends once for each buffer; a job of it that is lost is replaced by another node, as long as the
     buffer waits for a number of updates.
+
+    Example:
+        >>> pace = Pace(k_async(2, AdaSync(start=1, most=2, smoothing=0.5)), {"train": 0}, 60.0)
+        >>> for loss in (4.0, 2.0, float("nan")):
+        ...     pace.learn(loss)
+        >>> pace.first_loss, pace.loss, pace.n_missing(0)
+        (4.0, 3.0, 2)
     """
 
-    saved = ("most_out", "may_send", "is_short", "n_to_replace", "failed_nodes")
+    saved = (
+        *("most_out", "may_send", "is_short", "n_to_replace", "failed_nodes"),
+        *("durations_s", "changed_at", "deadline", "first_loss", "loss"),
+    )
 
-    def __init__(self, schedule: Schedule, n_out: Mapping[Purpose, int]) -> None:
-        """Follow the number of jobs that are out, by their purpose."""
-        self._schedule, self._n_out = schedule, n_out
+    def __init__(
+        self, schedule: Schedule, n_out: Mapping[Purpose, int], timeout_s: float, now: float = 0.0
+    ) -> None:
+        """Begin the first buffer.
+
+        Args:
+            schedule: the settings.
+            n_out: jobs that are out by their purpose; followed.
+            timeout_s: time in s after which a job is given up.
+            now: the instant in s.
+        """
+        self._schedule, self._n_out, self._timeout_s = schedule, n_out, timeout_s
         self._after_step = schedule.send == "after_step"
         self.most_out = 0
         """Most training jobs that were out at a time."""
+        self.n_to_replace = 0
+        self.failed_nodes: dict[int, None] = {}
+        """Nodes whose job has failed since the buffer opened, and that replace no other."""
+        self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        """Of the latest jobs that were answered, in s."""
+        self.first_loss = self.loss = float("nan")
+        """The training loss of the first step, and its running mean; `AdaSync` reads both."""
+        self.open(now)
+
+    def open(self, now: float) -> None:
+        """Begin a buffer."""
         self.may_send = True
         """Whether more may be sent than what replaces lost jobs."""
         self.is_short = False
         """Whether there were too few nodes, so that it is worth looking again."""
-        self.n_to_replace = 0
-        self.failed_nodes: dict[int, None] = {}
-        """Nodes whose job has failed since the buffer opened, and that replace no other."""
-
-    def open(self) -> None:
-        """Begin a buffer."""
-        self.may_send, self.is_short = True, False
-        self.forget_lost()
-
-    def forget_lost(self) -> None:
-        """Replace nothing of what was lost until now."""
+        self.changed_at = now
+        """When the buffer was opened, or a job last ended."""
+        self.deadline = now + self._deadline_s()
+        """When the buffer closes with what is in it."""
         self.n_to_replace = 0
         self.failed_nodes.clear()
+
+    # What may be sent.
 
     @property
     def begins(self) -> bool:
         """Whether the jobs of a buffer go out next, all at once."""
         return self._after_step and self.may_send
 
-    def free(self) -> float:
-        """Return how many jobs may be sent now."""
+    def room(self) -> float:
+        """Return how many jobs may be sent now, where nodes are free."""
         self.is_short = False
-        free = (self._schedule.concurrency or inf) - self._n_out["train"]
-        return free if self.may_send else min(free, self.n_to_replace)
+        room = (self._schedule.concurrency or inf) - self._n_out["train"]
+        return room if self.may_send else min(room, self.n_to_replace)
 
-    def n_of(self, n_nodes: int, free: float) -> int:
-        """Return how many of some free nodes to send to, 0 if these are too few."""
-        if n_nodes < (self._schedule.min_available_nodes if self.begins else 1):
+    def n_of(self, n_free: int, room: float) -> int:
+        """Return to how many of some free nodes to send, 0 if these are too few."""
+        schedule = self._schedule
+        if n_free < (schedule.min_available_nodes if self._after_step and self.may_send else 1):
             self.is_short = True
             return 0
-        return int(min(free, self._schedule.n_sent(n_nodes) if self.may_send else n_nodes))
+        share = max(int(n_free * schedule.fraction_train), 1) if self.may_send else n_free
+        return int(min(room, share))
 
     def picked(self, n: int) -> None:
         """Note that n nodes were picked, whose jobs are sent next; one may be lost in that."""
-        if self.begins and n:
-            self.forget_lost()
-        elif not self.may_send:
+        if not self.may_send:
             self.n_to_replace -= n
+        elif self._after_step and n:
+            self.n_to_replace = 0
+            self.failed_nodes.clear()
 
-    def sent(self, n: int, free: float) -> None:
+    def sent(self, n: int, room: float) -> None:
         """Note that jobs of n nodes were sent, of so many that might have been."""
-        begins = self.begins
+        begins = self._after_step and self.may_send
         self.may_send = self.may_send and not (self._after_step and n)
-        self.is_short = n < free and (self.may_send or not begins)
+        self.is_short = n < room and (self.may_send or not begins)
         self.most_out = max(self.most_out, self._n_out["train"])
 
-    def lose(self, node_id: int) -> None:
-        """Note that a training job failed; another node replaces it."""
-        self.failed_nodes[node_id] = None
-        self.count_lost()
+    def lose(self, node_id: int | None = None) -> None:
+        """Note that a job brings nothing; another one replaces it where a number is waited for.
 
-    def count_lost(self) -> None:
-        """Count a job that will bring nothing, where the buffer waits for a number of updates."""
+        Args:
+            node_id: that failed, and replaces no other; None for one that did not.
+        """
+        if node_id is not None:
+            self.failed_nodes[node_id] = None
         if self._after_step and self._schedule.buffer_size is not None:
             self.n_to_replace += 1
 
+    def begin_again(self) -> None:
+        """Send as to an empty buffer: no job is out, and none has brought anything."""
+        self.may_send, self.n_to_replace = True, 0
+        self.failed_nodes.clear()
 
-class Timing(Stateful):
-    """When a buffer closes although replies are missing, and how long the last ones are awaited."""
+    # What is missing.
 
-    saved = ("durations_s", "changed_at", "deadline")
+    def n_missing(self, n: int) -> int | None:
+        """Return how many more than n updates a step waits for; None if not for a number."""
+        size = self._schedule.buffer_size
+        if isinstance(size, AdaSync):
+            jobs = self._schedule.concurrency or max(self.most_out, 1)
+            size = size.size(first_loss=self.first_loss, loss=self.loss, concurrency=jobs)
+        return None if size is None else max(size - n, 0)
 
-    def __init__(self, schedule: Schedule, timeout_s: float) -> None:
-        """Set the time in s after which a job is given up."""
-        self._schedule, self._timeout_s = schedule, timeout_s
-        self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
-        """Of the latest jobs that were answered, in s."""
-        self.changed_at = 0.0
-        """When the buffer was opened, or a job last ended."""
-        self.deadline = inf
-        """When the buffer closes with what is in it."""
+    def learn(self, loss: float) -> None:
+        """Note the training loss of a step, where the buffer grows with it."""
+        size = self._schedule.buffer_size
+        if not isinstance(size, AdaSync) or not isfinite(loss):
+            return
+        if not isfinite(self.first_loss):
+            self.first_loss = self.loss = loss
+        self.loss = size.smoothing * self.loss + (1.0 - size.smoothing) * loss
 
-    def open(self, now: float) -> None:
-        """Begin a buffer."""
-        self.changed_at = now
-        self.deadline = now + self._deadline_s()
+    # When to go on anyway.
 
     def left_s(self, now: float) -> float:
         """Return how long a job may take to count: a straggler counts only where it is kept."""
         return inf if self._schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
 
-    def next_instant(self, now: float, *, n_out: int) -> float:
-        """Return when a buffer with updates may close, with so many training jobs out."""
+    def next_instant(self, now: float) -> float:
+        """Return when a buffer with updates may close."""
         deadline = self.deadline if now < self.deadline else inf
-        return deadline if n_out else min(deadline, self.changed_at + self._timeout_s)
+        is_out = self._n_out["train"]
+        return deadline if is_out else min(deadline, self.changed_at + self._timeout_s)
 
     def is_over(self, now: float) -> bool:
         """Return whether to step, if no job is out, with what there is.
 
         After a reply, jobs go out again at once; if that is impossible for long, go on without.
         """
-        return self._schedule.send == "after_step" or now >= self.changed_at + self._timeout_s
+        return self._after_step or now >= self.changed_at + self._timeout_s
 
     def patience_s(self) -> float:
         """Return how long the last evaluations are waited for, in s.

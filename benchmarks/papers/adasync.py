@@ -21,6 +21,7 @@ import argparse
 import heapq
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
-from fedstale.strategies.schedule import AdaSync, SmoothedLoss
+from fedstale.strategies.schedule import AdaSync, Pace, k_async
 from fedstale.strategies.types import Array, Model
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -62,7 +63,7 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
     x, y = _data(rng)
     # As PyTorch draws them.
     model = initial(lambda n, shape: rng.uniform(-(n**-0.5), n**-0.5, shape).astype(np.float32))
-    smoothed = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
+    pace = Pace(k_async(P, size), {"train": P}, inf)
     due = [(float(rng.exponential()), worker) for worker in range(P)]
     heapq.heapify(due)
     received = [model] * P
@@ -79,13 +80,10 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
         merge.append(change)
         losses.append(loss)
         waiting.append(worker)
-        k = size
-        if isinstance(k, AdaSync):
-            k = k.size(first_loss=smoothed.first, loss=smoothed.now, concurrency=P)
-        if len(merge) >= k:
+        if pace.n_missing(len(merge)) == 0:
             step = np.float32(RATE / len(merge))
             model = {n: a - step * sum(g[n] for g in merge) for n, a in model.items()}
-            smoothed.add(float(np.mean(losses)))
+            pace.learn(float(np.mean(losses)))
             merge, losses = [], []
         if form == "K-batch-async" or not merge:
             for free in waiting:

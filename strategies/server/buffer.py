@@ -26,7 +26,6 @@ import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.robust import Median, Rule, aggregate, heaviest
-from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
@@ -63,7 +62,7 @@ _DISCARDS_IN_A_ROW = 100
 class Buffer(Stateful):
     """The updates of the next server step, and what turns them into the next version."""
 
-    saved = ("weighting", "optimizer", "_reducer", "_loss", "_discarded")
+    saved = ("weighting", "optimizer", "_reducer", "_discarded")
 
     strategy: "StaleStrategy"
     """The settings."""
@@ -81,8 +80,6 @@ class Buffer(Stateful):
     """Early updates that were left out of the buffer again, and why; whoever reads them, clears."""
 
     def __post_init__(self) -> None:
-        size = self.strategy.schedule.buffer_size
-        self._loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
         self._discarded = 0
         """Buffers discarded in a row."""
         self.open()
@@ -109,19 +106,6 @@ class Buffer(Stateful):
         waits = self.strategy.robust is None and not update.limited
         if not waits or len(self._early) >= MOST_EARLY:
             self._take_early()
-
-    def n_missing(self, concurrency: int) -> int | None:
-        """Return how many more updates the schedule waits for; None if not for a number.
-
-        Args:
-            concurrency: jobs in flight at a time.
-        """
-        size = self.strategy.schedule.buffer_size
-        if isinstance(size, AdaSync):
-            size = size.size(
-                first_loss=self._loss.first, loss=self._loss.now, concurrency=concurrency
-            )
-        return None if size is None else max(size - len(self.updates), 0)
 
     def is_enough(self) -> bool:
         """Return whether a deadline may close the buffer: a robust rule needs some nodes."""
@@ -167,10 +151,6 @@ class Buffer(Stateful):
         for stage in self.stages:
             metrics |= stage.metrics()
         return metrics
-
-    def learn(self, metrics: Mapping[str, float]) -> None:
-        """Note the training loss behind a step."""
-        self._loss.add(metrics.get(self.strategy.validation.loss_key, nan))
 
     def _take_early(self) -> None:
         """Take in what waits to be limited, without what is rejected now."""

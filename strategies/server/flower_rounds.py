@@ -7,6 +7,7 @@ waiting for replies and evaluating on the server are the wrapper's.
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING
 
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -56,12 +57,13 @@ class FlowerRounds(EventLoop):
         self._take_over(server_round - 1, arrays)
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
         now = self.clock.now()
-        self._open_buffer(now)
+        self.buffer.open()
+        self.pace.open(now)
         while len(free := self._free_nodes(now)) < self.schedule.min_available_nodes:
             self.clock.wait(now + self.schedule.recheck_s)
             now = self.clock.now()
-        n_sent = int(self.schedule.n_sent(len(free)))
-        return self._messages(self._choose(free, n_sent, now, DEFAULT_TTL), "train")
+        k = self.pace.n_of(len(free), inf)
+        return self._messages(self._choose(free, k, now, DEFAULT_TTL), "train")
 
     def aggregate_train(
         self, replies: Iterable[Message]

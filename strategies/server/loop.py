@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError, first_line
 from fedstale.flower import ErrorCode
-from fedstale.strategies.schedule import Slots, Timing
+from fedstale.strategies.schedule import Pace
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes
 from fedstale.strategies.server.jobs import OpenJobs
@@ -67,8 +67,8 @@ class EventLoop(Stateful):
     """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
-        *("selector", "buffer", "evaluations", "started_at", "timing"),
-        *("failures", "slots", "jobs", "history", "reputation"),
+        *("selector", "buffer", "evaluations", "started_at", "pace"),
+        *("failures", "jobs", "history", "reputation"),
     )
 
     def __init__(
@@ -103,8 +103,6 @@ class EventLoop(Stateful):
         self.stages: tuple[Stage, ...] = tuple(sorted(stages, key=lambda stage: stage.is_last))
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
-        self.slots = Slots(self.schedule, self.jobs.n_out)
-        self.timing = Timing(self.schedule, timeout_s)
         self.nodes = IdleNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -125,6 +123,7 @@ class EventLoop(Stateful):
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         self.started_at = now = self.clock.now()
+        self.pace = Pace(self.schedule, self.jobs.n_out, timeout_s, now)
         self.dispatcher = Dispatcher(
             grid=grid,
             strategy=strategy,
@@ -147,7 +146,6 @@ class EventLoop(Stateful):
         self._crashes: dict[int, int] | None = {}
         """Errors in a row of the client of each node that was asked; None once one succeeds."""
         self.done = self._is_first_seen = False
-        self._open_buffer(now)
 
     def run(
         self, n_versions: int, resume: State | None = None, *, jobs_survive: bool = False
@@ -193,28 +191,23 @@ class EventLoop(Stateful):
 
     # Sending.
 
-    def _open_buffer(self, now: float) -> None:
-        self.buffer.open()
-        self.slots.open()
-        self.timing.open(now)
-
     def _send(self, now: float) -> None:
-        """Send to as many nodes as there are slots for, if enough are free."""
-        slots = self.slots.free()
-        if slots < 1:
+        """Send to as many nodes as there is room for, if enough are free."""
+        room = self.pace.room()
+        if room < 1:
             return
         free = self._free_nodes(now)
-        k = self.slots.n_of(len(free), slots)
+        k = self.pace.n_of(len(free), room)
         if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
             return
-        chosen = self._choose(free, k, now, self.timing.left_s(now))
-        self.slots.picked(len(chosen))
+        chosen = self._choose(free, k, now, self.pace.left_s(now))
+        self.pace.picked(len(chosen))
         self._push(chosen, "train", now)
-        self.slots.sent(len(chosen), slots)
+        self.pace.sent(len(chosen), room)
 
     def _choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes, whose replies count until then."""
-        n_missing = self._n_missing()
+        n_missing = self.pace.n_missing(len(self.buffer.updates))
         size = 0 if n_missing is None else n_missing + len(self.buffer.updates)
         context = SelectionContext(
             n_in_flight=self.jobs.n_out["train"],
@@ -236,11 +229,11 @@ class EventLoop(Stateful):
 
     def _free_nodes(self, now: float) -> NodeSet:
         but = self.reputation.resting(now)
-        replaces = not self.slots.may_send
+        replaces = not self.pace.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
         if replaces:
-            but |= self.slots.failed_nodes.keys()
+            but |= self.pace.failed_nodes.keys()
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose, now: float) -> None:
@@ -256,7 +249,7 @@ class EventLoop(Stateful):
             elif job.purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
             elif job.purpose == "train":
-                self.slots.lose(job.node_id)
+                self.pace.lose(job.node_id)
 
     # Waiting and receiving.
 
@@ -266,8 +259,8 @@ class EventLoop(Stateful):
         if self.reputation.records:
             instants.append(self.reputation.next_return(now))
         if self.buffer.updates:
-            instants.append(self.timing.next_instant(now, n_out=self.jobs.n_out["train"]))
-        if self.slots.is_short and (self.jobs.n_open or self.buffer.updates):
+            instants.append(self.pace.next_instant(now))
+        if self.pace.is_short and (self.jobs.n_open or self.buffer.updates):
             instants.append(now + self.schedule.recheck_s)
         return min(instants)
 
@@ -277,14 +270,13 @@ class EventLoop(Stateful):
         now = self.clock.now()
         self._receive(replies, now)
         self._expire(now)
-        if self.slots.n_to_replace and not self.jobs.n_out["train"] and not self.done:
+        if self.pace.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.
             self._send(now)
         if self._is_due(now):
             self._step(now)
         if not self.jobs.n_out["train"] and not self.buffer.updates:
-            self.slots.may_send = True
-            self.slots.forget_lost()
+            self.pace.begin_again()
 
     def _receive(self, replies: Iterable[Message], now: float) -> None:
         known: list[tuple[int, Message]] = []
@@ -297,7 +289,7 @@ class EventLoop(Stateful):
                 known.append((job.job_id, reply))
         for _, reply in sorted(known, key=itemgetter(0)):
             self._receive_one(reply, now)
-            if self._n_missing() == 0 and not self.done:
+            if self.pace.n_missing(len(self.buffer.updates)) == 0 and not self.done:
                 self._step(now)
 
     def _reject_stray(self, reply: Message) -> None:
@@ -313,7 +305,7 @@ class EventLoop(Stateful):
         if job is None:
             self._reject_stray(reply)
             return
-        self.timing.changed_at = now
+        self.pace.changed_at = now
         if reply.has_error():
             reason = f"error {reply.error.code}: {reply.error.reason}"
             self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
@@ -357,7 +349,7 @@ class EventLoop(Stateful):
         reason = f"too stale: more than max_staleness = {most} versions behind"
         self.failures, self._crashes = 0, None
         duration = now - job.sent_at
-        self.timing.durations_s.append(duration)
+        self.pace.durations_s.append(duration)
         loss, square_loss = self.reputation.losses(update)
         facts: dict[str, Any] = {
             "duration_s": duration,
@@ -376,7 +368,7 @@ class EventLoop(Stateful):
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.reputation.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
-            self.slots.count_lost()
+            self.pace.lose()
         else:
             self.end(job, End("accepted", facts=facts))
             for stage in self.stages:
@@ -390,7 +382,7 @@ class EventLoop(Stateful):
         for update, problem in self.buffer.rejected:
             self.reputation.reject(update.node_id, problem, now)
             self._leave_out(update, str(problem))
-            self.slots.lose(update.node_id)
+            self.pace.lose(update.node_id)
         self.buffer.rejected.clear()
 
     def _leave_out(self, update: ClientUpdate, reason: str) -> None:
@@ -417,9 +409,9 @@ class EventLoop(Stateful):
         if job.purpose != "train":
             return
         self.history.failed(job.node_id)
-        self.slots.lose(job.node_id)
+        self.pace.lose(job.node_id)
         self.failures += 1
-        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.slots.most_out):
+        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.pace.most_out):
             raise FedstaleError(
                 f"{self.failures} jobs failed one after the other, the last one with: "
                 f"{first_line(reason)}"
@@ -437,30 +429,27 @@ class EventLoop(Stateful):
         """Return whether the clients of all nodes fail, of as many as there are jobs at a time."""
         if min(crashes.values()) < _CRASHES_OF_EACH:
             return False
-        jobs = self.schedule.concurrency or self.slots.most_out
+        jobs = self.schedule.concurrency or self.pace.most_out
         return len(crashes) >= min(jobs, len(self.grid.online_nodes().everyone.ids))
 
     def _expire(self, now: float) -> None:
         for job in self.jobs.expired(now):
-            self.timing.changed_at = now
+            self.pace.changed_at = now
             reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
             logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
             self._fail(job, "timed out", reason)
 
     # Stepping.
 
-    def _n_missing(self) -> int | None:
-        return self.buffer.n_missing(self.schedule.concurrency or max(self.slots.most_out, 1))
-
     def _is_due(self, now: float) -> bool:
         """Return whether to step with what there is, because nothing is worth waiting for."""
         if not self.buffer.updates or self.done:
             return False
-        if now >= self.timing.deadline and self.buffer.is_enough():
+        if now >= self.pace.deadline and self.buffer.is_enough():
             return True
-        if self.jobs.n_out["train"] or (self.slots.n_to_replace and self.jobs.n_out["query"]):
+        if self.jobs.n_out["train"] or (self.pace.n_to_replace and self.jobs.n_out["query"]):
             return False
-        return self.timing.is_over(now)
+        return self.pace.is_over(now)
 
     def _step(self, now: float) -> None:
         """Make the next version of the model out of the buffer, or discard it."""
@@ -475,7 +464,8 @@ class EventLoop(Stateful):
                 self._reject_early(now)
             self._advance(snapshot)
         # A step and its evaluation take time on real devices.
-        self._open_buffer(self.clock.now())
+        self.buffer.open()
+        self.pace.open(self.clock.now())
 
     def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
@@ -487,7 +477,7 @@ class EventLoop(Stateful):
         self.strategy.result.arrays = arrays = self.dispatcher.record()
         self.runtime.new_version(version, arrays, self.buffer.updates)
         metrics = self.buffer.metrics()
-        self.buffer.learn(metrics)
+        self.pace.learn(metrics.get(self.strategy.validation.loss_key, nan))
         self.evaluations.note("train", version, metrics)
         if self.evaluations.is_due(version):
             self._evaluate()
@@ -529,7 +519,7 @@ class EventLoop(Stateful):
             self.end(left, End("cancelled"))
         if not self.evaluations.is_due(self.versions.version):
             self._evaluate()
-        patience_s = self.timing.patience_s()
+        patience_s = self.pace.patience_s()
         until = self.clock.now() + patience_s
         while self.jobs.n_open and self.clock.now() < until:
             self._advance_to_event(min(self.jobs.next_deadline, until))

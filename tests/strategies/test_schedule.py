@@ -11,8 +11,9 @@ from fedstale.strategies import FedAvgOverSelected
 from fedstale.strategies.schedule import (
     AdaSync,
     LearntDeadline,
+    Pace,
     Schedule,
-    SmoothedLoss,
+    k_async,
     over_selection,
 )
 
@@ -54,11 +55,11 @@ def test_unknown_and_perfect_losses_are_the_two_ends():
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=50))
 def test_a_smoothed_loss_stays_between_its_extremes(losses):
-    smooth = SmoothedLoss(0.9)
+    pace = Pace(k_async(9, AdaSync(most=9)), {"train": 0}, inf)
     for loss in losses:
-        smooth.add(loss)
-    assert min(losses) * (1 - 1e-9) <= smooth.now <= max(losses) * (1 + 1e-9)
-    assert smooth.first == losses[0]
+        pace.learn(loss)
+    assert min(losses) * (1 - 1e-9) <= pace.loss <= max(losses) * (1 + 1e-9)
+    assert pace.first_loss == losses[0]
 
 
 def test_a_learnt_deadline_stays_within_its_bounds():
@@ -82,9 +83,9 @@ def test_over_selection_sends_to_three_tenths_more_unless_it_is_told_otherwise()
 
 
 def test_a_share_of_the_nodes_is_rounded_down_and_at_least_one():
-    half = Schedule(fraction_train=0.5)
-    assert [half.n_sent(n) for n in (1, 2, 5, 10)] == [1, 1, 2, 5]
-    assert Schedule().n_sent(7) == 7
+    half, whole = (Pace(Schedule(fraction_train=x), {"train": 0}, inf) for x in (0.5, 1.0))
+    assert [half.n_of(n, inf) for n in (1, 2, 5, 10)] == [1, 1, 2, 5]
+    assert whole.n_of(7, inf) == 7
 
 
 @pytest.mark.parametrize(
