@@ -114,7 +114,7 @@ class FlowerRounds(EventLoop):
         ids = [message.metadata.message_id or None for message in messages]
         now = self.clock.now()
         self.dispatcher.open(jobs, ids, now)
-        self._opened(jobs)
+        self._count_sent(jobs)
         self._receive(replies, now)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

@@ -21,8 +21,7 @@ from fedstale.errors import FedstaleError, ProtocolError, first_line
 from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Pace
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.dispatch import Dispatcher, IdleNodes
-from fedstale.strategies.server.jobs import OpenJobs
+from fedstale.strategies.server.jobs import Dispatcher, OpenJobs
 from fedstale.strategies.server.metrics import EvaluateFn, Evaluations
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
@@ -31,6 +30,7 @@ from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
+    FORECAST_RECORD,
     MOST_REASON,
     ClientUpdate,
     End,
@@ -103,7 +103,6 @@ class EventLoop(Stateful):
         self.stages: tuple[Stage, ...] = tuple(sorted(stages, key=lambda stage: stage.is_last))
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
-        self.nodes = IdleNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
         if strategy.robust is not None or any(stage.bounds_norms for stage in self.stages):
@@ -132,7 +131,11 @@ class EventLoop(Stateful):
             asking=self.asking,
             rng=self.rng,
             configs=dict(configs),
-            timeout_s=timeout_s,
+            ttl_s={
+                "train": timeout_s,
+                "evaluate": timeout_s,
+                "query": self.asking.wait_s if self.asking else inf,
+            },
             jobs=self.jobs,
             history=self.history,
             versions=self.versions,
@@ -172,8 +175,9 @@ class EventLoop(Stateful):
                 version, now = self.versions.version, self.clock.now()
                 self._send(now)
                 self._advance_to_event(self._next_instant(now))
-                if self.versions.version > version:
-                    self._keep(self.versions.version)
+                made = self.versions.version
+                if made > version and self.checkpointer.is_due(made):
+                    self._keep(made)
             self._close()
         except BaseException as ended:
             problem = ended
@@ -183,11 +187,10 @@ class EventLoop(Stateful):
                 stage.end(problem, self.versions.version)
 
     def _keep(self, version: int) -> None:
-        """Keep the run after a version, if that is due."""
-        if self.checkpointer.is_due(version):
-            if self.runtime.before_checkpoint is not None:
-                self.runtime.before_checkpoint()
-            self.checkpointer.keep(version, self.state_dict)
+        """Keep the run after a version."""
+        if self.runtime.before_checkpoint is not None:
+            self.runtime.before_checkpoint()
+        self.checkpointer.keep(version, self.state_dict)
 
     # Sending.
 
@@ -198,11 +201,11 @@ class EventLoop(Stateful):
             return
         free = self._free_nodes(now)
         k = self.pace.n_of(len(free), room)
-        if not k or (self.asking is not None and self._awaits_answers(self.asking, free, now)):
+        if not k or (self.asking is not None and self._query_free_nodes(self.asking, free, now)):
             return
         chosen = self._choose(free, k, now, self.pace.left_s(now))
         self.pace.picked(len(chosen))
-        self._push(chosen, "train", now)
+        self._count_sent(self.dispatcher.send(chosen, "train", now))
         self.pace.sent(len(chosen), room)
 
     def _choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
@@ -215,32 +218,28 @@ class EventLoop(Stateful):
             n_missing=n_missing or 0,
             keeps_stragglers=self.schedule.stragglers == "keep",
             version=self.versions.version,
-            deadline_s=min(deadline_s, self.dispatcher.timeout_s),
+            deadline_s=min(deadline_s, self.dispatcher.ttl_s["train"]),
         )
         return self.dispatcher.choose(free, k, now, context)
 
-    def _awaits_answers(self, asking: Stage, free: NodeSet, now: float) -> bool:
+    def _query_free_nodes(self, asking: Stage, free: NodeSet, now: float) -> bool:
         """Ask the free nodes that a stage wants to ask; return whether answers are waited for."""
         if self.jobs.n_out["query"]:
             return True
         due = asking.queries(self.history.candidates(free), now)
-        self._push(due, "query", now)
+        self._count_sent(self.dispatcher.send(due, "query", now))
         return bool(due)
 
     def _free_nodes(self, now: float) -> NodeSet:
-        but = self.reputation.resting(now)
+        but = self.reputation.resting(now) if self.reputation.records else set()
         replaces = not self.pace.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
         if replaces:
             but |= self.pace.failed_nodes.keys()
-        return self.nodes.free(but)
+        return self.jobs.idle(self.grid.online_nodes(), but)
 
-    def _push(self, nodes: list[int], purpose: Purpose, now: float) -> None:
-        if nodes:
-            self._opened(self.dispatcher.send(nodes, purpose, now))
-
-    def _opened(self, jobs: list[Job]) -> None:
+    def _count_sent(self, jobs: list[Job]) -> None:
         """Count what was sent, and what could not be."""
         for job in jobs:
             if job.message_id:
@@ -260,20 +259,24 @@ class EventLoop(Stateful):
             instants.append(self.reputation.next_return(now))
         if self.buffer.updates:
             instants.append(self.pace.next_instant(now))
-        if self.pace.is_short and (self.jobs.n_open or self.buffer.updates):
+        if self.pace.is_short and (self.jobs.out or self.buffer.updates):
             instants.append(now + self.schedule.recheck_s)
         return min(instants)
 
     def _advance_to_event(self, until: float) -> None:
         """Wait until an instant or for replies, and do what is due then."""
-        replies = self.clock.receive(until, self.jobs.awaited())
+        replies = self.clock.receive(until, self.jobs.awaited.keys())
         now = self.clock.now()
         self._receive(replies, now)
-        self._expire(now)
+        for job in self.jobs.expired(now):
+            self.pace.changed_at = now
+            reason = f"no reply within {self.dispatcher.ttl_s[job.purpose]:g} s"
+            logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
+            self._fail(job, "timed out", reason)
         if self.pace.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.
             self._send(now)
-        if self._is_due(now):
+        if self.buffer.updates and not self.done and self._is_due(now):
             self._step(now)
         if not self.jobs.n_out["train"] and not self.buffer.updates:
             self.pace.begin_again()
@@ -282,7 +285,7 @@ class EventLoop(Stateful):
         known: list[tuple[int, Message]] = []
         # Rejections change the view of awaited ids, which a grid may read while it answers.
         for reply in list(replies):
-            job = self.jobs.open_job(reply.metadata.reply_to_message_id)
+            job = self.jobs.out.get(reply.metadata.reply_to_message_id)
             if job is None:
                 self._reject_stray(reply)
             else:
@@ -301,7 +304,7 @@ class EventLoop(Stateful):
 
     def _receive_one(self, reply: Message, now: float) -> None:
         message_id = reply.metadata.reply_to_message_id
-        job = self.jobs.open_job(message_id)
+        job = self.jobs.out.get(message_id)
         if job is None:
             self._reject_stray(reply)
             return
@@ -314,7 +317,7 @@ class EventLoop(Stateful):
             self.reputation.validation.check_size(reply, self.most_bytes)
             for stage in self.stages:
                 stage.incoming(job, reply.content)
-            if forecast := forecast_in(reply.content):
+            if FORECAST_RECORD in reply.content and (forecast := forecast_in(reply.content)):
                 self.history.forecast(job.node_id, forecast, now)
             if job.purpose == "query":
                 self.end(job, End("accepted"))
@@ -432,19 +435,10 @@ class EventLoop(Stateful):
         jobs = self.schedule.concurrency or self.pace.most_out
         return len(crashes) >= min(jobs, len(self.grid.online_nodes().everyone.ids))
 
-    def _expire(self, now: float) -> None:
-        for job in self.jobs.expired(now):
-            self.pace.changed_at = now
-            reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
-            logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
-            self._fail(job, "timed out", reason)
-
     # Stepping.
 
     def _is_due(self, now: float) -> bool:
         """Return whether to step with what there is, because nothing is worth waiting for."""
-        if not self.buffer.updates or self.done:
-            return False
         if now >= self.pace.deadline and self.buffer.is_enough():
             return True
         if self.jobs.n_out["train"] or (self.pace.n_to_replace and self.jobs.n_out["query"]):
@@ -492,7 +486,8 @@ class EventLoop(Stateful):
         version = self.versions.version
         self.evaluations.on_server(version, self.dispatcher.record)
         if version and self.evaluations.by_nodes:
-            self._push(self._evaluators(), "evaluate", self.clock.now())
+            nodes = self._evaluators()
+            self._count_sent(self.dispatcher.send(nodes, "evaluate", self.clock.now()))
 
     def _evaluators(self) -> list[int]:
         """Draw the nodes that evaluate the current version, and wait for what they measure."""
@@ -521,7 +516,7 @@ class EventLoop(Stateful):
             self._evaluate()
         patience_s = self.pace.patience_s()
         until = self.clock.now() + patience_s
-        while self.jobs.n_open and self.clock.now() < until:
+        while self.jobs.out and self.clock.now() < until:
             self._advance_to_event(min(self.jobs.next_deadline, until))
         for silent in self.jobs.open_jobs("evaluate"):
             self._fail(silent, "timed out", f"no reply within {patience_s:g} s of the last version")

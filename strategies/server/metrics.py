@@ -120,8 +120,8 @@ class Evaluations(Stateful):
         self._sums: dict[int, Sums] = {}
 
     def is_due(self, version: int) -> bool:
-        """Return whether a version is evaluated."""
-        return version % self._every == 0
+        """Return whether a version is evaluated, by anybody."""
+        return (self.by_nodes or self._on_server is not None) and version % self._every == 0
 
     def start(self, version: int, n_online: int) -> int:
         """Return how many of the nodes that are online evaluate a version, and wait for them."""
@@ -143,25 +143,33 @@ class Evaluations(Stateful):
         if metrics := means_of(self._sums.pop(version)):
             self.note("evaluate", version, metrics)
 
-    def note(
-        self, source: Literal["train", "evaluate"], version: int, metrics: Mapping[str, float]
-    ) -> None:
-        """Note metrics that devices measured of a version, or while they trained for it."""
-        train = source == "train"
-        result = self.result
-        book = result.train_metrics_clientapp if train else result.evaluate_metrics_clientapp
-        book[version] = MetricRecord(dict(metrics))
-        self._tell(source, version, metrics)
-
     def on_server(self, version: int, record: Callable[[], ArrayRecord]) -> None:
         """Let the app itself measure a version, if it does."""
         found = None if self._on_server is None else self._on_server(version, record())
-        if found is None:
-            return
-        self.result.evaluate_metrics_serverapp[version] = found
-        self._tell("server", version, numbers(found))
+        if found is not None:
+            self.note("server", version, numbers(found), found)
 
-    def _tell(self, source: str, version: int, metrics: Mapping[str, float]) -> None:
+    def note(
+        self,
+        source: Literal["train", "evaluate", "server"],
+        version: int,
+        metrics: Mapping[str, float],
+        record: MetricRecord | None = None,
+    ) -> None:
+        """Note what was measured of a version, or while devices trained for it.
+
+        Args:
+            source: who has measured.
+            version: of the model.
+            metrics: by name.
+            record: as the app returned it; made of the metrics if not given.
+        """
+        book = {
+            "train": self.result.train_metrics_clientapp,
+            "evaluate": self.result.evaluate_metrics_clientapp,
+            "server": self.result.evaluate_metrics_serverapp,
+        }[source]
+        book[version] = MetricRecord(dict(metrics)) if record is None else record
         if self._until is not None and self._until.is_reached(version, metrics):
             self.is_reached = True
         self.runtime.metrics(version, source, metrics)

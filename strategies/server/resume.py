@@ -106,7 +106,7 @@ def continue_from(loop: "EventLoop", state: State, *, jobs_survive: bool) -> Non
     for purpose in PURPOSES:
         for job in loop.jobs.open_jobs(purpose):
             loop.end(job, End("cancelled"))
-    for message_id in list(loop.jobs.awaited()):
+    for message_id in list(loop.jobs.awaited):
         loop.jobs.forget(message_id)
 
 

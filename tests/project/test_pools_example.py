@@ -22,7 +22,7 @@ from fedstale.strategies import (
     server_optimizer,
     weighting,
 )
-from fedstale.strategies.server.dispatch import array_bytes
+from fedstale.strategies.server.jobs import array_bytes
 
 PUBLIC = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
 SHAPES = {"flat": {"w": (2, 3)}, "deep": {"v": (2, 4), "u": (4, 3)}}

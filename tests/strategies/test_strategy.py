@@ -530,7 +530,7 @@ def test_every_job_has_exactly_one_ending_and_no_version_outlives_its_jobs(data)
         result, _ = start(StaleStrategy(schedule=schedule), grid, 5, timeout=5)
     (loop,) = loops
     assert sum(loop.jobs.endings.values()) == loop.jobs.n_sent == len(grid.sent)
-    assert loop.jobs.n_open == 0
+    assert not loop.jobs.out
     assert len(loop.versions) == 1
     assert np.isfinite(w(result)).all()
     assert max(v for _, v, s, _ in grid.metrics if s == "train") == 5

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.strategies.server.dispatch import IdleNodes
 from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.types import Job, NodeIndex, NodeSet, packed
@@ -61,7 +60,6 @@ def send(open_jobs, node, message_id):
 )
 def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
     open_jobs, grid, n = OpenJobs(), kind(NODES), 0
-    free_nodes = IdleNodes(grid, open_jobs)
     for what, which, order, some in steps:
         jobs = open_jobs.open_jobs("train")
         if what == "send":
@@ -70,24 +68,25 @@ def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
         elif what == "look":
             grid.online = order[:some]
         elif what == "forget":
-            for message_id in list(open_jobs.awaited())[:1]:
-                if open_jobs.open_job(message_id) is None:
+            for message_id in list(open_jobs.awaited)[:1]:
+                if message_id not in open_jobs.out:
                     open_jobs.forget(message_id)
         elif jobs:
             open_jobs.end(jobs[which % len(jobs)].message_id, what)
         but = set(order[:some]) if which == 0 else set()
-        expected = [m for m in grid.online if m not in open_jobs.busy_nodes and m not in but]
-        assert free_nodes.free(but).ids.tolist() == expected
+        busy = {job.node_id for job in open_jobs.open_jobs("train")}
+        busy |= {*open_jobs._recalled.values(), *but}
+        expected = [m for m in grid.online if m not in busy]
+        assert open_jobs.idle(grid.online_nodes(), but).ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])
 def test_restored_jobs_are_followed(kind):
-    open_jobs, restored = OpenJobs(), OpenJobs()
-    free_nodes = IdleNodes(kind([3, 5]), restored)
-    assert set(free_nodes.free().ids.tolist()) == {3, 5}
+    open_jobs, restored, online = OpenJobs(), OpenJobs(), kind([3, 5]).online_nodes()
+    assert set(restored.idle(online).ids.tolist()) == {3, 5}
     send(open_jobs, 5, "m")
     restored.load_state_dict(open_jobs.state_dict())
-    assert free_nodes.free().ids.tolist() == [3]
+    assert restored.idle(online).ids.tolist() == [3]
 
 
 def test_nodes_are_online_in_the_order_of_the_grid():

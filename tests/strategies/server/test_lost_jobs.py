@@ -439,7 +439,7 @@ def test_a_silent_evaluator_does_not_hold_flowers_own_grid(monkeypatch):
     def watched(self):
         began = self.clock.now()
         close(self)
-        closed.append((self.clock.now() - began, self.jobs.n_open))
+        closed.append((self.clock.now() - began, len(self.jobs.out)))
 
     monkeypatch.setattr(EventLoop, "_close", watched)
     grid = Plain(deaf(4))
