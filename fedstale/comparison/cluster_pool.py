@@ -277,7 +277,7 @@ class _Worker:
             yield "died", "it was stopped"
 
     def stop(self) -> None:
-        """End the process, which writes down what it has; its run is over then."""
+        """End the process, which writes its state down; its run is over then."""
         self._pool.__exit__()
         self._stopped.set()
 

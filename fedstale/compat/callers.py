@@ -43,7 +43,7 @@ _has_threads: Callable[[], bool] = bool
 
 
 def set_app(packages: Sequence[str], has_threads: Callable[[], bool]) -> None:
-    """Say which packages are the app's, wherever they are installed, and whether it has threads."""
+    """Set the app's packages, wherever they are installed, and if it has threads."""
     global _packages, _has_threads
     _packages, _has_threads = set(packages), has_threads
     is_library.cache_clear()
@@ -67,7 +67,7 @@ def is_called_by_us() -> bool:
 
 
 def _caller() -> FrameType | None:
-    """Return who asks, below what asks for its caller; None if all of a thread does."""
+    """Return the caller's frame, below frames that ask for theirs; None if all of a thread do."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_passed(frame.f_code.co_filename):
         frame = frame.f_back

@@ -304,7 +304,7 @@ class Turns:
         return True
 
     def _is_blocked(self, holder: AppThread) -> bool:
-        """Return whether the thread whose turn it is has waited for long for what is not seen."""
+        """Test if the thread in turn has waited for long for something that is not seen."""
         if holder.waiting or holder.depth or holder.thread.ident not in self.time.threads:
             return False  # It is in the grid, or runs what sees wall time.
         lasts_s, now, spent_ns = self._turn_s(), _wall(), _processor_ns(holder.thread)

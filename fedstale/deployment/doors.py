@@ -251,7 +251,7 @@ _TOO_MANY_BYTES = 1 << 30
 
 
 def probe(at: Address, ca: Path) -> list[Finding]:
-    """Ask a SuperLink's address what it lets a stranger do who has the authority's certificate.
+    """Probe a SuperLink's address as a stranger with the authority's certificate.
 
     Args:
         at: where devices connect.
@@ -409,7 +409,7 @@ class _Door:
 
 
 def _unknown_key(at: Address, ca: Path) -> Finding:
-    """Return whether a node joins whose key nobody has registered."""
+    """Probe whether a node joins with a key that nobody has registered."""
     if not features.has("a stranger's key"):
         return finding("unknown_key_not_tried")
     try:

@@ -226,7 +226,7 @@ class LongPollMiddleware:
     async def _answer(
         self, node: int, event: asyncio.Event, gone: "asyncio.Future[None]", scope: Scope
     ) -> list[Message]:
-        """Return the SuperLink's answer when it has a message, or when it is time."""
+        """Return the SuperLink's answer once it has a message, or the time is over."""
         polls = self._polls
         answer: list[Message] = []
         deadline = time.monotonic() + polls.hold_s

@@ -97,7 +97,7 @@ class ProcessGroup:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill what a process has started, and what that has started, until nothing is left."""
+    """Kill all descendants of a process."""
     deadline = time.monotonic() + _LIMIT_S
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)

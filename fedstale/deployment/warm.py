@@ -144,7 +144,7 @@ class WarmExecutor:
         return supernode.launched()
 
     def reconcile(self) -> None:
-        """Wait for what has ended, import what has proved harmless, and end when it is time.
+        """Reap ended forks, import libraries that have proved harmless, and end in time.
 
         A SuperNode has no other message before one is answered, so until then nobody asks for one.
 
@@ -303,7 +303,7 @@ def installed() -> dict[Path, int]:
 
 
 def is_harmless() -> bool:
-    """Return whether a fork of this process can do what this process can.
+    """Test if a fork of this process is as able as the process.
 
     Threads are not forked: those of Python count, while those of BLAS are made again in the fork by
     BLAS itself. A GPU that is open cannot be used in a fork.

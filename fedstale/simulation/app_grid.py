@@ -120,7 +120,7 @@ class AppGrid(TraceGrid):
         return len(self._jobs), self._open
 
     def _is_stalled(self, online: Bits) -> bool:
-        """Return whether a look at who is online is one too many, with nothing else in between."""
+        """Test if a look at the online nodes is one too many, with nothing else in between."""
         so_far, seen = self._seen or (None, online)
         if so_far != self._so_far or not np.array_equal(online, seen):
             self._n_looks = 0

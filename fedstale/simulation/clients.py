@@ -1,4 +1,4 @@
-"""The clients' side of a simulation: who they are, what they remember, and when they really run.
+"""The clients' side of a simulation: their nodes, contexts and runs.
 
 A client runs when what it makes decides when its reply arrives. Where an app promises the size of
 its replies, it runs only when its reply is pulled, or along with one that is, where its own is
@@ -119,7 +119,7 @@ class Clients(Stateful):
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs whose client has run and whose reply has not been pulled (yet), or never.
+        """Number of clients that have run for a reply that was not pulled, or never will be.
 
         At the end of a run these ran for nothing. Where all replies have one size there are never
         more than a batch.
@@ -133,11 +133,11 @@ class Clients(Stateful):
             self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
 
     def may_change(self, node_id: int) -> bool:
-        """Return whether what a node remembers may change before its next job must run."""
+        """Test if a node's context may change before its next job must run."""
         return bool(self._unpulled.get(node_id))
 
     def run(self, jobs: Sequence[JobRow], now: float) -> list[int]:
-        """Run clients of different nodes, whose replies decide what their jobs cost.
+        """Run clients of different nodes, for replies that decide the costs of their jobs.
 
         Args:
             jobs: of devices that have not worked on any later job.
@@ -225,7 +225,7 @@ class Clients(Stateful):
         self._note(seen)
 
     def _run_now(self, jobs: Sequence[JobRow]) -> None:
-        """Run clients, on what their nodes remember, which is then what these leave."""
+        """Run clients on the contexts of their nodes, and keep the contexts that they leave."""
         contexts, columns = [], jobs[0].jobs.columns
         for job in jobs:
             node_id, trained_at = (
@@ -275,7 +275,7 @@ class Clients(Stateful):
         self._sweep_at = 2 * self._n_run + _SWEEP_AT
 
     def _is_ready(self, job: JobRow) -> bool:
-        """Return whether a job was trained ahead, on what its node remembers now."""
+        """Test if a job was trained ahead, on its node's context of now."""
         latest, answer = self._ahead.get(job.row, (None, None))
         return answer is not None and latest == self._latest.get(job.node_id)
 
@@ -454,7 +454,7 @@ class ReplayedDevice:
         return self._replay.is_online([self._job.device] * 2, self._instants)
 
     def read(self) -> Reading:
-        """Return the device when the message had come, and after that when it was answered."""
+        """Read the device at the arrival of the message, then at its answer."""
         end = min(self._reads, 1)
         self._reads += 1
         instant = self.unix_base + self._instants[end]

@@ -145,7 +145,7 @@ class CostModel(Stateful):
         return Charge(whole * done, whole, is_expected)
 
     def _share_done(self, kind: str, node_id: int, share: float) -> tuple[float, bool]:
-        """Return which share of a job will be done, and whether nothing has told that yet."""
+        """Estimate the share of a job that will be done, and if it is a mere guess."""
         if share == 1.0:
             return 1.0, False
         steps = self._steps.get((kind, node_id))

@@ -1,4 +1,4 @@
-"""The devices' side of a simulation: what each job costs, and what its device does with it.
+"""The devices' side of a simulation: the cost of each job, and its trip.
 
 A trace knows its future, so a job is followed to its end in one go, and with it is known what the
 server will see and when. That waits until the first instant at which the server could see anything:
@@ -116,7 +116,7 @@ class OnlineSet:
         self._order()
 
     def _update(self, devices: Index) -> None:
-        """Look up which of some devices are online now, and until when that holds."""
+        """Look up some devices online now, and the end of each state."""
         start, end = self._availability.window_at_or_after(devices, self._now)
         now_online = start <= self._now
         was_online = bits_at(self.words, devices)
@@ -373,7 +373,7 @@ class Devices(Stateful):
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
     def _follow(self, jobs: JobTable, rows: Sequence[int], found: Followed) -> None:
-        """Work out what devices do with one job each, and add these to what was found."""
+        """Compute the trips of devices with one job each, and add them to those found."""
         self._plan(jobs, rows)
         known, open_ = found
         columns = jobs.columns

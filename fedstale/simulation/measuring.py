@@ -277,7 +277,7 @@ class MeasuringExecutor(Executor):
         return ClientReply(reply_with(call.message, content), call.context)
 
     def _is_over(self) -> bool:
-        """Return whether everything is measured, or what is missing is not expected any more."""
+        """Test if everything is measured, or nothing more is expected."""
         if all(map(self._is_done, self.kinds)):
             return True
         if all(kind in self.clients for kind in self.kinds):
@@ -315,7 +315,7 @@ class MeasuringExecutor(Executor):
         return clients >= CLIENTS or (clients > 0 and self._spent_s > _BUDGET_S / 2)
 
     def _measure(self, kind: str, call: ClientCall) -> None:
-        """Measure a client, whose node remembers what it did."""
+        """Measure a client, and keep the context that it leaves."""
         started = time.perf_counter()
         # The first time, a client loads data and libraries.
         self._timed(call)

@@ -99,7 +99,7 @@ class Roles:
             self.found[role] = []
 
     def _settle_states(self) -> None:
-        """Settle what columns are whose names could be two things, by their cells."""
+        """Settle by their cells the roles of columns with ambiguous names."""
         log, found = self.log, self.found
         # A battery has a state too, in words or in the numbers of Android.
         for column in list(found["online"]):
@@ -209,7 +209,7 @@ def given_roles(log: Reading) -> Roles:
 
 
 def _fits(log: Reading, role: str, column: str) -> bool:
-    """Return whether a column can be what its name says, from some of its cells."""
+    """Test if a column can be as its name says, by some of its cells."""
     some = log.sample[column].dropna()
     if some.empty:
         return False

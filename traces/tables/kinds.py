@@ -55,7 +55,7 @@ _KINDS: dict[Kind, _Needs] = {
 
 
 def understand(log: Reading) -> Kind:
-    """Find which kind of log a table is, and which of its columns are read.
+    """Find the kind of log that a table is, and the columns that are read.
 
     Raises:
         TraceError: a column that is given is not there, or none can be what is needed.
@@ -146,7 +146,7 @@ def _kind(roles: Roles) -> Kind:
 
 
 def _settle_windows(roles: Roles) -> None:
-    """Keep one end and one state of windows, and ask whether a column says which are online."""
+    """Keep one end and one state of windows, and ask if a column tells the online ones."""
     log, given, found = roles.log, roles.given, roles.found
     stated = [role for role in STATES if role in given or found[role]]
     if not stated and "online" not in roles.unused:
@@ -304,7 +304,7 @@ class Proposal:
         return "pings"
 
     def _states(self, values: list[str]) -> list[str]:
-        """Return the columns of which one may say when devices are online, by their cells."""
+        """List the columns that by their cells may tell the times online."""
         n_values = {c: self.roles.log.frame[c].nunique() for c in self.silent}
         states, words = self._looking("state"), [] if values else self._looking("word")
         groups = (

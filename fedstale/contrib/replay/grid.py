@@ -49,7 +49,7 @@ _REMEMBERED = 20
 
 
 class _PlannedJobs(JobLog):
-    """Rows of jobs whose plan is known: the grid writes what they spend and how they end."""
+    """Rows of planned jobs: the grid writes their spending and their ends."""
 
     def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
         """Leave the row to the grid."""

@@ -152,7 +152,7 @@ class _Runs(tune.Trainable):
 
 
 class _Searcher(Searcher):
-    """Hands out what is proposed, and keeps what comes of it."""
+    """Hands out proposed configurations, and keeps their reports."""
 
     def __init__(self, proposals: Proposals, notify: Callable[[Trial], object]) -> None:
         super().__init__(metric=SCORE, mode="max")

@@ -412,7 +412,7 @@ def write_page(found: Tuning) -> Path:
 
 
 def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return a table of the configurations: who came furthest, then who was best in the first."""
+    """Tabulate the configurations by the rung that they reached, then by the first objective."""
     sign = 1.0 if space.objectives[0].is_lower_better else -1.0
     unit, length_s = time_unit(space.until_s)
     rows = []

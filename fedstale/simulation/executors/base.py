@@ -289,7 +289,7 @@ class ServerStreams:
 
 @cache
 def _place_of_words() -> int | None:
-    """Return where CPython keeps the words of its stream; None where they are not found there."""
+    """Find the address at which CPython keeps the words of its stream; None if not found."""
     size = object.__basicsize__ + _N_BYTES
     # An object's head, the place and the words, up to a whole pointer.
     if sys.implementation.name != "cpython" or _random.Random.__basicsize__ != -(-size // 8) * 8:

@@ -247,7 +247,7 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
 
 
 class SharedState:
-    """Finds globals of an app's modules by which one client changes what the next does.
+    """Finds globals of an app's modules by which one client changes the next one's work.
 
     Those are generators of random numbers, numbers and texts that change, and entries of
     containers that are replaced. What is made once and kept, such as a dataset that is loaded by

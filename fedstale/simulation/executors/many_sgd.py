@@ -60,7 +60,7 @@ class TrainingTask:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], done: StepsDone | None = None) -> "TrainingTask":
-        """Check what `job` returned, and what the app has noted meanwhile.
+        """Check the result of `job` and the steps that the app has recorded meanwhile.
 
         Raises:
             ConfigError: a key is missing or means nothing, or a value is of the wrong kind.

@@ -94,7 +94,7 @@ class WorkerExecutor(Executor, Generic[Place]):
 
     @abstractmethod
     def _run_parts(self, parts: Sequence[Part[Place]]) -> list[list[ClientReply] | None]:
-        """Return the replies of each part; None where a worker died, which has been replaced."""
+        """Return the replies of each part; None for that of a worker that died and was replaced."""
 
     @abstractmethod
     def _put(self, record: ArrayRecord) -> Place:
@@ -371,7 +371,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         return self._ray.put(record)
 
     def _drop(self, place: _Reference) -> None:
-        """Leave the arrays to Ray, which frees them when the last reference is gone."""
+        """Drop the last reference to the arrays, so that Ray frees them."""
 
 
 _stores: "list[NodeStore]" = []
