@@ -338,6 +338,28 @@ def test_after_the_run_the_clock_is_real_again(make_grid):
     assert time.time is real
 
 
+class Noting(TraceGrid):
+    """A grid of a user's class, which notes what is received from it."""
+
+    def receive(self, until, message_ids):
+        replies = super().receive(until, message_ids)
+        self.noted = [*getattr(self, "noted", []), *replies]
+        return replies
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_grid_of_a_users_class_stays_one_while_an_app_runs(is_ours):
+    grid = Noting(fleet([ALWAYS]), counting_app(), costs=COSTS)
+    with grid.running(is_ours=is_ours):
+        assert isinstance(grid, Noting)
+        (reply,) = grid.pull_messages(grid.push_messages([message_to(1000)]))
+        arrays = ArrayRecord([np.zeros(3, np.float32)])
+        FedBuff(1, 1).start(grid, arrays, num_rounds=2)
+    assert type(grid) is Noting
+    assert grid.noted[0] is reply
+    assert len(grid.noted) == 3
+
+
 def test_work_follows_the_examples_that_replies_tell(make_grid):
     costs = Costs(work_per_example=1.0, epochs=2, examples=50, model_bytes=0)
     grid = make_grid([ALWAYS, ALWAYS], costs=costs)
