@@ -17,7 +17,7 @@ from tiny import fleet
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, TraceError
 from fedstale.machine import release
-from fedstale.simulation import run as run_module
+from fedstale.simulation import nodes
 from fedstale.simulation.run import simulate
 
 STOCK = ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedProx", "FedMedian", "Krum"]
@@ -444,7 +444,7 @@ def test_a_run_tells_when_its_devices_were_online(tmp_path):
 
 @pytest.mark.usefixtures("no_pages")
 def test_of_many_devices_some_are_drawn_and_those_with_jobs_are_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "_ONLINE", 10)
+    monkeypatch.setattr(nodes, "_ONLINE", 10)
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
     run = simulate(config, tmp_path / "run", traces=fleet([[(0.0, 1000.0)]] * 200))
     drawn = run.online[run.online["is_drawn"]]
