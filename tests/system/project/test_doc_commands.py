@@ -37,7 +37,7 @@ ELSEWHERE = {
     "agent fit-learning": "tests/fedstale/test_learning_commands.py",
     "own.toml": "tests/system/journeys/test_researcher.py",
     "picks.toml": "tests/system/journeys/test_researcher.py",
-    "--verify": "tests/fedstale/cli/test_verify_command.py",
+    "--verify": "tests/contrib/audit/test_verify_command.py",
     "tune": "tests/system/contrib/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
     "--resume": "tests/fedstale/cli/test_options.py",
