@@ -224,7 +224,7 @@ def semi_synchronous(
 
 
 class Pace(Stateful):
-    """Where a run stands in its schedule: what may be sent, what is missing, when to go on anyway.
+    """The state of a run in its schedule: jobs to send, updates missing, and the end of a wait.
 
     A schedule that sends after a reply keeps `concurrency` jobs out. One that sends after a step
     sends once for each buffer; a job of it that is lost is replaced by another node, as long as the
@@ -365,7 +365,7 @@ class Pace(Stateful):
         return deadline if is_out else min(deadline, self.changed_at + self._timeout_s)
 
     def is_over(self, now: float) -> bool:
-        """Return whether to step, if no job is out, with what there is.
+        """Decide whether to step with the updates there are, if no job is out.
 
         After a reply, jobs go out again at once; if that is impossible for long, go on without.
         """

@@ -289,7 +289,7 @@ def written_at_end(
     metrics: RunMetrics,
     facts: Callable[[], Mapping[str, Any]],
 ) -> Iterator[None]:
-    """Write what came of a run when it ends, however it ends.
+    """Write the files of a run at its end, however it ends.
 
     Args:
         folder: of the run.

@@ -84,7 +84,7 @@ ONLINE_SCHEMA = pa.schema(
 
 
 def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
-    """Test whether a folder holds an earlier result, which may be removed.
+    """Test if a folder holds an earlier result, which may be removed.
 
     Args:
         path: of the folder; it need not exist.

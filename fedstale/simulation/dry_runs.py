@@ -1,4 +1,4 @@
-"""What a run will meet, before it: who is online, what a job takes, how long rounds are.
+"""Forecast of a run, before it: devices online, times of jobs, lengths of rounds.
 
 The app's own ServerApp says what it sends first, and to how many. Nobody trains: the same message
 goes to devices drawn at instants of the time that the run may take, and the traces say what becomes

@@ -482,7 +482,7 @@ class JobTable(Stateful, Callback):
 
 
 def places_of(rows: Sequence[int]) -> Index | slice:
-    """Return where rows lie; those that follow each other as a slice, which is much faster.
+    """Return the places of rows; a slice, which is much faster, if they follow each other.
 
     Example:
         >>> places_of([4, 5, 6]), places_of([4, 6])

@@ -1,4 +1,4 @@
-"""Which devices take part in a run, what each finds in its node config, and what both lack.
+"""Nodes of a run: their node configs, and missing partitions.
 
 An app with a fixed number of partitions fails on every node beyond them. `partitions` lets
 partition ids wrap, so that devices share data; a run in which clients fail from some id on says so.

@@ -1,4 +1,4 @@
-"""A Flower Grid whose nodes are replayed devices and whose clock is virtual.
+"""A Flower Grid of replayed devices under a virtual clock.
 
 Pushing a message schedules the device's download, training and upload; pulling replies moves the
 clock to the next event. Everything that a ServerApp can see follows what a SuperLink shows it: who
@@ -221,7 +221,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs whose client has run and whose reply has not been pulled, or was lost."""
+        """Number of clients that have run for a reply that was not pulled, or was lost."""
         return self._clients.n_ahead
 
     @property
@@ -447,7 +447,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._schedule(*self._fleet.follow(self._jobs, rows))
 
     def _schedule(self, known: list[int], open_: Iterable[tuple[float, int]] = ()) -> None:
-        """Schedule jobs whose end is known, and others whose client must run first."""
+        """Schedule jobs with a known end, and those with a client that must run first."""
         if known:
             columns = self._jobs.columns
             for row in known:

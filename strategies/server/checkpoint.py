@@ -217,11 +217,11 @@ def read_checkpoint(path: str | Path) -> State:
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the arrays of a state by number, and what says where they belong."""
+    """Return the arrays of a state by number, and the JSON with their places."""
     arrays: dict[str, Array] = {}
 
     def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
-        """Return a value in JSON, where each object has one key: what it stands for."""
+        """Encode a value in JSON, where each object has one key, its kind."""
         if isinstance(value, np.ndarray):
             # Model arrays may have any name: files number them.
             arrays[f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)

@@ -1,4 +1,4 @@
-"""Jobs: whom the next message goes to and what is in it, which are in flight, and how they end.
+"""Jobs: their nodes and contents, those in flight, and their ends.
 
 A job's identity is its message id. Timeouts are instants in a heap, so they happen on the clock and
 not when something else arrives. A job that was given up may still be answered: its reply is
@@ -237,7 +237,7 @@ class Dispatcher:
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
 
     def choose(self, free: NodeSet, k: int, now: float, context: SelectionContext) -> list[int]:
-        """Let the selector pick at most k of the free nodes.
+        """Pick at most k of the free nodes by the selector.
 
         Args:
             free: nodes that may be picked, at least one.
@@ -356,7 +356,7 @@ class Dispatcher:
         self._version, self.latest, self._contents = self.versions.version, record, {}
 
     def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
-        """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
+        """Build the content of a version's messages for one purpose, with its bytes of arrays."""
         version = self.versions.version
         if purpose == "query":
             return RecordDict(), 0

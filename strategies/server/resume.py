@@ -30,7 +30,7 @@ _OF_PROCESS = ("checkpoints", "resume", "stages", "recheck_s", "until")
 
 
 def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) -> None:
-    """Let the stages of a run begin, or go on from the states that they had."""
+    """Begin the stages of a run, or restore the states that they had."""
     earlier, loop.runtime.stages = loop.runtime.stages, loop.stages
     before, strategy = state or {}, loop.strategy
     for name in before.keys() - {stage.name for stage in loop.stages}:

@@ -1,4 +1,4 @@
-"""What a grid knows of its run: the time, where state is kept, and whom to tell what happens.
+"""The runtime of a grid: its clock, checkpointer and callbacks.
 
 Each grid of fedstale carries one `Runtime`. A strategy asks it for the time and tells it what
 became of each reply; displays, logs and stopping rules are callbacks of it. Nothing else in this
@@ -96,7 +96,7 @@ class ResumedClock(Clock):
     """
 
     def __init__(self, clock: Clock, now: float) -> None:
-        """Take over from a clock; `now` is the instant in s at which the earlier run stopped."""
+        """Continue a clock; `now` is the instant in s at which the earlier run stopped."""
         self._clock, self._lead_s = clock, now - clock.now()
 
     def now(self) -> float:
@@ -139,7 +139,7 @@ class Checkpointer:
 
 
 class Callback:
-    """Listens to what happens in a run; a subclass overrides what it is about.
+    """Listens to the events of a run; a subclass overrides some.
 
     Every method gets the run first, for the time (`run.now()`) and for counts of nodes and jobs.
     Callbacks are told one after the other and must not depend on the order: one that raises
