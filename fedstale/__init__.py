@@ -13,19 +13,17 @@ from fedstale.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedstale import agents, client, errors, simulation, strategies, traces
-    from fedstale.api import audit, compare, read_run, simulate
+    from fedstale.api import compare, read_run, simulate
     from fedstale.comparison import Comparison, Plan
-    from fedstale.reports import ForecastAudit, Run
-    from fedstale.verification import Verification, verify
+    from fedstale.reports import Run
 else:
     _imported, __dir__ = names_of(
         __name__,
         {
             "": "agents client errors simulation strategies traces",
-            "api": "audit compare read_run simulate",
+            "api": "compare read_run simulate",
             "comparison": "Comparison Plan",
-            "reports": "ForecastAudit Run",
-            "verification": "Verification verify",
+            "reports": "Run",
         },
     )
 
@@ -41,12 +39,9 @@ else:
 
 __all__ = [
     "Comparison",
-    "ForecastAudit",
     "Plan",
     "Run",
-    "Verification",
     "agents",
-    "audit",
     "client",
     "compare",
     "errors",
@@ -55,5 +50,4 @@ __all__ = [
     "simulation",
     "strategies",
     "traces",
-    "verify",
 ]

@@ -44,7 +44,7 @@ from fedstale.errors import ConfigError, nearest
 from fedstale.flower import command_line, record_of
 from fedstale.interrupts import end_on_signals, exit_code
 from fedstale.live import ProgressNotes, RepeatedInterrupt, progress_line
-from fedstale.reports import ForecastAudit, Run, audited
+from fedstale.reports import Run
 from fedstale.runs import make_folder
 from fedstale.simulation import FlowerApp, WorkHook
 from fedstale.simulation import simulate as simulate_config
@@ -346,23 +346,6 @@ def compare(
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
     return found
-
-
-def audit(runs: Run | str | Path | Sequence[Run | str | Path]) -> ForecastAudit:
-    """Audit the chances to finish and the durations that devices state.
-
-    It reports and excludes nobody: an honest forecaster may be miscalibrated.
-
-    Args:
-        runs: runs of one app that are over, or their folders; of several, devices are joined by
-            node id.
-
-    Raises:
-        ConfigError: a run has no forecasts, or runs do not belong together.
-        ProtocolError: a file of a run cannot be read, or holds what cannot be.
-    """
-    some = [runs] if isinstance(runs, Run | str | Path) else runs
-    return audited([run if isinstance(run, Run) else Run(run) for run in some])
 
 
 def read_run(folder: str | Path) -> Run:

@@ -36,7 +36,6 @@ from fedstale.strategies.server import (
 )
 from fedstale.strategies.stages import (
     Adapters,
-    AuditRecord,
     Compression,
     ForecastRequest,
     LocalWork,
@@ -53,7 +52,6 @@ __all__ = [
     "Adapters",
     "AdaptiveSync",
     "AsyncFedED",
-    "AuditRecord",
     "Callback",
     "Checkpoints",
     "Compression",

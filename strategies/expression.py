@@ -8,6 +8,7 @@ packages add names by entry points of the group `fedstale.strategies`, as fedsta
 import ast
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
@@ -162,6 +163,15 @@ def _paths(call: ast.Call) -> list[ast.Constant]:
 def names() -> list[str]:
     """Return the names that a text may hold without `flower.`, sorted."""
     return sorted({**_added(), **_own()})
+
+
+def classes() -> list[type]:
+    """Return the classes that a text may name; none of another package that cannot be loaded."""
+    found = [*_own().values()]
+    for load in _added().values():
+        with suppress(Exception):
+            found.append(load())
+    return [part for part in found if isinstance(part, type)]
 
 
 @cache

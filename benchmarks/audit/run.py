@@ -20,6 +20,7 @@ import pandas as pd
 
 import fedstale
 from fedstale.config import SimulationConfig
+from fedstale.contrib.audit import audited
 from fedstale.runs import INTERRUPTED, RunFolder, ledger
 from fedstale.simulation.jobs import COLUMNS, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
@@ -67,7 +68,7 @@ def measured(states: Lie, n_devices: int, *, seed: int) -> dict[str, object]:
     for _ in range(max(1, n_devices // AT_A_TIME)):
         with TemporaryDirectory() as folder:
             write_log(Path(folder) / "run", states, min(n_devices, AT_A_TIME), rng)
-            devices = fedstale.audit(Path(folder) / "run").devices
+            devices = audited(Path(folder) / "run").devices
         jobs_to_alarm += devices["jobs_to_alarm"].fillna(np.inf).tolist()
     found = np.array(jobs_to_alarm)
     ends = np.quantile(found, (0.1, 0.5, 0.9), method="lower").tolist()
@@ -133,7 +134,7 @@ def simulated(seed: int, until: str) -> dict[str, object]:
         "digits", traces="synthetic:100", until=until, run_config=config, executor="inline",
         seed=seed,
     )  # fmt: skip
-    found = fedstale.audit(run)
+    found = audited(run)
     tested = found.devices[found.devices["tested"] > 0]
     return {
         **{"lie": "digits", "seed": seed, "until": until, "devices": len(tested)},

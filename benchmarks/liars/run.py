@@ -36,6 +36,7 @@ from threadpoolctl import threadpool_limits
 import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.learning_proxy import update_norms
+from fedstale.contrib.audit import Probing
 from fedstale.simulation import Costs
 from fedstale.strategies import FedAvg, StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -46,7 +47,6 @@ from fedstale.strategies.selection import (
     MostReliable,
     Oort,
     PowerOfChoice,
-    Probing,
     Random,
     Selector,
 )
@@ -261,7 +261,7 @@ def audited(recordings: Path, seed: int, until: str) -> Row:
             "digits", traces=str(Path(folder) / "phones.parquet"), until=until, run_config=config,
             executor="inline", seed=seed,
         )  # fmt: skip
-        found = fedstale.audit(run)
+        found = audited(run)
     tested = found.devices[found.devices["tested"] > 0]
     return {
         **{"devices": len(tested), "tested": int(tested["tested"].sum())},

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from fedstale.reports.figure import (
         FROM_ZERO,
+        SHARES,
         SOURCES,
         Array,
         Figure,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         line_mode,
         marks,
         metric_text,
+        reference,
         rows_of_bars,
         stepped,
         thinned,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
         time_unit,
         without_folders,
     )
-    from fedstale.reports.forecast_audit import ForecastAudit, audited
     from fedstale.reports.learning import (
         BOOKKEEPING,
         by_kind,
@@ -63,11 +64,10 @@ else:
             "advice": "RUN_ENDED advise with_causes",
             "costs": "LEVEL_COLUMNS besides_training client_errors_in_words levels",
             "figure": (
-                "Array FROM_ZERO Figure Row SOURCES accuracy_axis band cell_text curve forest "
-                "line_mode marks metric_text rows_of_bars stepped thinned time_text time_unit "
-                "without_folders"
+                "Array FROM_ZERO Figure Row SHARES SOURCES accuracy_axis band cell_text curve "
+                "forest line_mode marks metric_text reference rows_of_bars stepped thinned "
+                "time_text time_unit without_folders"
             ),
-            "forecast_audit": "ForecastAudit audited",
             "learning": (
                 "BOOKKEEPING by_kind measured_names not_numbers_in_words staleness_figure"
             ),
@@ -84,16 +84,15 @@ __all__ = [
     "NAMES",
     "REPORT",
     "RUN_ENDED",
+    "SHARES",
     "SOURCES",
     "Array",
     "Figure",
-    "ForecastAudit",
     "Link",
     "Row",
     "Run",
     "accuracy_axis",
     "advise",
-    "audited",
     "band",
     "besides_training",
     "by_kind",
@@ -110,6 +109,7 @@ __all__ = [
     "not_numbers_in_words",
     "parts_in_words",
     "ranked",
+    "reference",
     "report_at_end",
     "rows_of_bars",
     "server_metrics",

@@ -65,7 +65,7 @@ from fedstale.strategies.server import (
     Snapshot,
     read_checkpoint,
 )
-from fedstale.strategies.stages import RECORD, OlderClients
+from fedstale.strategies.stages import OlderClients
 from fedstale.strategies.types import State
 from fedstale.traces import TraceSet
 from fedstale.until import Until
@@ -206,8 +206,6 @@ def _until_change(
             folder.write_config(config)
             stack.enter_context(folder.logging(appends=resume))
             grid.runtime.folder = folder.path
-            if state is None:
-                (folder.path / RECORD).unlink(missing_ok=True)
             grid.runtime.checkpointer = keeper = SimulationCheckpointer(
                 folder.checkpoints,
                 grid,

@@ -10,8 +10,7 @@ from fedstale.strategies.selection.base import (
     Selector,
     name_of_class,
 )
-from fedstale.strategies.selection.combined import SURE, Enough, Filtered, Likely, Probing, enough
-from fedstale.strategies.selection.credits import Credits
+from fedstale.strategies.selection.combined import SURE, Enough, Filtered, Likely, enough
 from fedstale.strategies.selection.expected_utility import (
     BALANCED,
     PISCES,
@@ -30,7 +29,6 @@ __all__ = [
     "SURE",
     "Candidate",
     "Candidates",
-    "Credits",
     "Enough",
     "ExpectedUtility",
     "Exponents",
@@ -43,7 +41,6 @@ __all__ = [
     "Oort",
     "OortSettings",
     "PowerOfChoice",
-    "Probing",
     "Random",
     "SelectionContext",
     "Selector",

@@ -38,50 +38,6 @@ class Filtered(Selector):
         return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
 
 
-class Probing(Selector):
-    """Gives a share of the picks to nodes with a better record than they state.
-
-    Who states a low chance is picked by no rule that goes by chances, so nobody would ever find out
-    that it keeps more. A probe is drawn with a probability in proportion to the share of its jobs
-    that a node has finished, less its `p_finish`, where that is positive; a node without a record
-    has the share 1/2. All other picks, and those that no such node is there for, are the other
-    selector's. What rounding takes from probes is carried over.
-
-    Example:
-        >>> from fedstale.strategies.selection import MostReliable
-        >>> modest = Candidates.of([7, 8], forecast_p_finish=[0.9, 0.0])
-        >>> Probing(MostReliable(), 1.0).select(modest, 1, 0.0, np.random.default_rng(0))
-        [8]
-    """
-
-    saved = ("selector", "_owed")
-
-    def __init__(self, selector: Selector, share: Share = 0.05) -> None:
-        """Set the selector of the other picks, and the share of probes in [0, 1]."""
-        self.selector, self.share = selector, share
-        self._owed = 0.0
-        """Probes that rounding has taken so far, in [-0.5, 0.5]."""
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Probe, then pick."""
-        k = min(k, len(candidates))
-        better_by = np.maximum(candidates.share_finished - candidates.p_finish, 0.0)
-        owed = self._owed + k * self.share
-        n = min(round(owed), k, int((better_by > 0).sum()))
-        self._owed = min(max(owed - n, -0.5), 0.5)
-        if not n:
-            return self.selector.select(candidates, k, now, rng)
-        probed = rng.choice(len(candidates), size=n, replace=False, p=better_by / better_by.sum())
-        is_left = np.ones(len(candidates), dtype=np.bool_)
-        is_left[probed] = False
-        probes: list[int] = candidates.take(probed).node_ids.tolist()
-        if n == k:
-            return probes
-        return [*probes, *self.selector.select(candidates.take(is_left), k - n, now, rng)]
-
-
 class Likely(Selector):
     """Lets another selector choose among the candidates that are likely to finish.
 

@@ -1,13 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
 from fedstale.strategies.stages.adapters import Adapters, at_rank
-from fedstale.strategies.stages.audit_record import (
-    FORMAT,
-    NONE_BEFORE,
-    RECORD,
-    AuditRecord,
-    plain_state,
-)
 from fedstale.strategies.stages.base import Pick, Stage, StageRun
 from fedstale.strategies.stages.compatibility import (
     Compatibility,
@@ -30,16 +23,12 @@ from fedstale.strategies.stages.older_clients import OlderClients
 from fedstale.strategies.stages.privacy import Privacy
 
 __all__ = [
-    "FORMAT",
     "JOB_RECORD",
     "LEAST",
-    "NONE_BEFORE",
     "QUERY",
-    "RECORD",
     "STATED",
     "WORK",
     "Adapters",
-    "AuditRecord",
     "Compatibility",
     "Compression",
     "ForecastRequest",
@@ -54,7 +43,6 @@ __all__ = [
     "at_rank",
     "fault_of_releases",
     "is_asked",
-    "plain_state",
     "state_release",
     "stated_release",
     "steps_of",

@@ -10,18 +10,17 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.agents import AgentSelector
+from fedstale.contrib.audit import Credits, Probing
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg, FedBuff
 from fedstale.strategies.selection import (
     RELEASED,
-    Credits,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
     MostReliable,
     Oort,
     PowerOfChoice,
-    Probing,
     Random,
 )
 from fedstale.strategies.server.validation import Validation

@@ -123,8 +123,11 @@ WINDOWS = {
         (f"fedstale/contrib/{name}/command.py", "fedstale.cli.output"): "what all commands do alike"
         for name in ("audit", "replay", "tuning")
     },
+    (
+        "fedstale/contrib/audit/forecasts.py",
+        "fedstale.traces.forecast.evaluation",
+    ): _OF_FORECASTS,
     ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
-    ("fedstale/reports/forecast_audit.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",
 }
 """Imports out of a file inside another room, and why they do not come by the room's door.

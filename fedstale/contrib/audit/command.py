@@ -69,7 +69,7 @@ def audit(
     An alarm is false for at most 1 of 1,000 honest devices, however often one looks. Nobody is
     excluded: an honest forecaster may be miscalibrated.
     """
-    from fedstale import api
+    from fedstale.contrib.audit import audited
 
     if verify:
         if fail_on_alarm:
@@ -79,7 +79,7 @@ def audit(
         _verify(runs, head, signature, key, selector or [], agent, as_json=as_json)
         return
     _refuse_others(head=head, signature=signature, key=key, selector=selector, agent=agent)
-    found = api.audit(runs)
+    found = audited(runs)
     devices = found.devices
     if as_json:
         # In JSON there is no NaN.
@@ -111,7 +111,7 @@ def _verify(
     as_json: bool,
 ) -> None:
     """Print what came of verifying a record, and exit with a code that says it."""
-    from fedstale.verification import verify
+    from fedstale.contrib.audit import verify
 
     found = verify(
         runs,

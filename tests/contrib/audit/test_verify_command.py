@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import fedstale
 from fedstale.cli.main import app
-from fedstale.strategies.stages import RECORD
+from fedstale.contrib.audit import verify
+from fedstale.contrib.audit.record import RECORD
 
 MINE = """
 from fedstale.strategies.selection import Selector
@@ -106,7 +107,7 @@ def test_picks_that_cannot_be_made_again_end_with_exit_code_3(tmp_path, monkeypa
 
 
 def test_a_signature_of_the_head_is_checked(record, keys, tmp_path):
-    head = fedstale.verify(record).head
+    head = verify(record).head
     signature = tmp_path / "head.sig"
     key = serialization.load_pem_private_key((keys / "server.key").read_bytes(), None)
     signature.write_bytes(key.sign(head.encode(), ec.ECDSA(hashes.SHA256())))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_nodes import listed
 
+from fedstale.contrib.audit import Credits, Probing
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     BALANCED,
@@ -16,7 +17,6 @@ from fedstale.strategies.selection import (
     RELEASED,
     Candidate,
     Candidates,
-    Credits,
     Enough,
     ExpectedUtility,
     Exponents,
@@ -29,7 +29,6 @@ from fedstale.strategies.selection import (
     Oort,
     OortSettings,
     PowerOfChoice,
-    Probing,
     Random,
     SelectionContext,
     TiFL,

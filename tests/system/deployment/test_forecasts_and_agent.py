@@ -7,8 +7,8 @@ import pytest
 from known_nodes import listed
 from small_deployment import PYPROJECT, write_app
 
-import fedstale
 from fedstale.agents import AgentSelector
+from fedstale.contrib.audit import audited
 from fedstale.deployment.local import run_app
 from fedstale.reports.run import Run
 from fedstale.strategies.types import SelectionContext
@@ -128,7 +128,7 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     assert "Reliability of reported forecasts" in page
     assert "Forecast durations" in page
     # What a server has logged of real devices can be audited, but for durations.
-    audit = fedstale.audit(record)
+    audit = audited(record)
     done = events[(events.kind == "train") & events.status.isin(["reported", "rejected", "late"])]
     assert set(audit.devices["device_id"]) == set(events[events.kind == "train"].device_id)
     assert 0 < audit.devices["tested"].sum() <= len(done)

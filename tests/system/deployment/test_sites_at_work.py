@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from small_deployment import Running
 
+from fedstale.contrib.audit import verify
 from fedstale.deployment.commands import Address
 from fedstale.deployment.local import LocalDeployment, free_port
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.verification import verify
 from robustness.kills import kept_alive
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]

@@ -8,7 +8,6 @@ from fedstale.traces.forecast.evaluation.backtest import (
     rolling,
     true_times,
 )
-from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_values
 from fedstale.traces.forecast.evaluation.scores import (
     brier,
     least_rates,
@@ -19,14 +18,11 @@ from fedstale.traces.forecast.evaluation.scores import (
 from fedstale.traces.forecast.evaluation.verdict import verdict
 
 __all__ = [
-    "ALARM",
-    "WAYS",
     "backtested",
     "brier",
     "by_horizon",
     "job_scores",
     "least_rates",
-    "log_e_values",
     "log_loss",
     "mean_with_interval",
     "printed",

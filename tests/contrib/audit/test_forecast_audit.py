@@ -9,13 +9,13 @@ from made_run import HOSTILE, write_run
 from stated_run import asked, stated, told, write_stated
 
 import fedstale
+from fedstale.contrib.audit import audited, forecasts
+from fedstale.contrib.audit.e_process import log_wealth
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports import forecast_audit
 from fedstale.reports.run import Run
 from fedstale.runs import ONLINE_SCHEMA
 from fedstale.strategies import FedBuff
 from fedstale.strategies.types import History
-from fedstale.traces.forecast.evaluation.e_process import log_wealth
 
 RNG = np.random.default_rng
 
@@ -29,7 +29,7 @@ def test_scores_are_those_of_a_loop(tmp_path):
     rng = RNG(0)
     fates = {d: ((p := rng.random(20)), (rng.random(20) < 0.7).astype(float)) for d in (0, 1)}
     jobs = [row for d, (p, kept) in fates.items() for row in told(d, kept, p)]
-    audit = fedstale.audit(write_stated(tmp_path / "run", jobs))
+    audit = audited(write_stated(tmp_path / "run", jobs))
     base = np.mean([kept for _, kept in fates.values()])
     for d, (p, kept) in fates.items():
         row = only(audit, f"phone-{d}")
@@ -62,7 +62,7 @@ def test_a_job_on_a_statement_for_an_earlier_job_is_not_tested(tmp_path):
         stated(0, 400, "reported", 0.9),
         stated(0, 600, "interrupted", 0.8),  # stated with the reply of 495 s
     ]
-    row = only(fedstale.audit(write_stated(tmp_path / "run", jobs)))
+    row = only(audited(write_stated(tmp_path / "run", jobs)))
     assert (row["jobs"], row["tested"], row["repeated"]) == (4, 2, 2)
     assert row["stated"] == pytest.approx(0.85)
     assert row["kept"] == 0.0
@@ -74,13 +74,13 @@ def test_a_reply_at_the_instant_of_a_sending_is_of_the_job_before(tmp_path):
     now = {"delivered_at": 0.0, "reported_at": 0.0}
     fates = ["reported", "interrupted", "reported", "reported"]
     jobs = [stated(0, 0.0, fate, 0.5, **now) for fate in fates]
-    row = only(fedstale.audit(write_stated(tmp_path / "run", jobs)))
+    row = only(audited(write_stated(tmp_path / "run", jobs)))
     assert (row["tested"], row["repeated"]) == (3, 1)
 
 
 def test_a_reply_that_the_server_rejects_came_back_in_time(tmp_path):
     jobs = [asked(0, 0), stated(0, 10, "rejected", 0.9), stated(0, 200, "unclaimed", 0.8)]
-    row = only(fedstale.audit(write_stated(tmp_path / "run", jobs)))
+    row = only(audited(write_stated(tmp_path / "run", jobs)))
     assert (row["tested"], row["kept"]) == (2, 1.0)
 
 
@@ -89,7 +89,7 @@ def test_a_job_without_an_outcome_has_no_score_and_speaks_for_the_device(tmp_pat
     before = told(0, [0] * 6, 0.9)
     last = [asked(0, 9000), stated(0, 9010, ending, 0.9)]
     both = [
-        only(fedstale.audit(write_stated(tmp_path / name, jobs)))
+        only(audited(write_stated(tmp_path / name, jobs)))
         for name, jobs in (("a", before), ("b", before + last))
     ]
     assert (both[1]["tested"], both[1]["unknown"]) == (6, 1)
@@ -111,7 +111,7 @@ def test_a_lie_about_chances_is_found_and_its_direction_named(tmp_path, lie):
     p = rng.uniform(0.3, 0.9, 60)
     kept = rng.random(60) < p
     path = write_stated(tmp_path / "run", told(0, kept, claims(p)) + told(1, kept, p))
-    audit = fedstale.audit(path)
+    audit = audited(path)
     assert audit.alarms["device_id"].tolist() == ["phone-0"]
     assert only(audit)["direction"] == direction
     assert 1 < only(audit)["jobs_to_alarm"] < 40
@@ -126,7 +126,7 @@ def test_shortened_durations_are_found_and_long_ones_are_not(tmp_path):
         for i in range(40):
             jobs += [asked(device, 1000 * i), stated(device, 1000 * i + 10, duration_s=said[i % 2])]
     jobs += told(0, [1], 0.5)  # a run needs a chance somewhere
-    audit = fedstale.audit(write_stated(tmp_path / "run", jobs))
+    audit = audited(write_stated(tmp_path / "run", jobs))
     assert audit.alarms["device_id"].tolist() == ["phone-0"]
     row = only(audit)
     assert (row["direction"], row["durations"], row["last_duration_s"]) == ("short", 40, 30.0)
@@ -147,7 +147,7 @@ def test_bias_is_what_selectors_add_to_a_chance(tmp_path):
         else:
             history.failed(7)
     history.forecast(7, {"p_finish": 0.5}, 0.0)
-    row = only(fedstale.audit(write_stated(tmp_path / "run", told(0, kept, p))))
+    row = only(audited(write_stated(tmp_path / "run", told(0, kept, p))))
     assert history.candidates([7]).p_finish[0] == pytest.approx(0.5 + row["bias"])
 
 
@@ -158,7 +158,7 @@ def test_devices_that_were_online_and_never_sent_a_job_are_named(tmp_path):
         schema=ONLINE_SCHEMA,
     )
     path = write_stated(tmp_path / "run", told(0, [1, 0], 0.5), online=windows)
-    audit = fedstale.audit(path)
+    audit = audited(path)
     row = only(audit, "phone-2")
     assert row["never_picked"]
     assert (row["online_s"], row["jobs"]) == (35.0, 0)
@@ -170,7 +170,7 @@ def test_several_runs_of_one_trace_are_joined_and_make_no_alarm_of_copies(tmp_pa
     """What happened once, and is told five times, is no more evidence than told once."""
     jobs = told(0, [0] * 3, 0.95)
     runs = [write_stated(tmp_path / name, jobs) for name in "abcde"]
-    alone, joined = fedstale.audit(runs[0]), fedstale.audit(runs)
+    alone, joined = audited(runs[0]), audited(runs)
     assert only(joined)["tested"] == 15
     assert only(joined)["e_value"] == pytest.approx(only(alone)["e_value"])
     assert only(alone)["e_value"] > 1
@@ -191,13 +191,13 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path):
         ([a, moved], "nodes were renumbered"),
     ):
         with pytest.raises(ConfigError, match=words) as problem:
-            fedstale.audit(runs)
+            audited(runs)
         assert "\n" not in str(problem.value)
 
 
 def test_a_run_without_forecasts_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no device had stated a chance"):
-        fedstale.audit(write_run(tmp_path / "run"))
+        audited(write_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_numbers_that_cannot_be_are_refused(tmp_path, column, value, words):
     table.loc[1, column] = value
     table.to_parquet(path / "events.parquet")
     with pytest.raises(ProtocolError, match=words):
-        fedstale.audit(path)
+        audited(path)
 
 
 def test_a_log_without_the_columns_is_refused_by_their_names(tmp_path):
@@ -225,25 +225,25 @@ def test_a_log_without_the_columns_is_refused_by_their_names(tmp_path):
     table = pq.read_table(path / "events.parquet").drop_columns(["reported_p_finish"])
     pq.write_table(table, path / "events.parquet")
     with pytest.raises(ConfigError, match="has no column reported_p_finish"):
-        fedstale.audit(path)
+        audited(path)
 
 
 def test_notebooks_show_names_of_ill_will_as_text(tmp_path):
     path = write_stated(tmp_path / "run", told(0, [0] * 9, 1.0), names=[HOSTILE, "b", "c"])
-    shown = fedstale.audit(path)._repr_html_()
+    shown = audited(path)._repr_html_()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 
 
 def test_a_report_has_the_audit_where_devices_forecast(tmp_path):
     path = write_stated(tmp_path / "run", told(0, [0] * 9, 1.0) + told(1, [1, 0], 0.5))
-    figure = forecast_audit.figure(Run(path))
+    figure = forecasts.figure(Run(path))
     assert [row[0] for row in figure.rows] == ["phone-0", "phone-1"]
     assert figure.rows[0][list(figure.header).index("alarm")] == "over"
     assert "1 of 2 devices" in figure.about
     page = Run(path).report(tmp_path / "page.html").read_text()
     assert 'id="plot-forecast-audit"' in page
-    assert forecast_audit.figure(Run(write_run(tmp_path / "none"))) is None
+    assert forecasts.figure(Run(write_run(tmp_path / "none"))) is None
 
 
 def client(*, loss, examples):

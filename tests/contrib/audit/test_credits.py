@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from fedstale.contrib.audit import Credits
 from fedstale.errors import ConfigError
-from fedstale.strategies.selection import Candidates, Credits
+from fedstale.strategies.selection import Candidates
 
 RNG = np.random.default_rng
 REPORTS = np.linspace(0.0, 1.0, 101)

@@ -21,12 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports import Run
-from fedstale.runs import DEPLOYED, EVENTS, SUMMARY
-from fedstale.strategies.selection import Selector
-from fedstale.strategies.stages import RECORD
-from fedstale.verification.chain import (
+from fedstale.contrib.audit.chain import (
     MOST_FAULTS,
     ChainLink,
     Line,
@@ -35,7 +30,12 @@ from fedstale.verification.chain import (
     file_of,
     lines,
 )
-from fedstale.verification.replay import ReplayedRun
+from fedstale.contrib.audit.record import RECORD
+from fedstale.contrib.audit.replay import ReplayedRun
+from fedstale.errors import ConfigError, ProtocolError
+from fedstale.reports import Run
+from fedstale.runs import DEPLOYED, EVENTS, SUMMARY
+from fedstale.strategies.selection import Selector
 
 _MOST_KEPT = 16
 """States of a run that are kept for lines that go back to them."""

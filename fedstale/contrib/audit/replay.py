@@ -4,8 +4,8 @@ What the server knew of nodes follows from the lines before, and the generator f
 line states besides, such as the number of candidates or of jobs in flight, must agree with that.
 
 Selectors are made of known classes and plain values. A record may come from anyone: it names
-classes and never imports one. Those of fedstale are in a table, and a user's own is used if whoever
-verifies has passed it.
+classes and never imports one. Those that the text of a strategy may name are known, and a user's
+own is used if whoever verifies has passed it.
 """
 
 import inspect
@@ -20,12 +20,12 @@ import numpy as np
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.policy import digest, embedded, load
+from fedstale.contrib.audit.chain import Line, WrongError
+from fedstale.contrib.audit.record import FORMAT, plain_state
 from fedstale.errors import FedstaleError
-from fedstale.strategies import selection
-from fedstale.strategies.selection import Selector, name_of_class
-from fedstale.strategies.stages import FORMAT, plain_state
+from fedstale.strategies import expression
+from fedstale.strategies.selection import Exponents, OortSettings, Selector, name_of_class
 from fedstale.strategies.types import Forecast, History, NodeIds, SelectionContext
-from fedstale.verification.chain import Line, WrongError
 
 _LEARNT = {
     name: parameter.annotation
@@ -417,25 +417,8 @@ def _shown(nodes: Sequence[int]) -> str:
 
 KNOWN: Mapping[str, Callable[..., Any]] = {
     name_of_class(kind): kind
-    for kind in (
-        selection.Random,
-        selection.Fastest,
-        selection.PowerOfChoice,
-        selection.MostReliable,
-        selection.ExpectedUtility,
-        selection.LeastAvailable,
-        selection.Filtered,
-        selection.Probing,
-        selection.Credits,
-        selection.LeastRecent,
-        selection.Likely,
-        selection.Enough,
-        selection.TiFL,
-        selection.Oort,
-        selection.OortSettings,
-        selection.Exponents,
-        AgentSelector,
-    )
+    for kind in expression.classes()
+    if issubclass(kind, (Selector, OortSettings, Exponents))
 }
 """Classes by their names in a record."""
 _AGENT = name_of_class(AgentSelector)

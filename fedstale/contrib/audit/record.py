@@ -22,7 +22,7 @@ from flwr.app import RecordDict
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
-from fedstale.strategies.stages.base import Pick, Stage, StageRun
+from fedstale.strategies.stages import Pick, Stage, StageRun
 from fedstale.strategies.types import (
     MOST_REASON,
     ClientUpdate,
@@ -111,6 +111,9 @@ class AuditRecord(Stage):
     def _begin(self, run: StageRun) -> None:
         others = [stage for stage in run.earlier if isinstance(stage, AuditRecord)]
         goes_on = any(other._path == self._path for other in others)
+        if run.repeats and self.path is None and not goes_on:
+            # A simulation that begins anew in a folder has what was there in its place.
+            self._path.unlink(missing_ok=True)
         if goes_on or (run.may_resume and self._path.exists()):
             # A run that was killed before its first checkpoint has written lines, too.
             self._open_at_end(least=0)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import fedstale
 from fedstale.app_folder import BUILT_IN
+from fedstale.contrib.audit import verify
+from fedstale.contrib.audit.record import RECORD
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
-from fedstale.strategies.stages import RECORD
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
@@ -29,10 +29,10 @@ def test_the_record_of_a_deployed_run_goes_on_in_a_new_run_and_holds(tmp_path):
         lines = (folder / RECORD).read_bytes().splitlines()
         assert found.summary["record"]["lines"] == json.loads(lines[-1])["n"]
         assert "heard" in {json.loads(line)["kind"] for line in lines}
-    checked = fedstale.verify(first)
+    checked = verify(first)
     assert checked.holds, checked.faults
-    assert fedstale.verify(second).faults
-    checked = fedstale.verify([first, second])
+    assert verify(second).faults
+    checked = verify([first, second])
     assert checked.holds, checked.faults
     assert checked.repeated == checked.picks >= 6
     assert checked.head == Run(second).summary["record"]["head"]

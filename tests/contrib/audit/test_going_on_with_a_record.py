@@ -12,11 +12,12 @@ from shared_fleets import synthetic
 from virtual_grid import VirtualGrid, adder, identity
 
 import fedstale
+from fedstale.contrib.audit import AuditRecord, Probing, verify
+from fedstale.contrib.audit import record as writing
+from fedstale.contrib.audit.record import RECORD
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies import Callback, FedAvg, FedBuff
-from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
-from fedstale.strategies.stages import RECORD, AuditRecord
-from fedstale.strategies.stages import audit_record as writing
+from fedstale.strategies.selection import ExpectedUtility, Oort
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
 
@@ -46,7 +47,7 @@ def test_a_simulation_that_goes_on_writes_what_it_would_have(after, recorded, tm
     again = run(tmp_path / "run", selector, resume=True)
     expected = (recorded.folder / RECORD).read_bytes()
     assert (again.folder / RECORD).read_bytes() == expected
-    assert fedstale.verify(again).holds
+    assert verify(again).holds
 
 
 def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_path):
@@ -54,11 +55,11 @@ def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_p
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     one = run(tmp_path / "one", Oort(), until="90s", resume=True)
     two = run(tmp_path / "two", Oort(), until="2m", resume=True)
-    first, second = fedstale.verify(one), fedstale.verify(two)
+    first, second = verify(one), verify(two)
     assert first.holds
     assert second.holds
     assert first.head != second.head
-    assert not fedstale.verify(two, head=first.head).holds
+    assert not verify(two, head=first.head).holds
     n = len(lines_of(one.folder / RECORD)) - 1
     assert lines_of(two.folder / RECORD)[:n] == lines_of(one.folder / RECORD)[:n]
 
@@ -73,7 +74,7 @@ def test_other_settings_from_some_instant_on_are_a_line(buffered, tmp_path):
         changes=[{"at": "10m", "run-config": {"concurrency": 5}}],
     )
     assert kinds(found.folder / RECORD).count("settings") == 1
-    checked = fedstale.verify(found)
+    checked = verify(found)
     assert checked.holds, checked.faults
     assert checked.repeated == checked.picks > 10
     assert "other settings" in checked.notes[0]
@@ -127,12 +128,12 @@ def test_a_killed_run_goes_on_in_the_same_file(after, tmp_path):
     path = tmp_path / "r"
     killed(strategy(tmp_path / "kept", path), after)
     before = path.read_bytes()
-    (fault,) = fedstale.verify(path).faults
+    (fault,) = verify(path).faults
     assert "is the last one and not the end of a run" in fault
     start(strategy(tmp_path / "kept", path))
     assert path.read_bytes().startswith(before)
     assert kinds(path).count("resumed") == 1
-    checked = fedstale.verify(path)
+    checked = verify(path)
     assert checked.holds, checked.faults
     assert checked.repeated == checked.picks > 10
 
@@ -144,7 +145,7 @@ def test_a_line_that_the_crash_tore_off_is_removed(tmp_path):
     path.write_bytes(whole + b'{"n":99,"before":"ab')
     start(strategy(tmp_path / "kept", path))
     assert path.read_bytes().startswith(whole + b'{"n":')
-    assert fedstale.verify(path).holds
+    assert verify(path).holds
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_chain(tmp_path):
@@ -152,7 +153,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_ch
     killed(strategy(tmp_path / "kept", path), 2)
     start(strategy(tmp_path / "kept", path))
     assert kinds(path).count("start") == 2
-    checked = fedstale.verify(path)
+    checked = verify(path)
     assert checked.holds
     assert "a strategy begins anew" in checked.notes[0]
 
@@ -161,7 +162,7 @@ def test_a_run_that_was_killed_before_its_first_line_begins_with_it(tmp_path):
     path = tmp_path / "r"
     path.write_bytes(b'{"n":1,"before"')
     start(strategy(tmp_path / "kept", path))
-    assert fedstale.verify(path).holds
+    assert verify(path).holds
 
 
 def test_a_run_in_another_folder_goes_on_with_the_chain(tmp_path):
@@ -169,10 +170,10 @@ def test_a_run_in_another_folder_goes_on_with_the_chain(tmp_path):
     killed(strategy(tmp_path / "kept", first), 14)
     start(strategy(tmp_path / "kept", second))
     assert kinds(second)[0] == "resumed"
-    checked = fedstale.verify([first, second])
+    checked = verify([first, second])
     assert checked.holds, checked.faults
     assert checked.repeated == checked.picks
-    (fault,) = fedstale.verify(second).faults
+    (fault,) = verify(second).faults
     assert "of another record" in fault
     assert "expected the folder of that before this one" in fault
 
@@ -182,8 +183,8 @@ def test_parts_in_the_wrong_order_and_two_runs_are_no_chain(tmp_path):
     killed(strategy(tmp_path / "kept", first), 14)
     start(strategy(tmp_path / "kept", second))
     start(FedBuff(4, 2, stages=[AuditRecord(other)]))
-    assert "expected the folder of that before" in fedstale.verify([second, first]).faults[0]
-    (fault,) = fedstale.verify([first, other]).faults
+    assert "expected the folder of that before" in verify([second, first]).faults[0]
+    (fault,) = verify([first, other]).faults
     assert fault == f"{other}: it begins a chain of its own: verify it alone"
 
 
@@ -195,7 +196,7 @@ def test_a_line_that_goes_back_to_no_line_is_named(tmp_path):
     i = kinds(path).index("resumed")
     for facts in ({"to": 3}, {"head": "ab" * 32}, {"to": None}, {"head": 5}):
         other = [*lines[:i], changed(lines[i], **facts), *lines[i + 1 :]]
-        checked = fedstale.verify(written(tmp_path / "other", chained(other)))
+        checked = verify(written(tmp_path / "other", chained(other)))
         assert checked.faults[0].startswith(f"line {i + 1}: it goes back to line ")
 
 
@@ -261,7 +262,7 @@ def test_a_strategy_that_is_started_twice_writes_both_runs(tmp_path):
             grid.replies.clear()
             grid.heap.clear()
     assert kinds(tmp_path / "r").count("start") == 2
-    checked = fedstale.verify(tmp_path / "r")
+    checked = verify(tmp_path / "r")
     assert checked.holds, checked.faults
 
 
@@ -269,7 +270,7 @@ def test_nodes_that_a_grid_gives_in_any_order_are_picked_from_in_ascending_order
     orders = np.random.default_rng(0)
     for name, order in (("a", sorted), ("b", lambda nodes: orders.permutation(list(nodes)))):
         start(FedBuff(4, 2, selector=Oort(), stages=[AuditRecord(tmp_path / name)]), order=order)
-        assert fedstale.verify(tmp_path / name).holds
+        assert verify(tmp_path / name).holds
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -284,7 +285,7 @@ def test_jobs_that_could_not_be_sent_are_in_the_record(tmp_path):
     with identity():
         made.start(grid, ArrayRecord([np.zeros(3)]), 8)
     assert any("unsent" in json.loads(line) for line in lines_of(tmp_path / "r"))
-    checked = fedstale.verify(tmp_path / "r")
+    checked = verify(tmp_path / "r")
     assert checked.holds, checked.faults
 
 

@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from fedstale.contrib.audit.record import NONE_BEFORE, RECORD
 from fedstale.errors import ConfigError
-from fedstale.strategies.stages import NONE_BEFORE, RECORD
 
 MOST_LINE = 64_000_000
 """Bytes of a line: of a million nodes that become candidates at once, there are 21."""

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from tiny import fleet
 
 import fedstale
+from fedstale.contrib.audit import audited
 from fedstale.strategies import FedBuff
 from fedstale.strategies.stages import ForecastRequest
 
@@ -70,7 +71,7 @@ def run(claims, *, asks):
 
 @pytest.fixture(scope="module")
 def honest():
-    return {asks: fedstale.audit(run(lambda p: p, asks=asks)) for asks in (True, False)}
+    return {asks: audited(run(lambda p: p, asks=asks)) for asks in (True, False)}
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -91,7 +92,7 @@ def test_a_lost_job_that_is_sent_again_is_not_held_against_the_old_statement(hon
 
 
 def test_devices_that_claim_more_than_they_draw_are_found():
-    found = fedstale.audit(run(lambda p: 1.0, asks=True))
+    found = audited(run(lambda p: 1.0, asks=True))
     assert len(found.alarms) > N / 2
     assert set(found.alarms["direction"]) == {"over"}
     assert found.devices["jobs_to_alarm"].min() < inf

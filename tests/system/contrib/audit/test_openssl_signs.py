@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from made_record import run
 from typer.testing import CliRunner
 
-import fedstale
 from fedstale.cli.main import app
+from fedstale.contrib.audit import verify
 
 
 def test_a_signature_of_the_head_by_openssl_is_checked(tmp_path):
@@ -19,7 +19,7 @@ def test_a_signature_of_the_head_by_openssl_is_checked(tmp_path):
     (tmp_path / "server.key").write_bytes(secret)
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     (tmp_path / "server.pub").write_bytes(key.public_key().public_bytes(pem, form))
-    head = fedstale.verify(record).head
+    head = verify(record).head
     command = ["openssl", "dgst", "-sha256", "-sign", tmp_path / "server.key", "-out", signature]
     subprocess.run(command, input=head.encode(), check=True)
     words = ["audit", "--verify", record, "--signature", signature, "--key"]

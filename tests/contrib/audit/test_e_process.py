@@ -6,7 +6,7 @@ from honest_fleets import FLEETS, check_alarms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.traces.forecast.evaluation.e_process import SURE, log_e_values, log_wealth
+from fedstale.contrib.audit.e_process import SURE, log_e_values, log_wealth
 
 RNG = np.random.default_rng
 chances = st.lists(st.floats(0.0, 1.0, allow_subnormal=False), min_size=1, max_size=6)

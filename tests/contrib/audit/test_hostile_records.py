@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_record import chained, lines_of, written
 
-import fedstale
+from fedstale.contrib.audit import verify
+from fedstale.contrib.audit.record import RECORD
 from fedstale.errors import ConfigError
-from fedstale.strategies.stages import RECORD
 
 ODD = st.one_of(
     st.none(),
@@ -55,7 +55,7 @@ def test_a_field_of_any_line_may_be_anything(data, recorded, tmp_path):
         else:
             del at[path[-1]]
         lines[i] = json.dumps(facts).encode()
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     # The end is missing, at least.
     assert checked.faults
     assert all(len(fault) < 1000 and "\n" not in fault for fault in checked.faults)
@@ -69,7 +69,7 @@ def test_lines_may_be_in_any_order_and_any_number(data, recorded, tmp_path):
     places = data.draw(st.lists(st.integers(0, n - 1), max_size=30))
     other = [lines[i] for i in places]
     path = written(tmp_path / "r", chained(other) if data.draw(st.booleans()) else other)
-    assert fedstale.verify(path).faults
+    assert verify(path).faults
 
 
 @QUIET
@@ -81,8 +81,8 @@ def test_bytes_anywhere_are_found(noise, seed, shortly_recorded, tmp_path):
     end = min(end, start + 400)
     other = data[:start] + noise + data[end:]
     (tmp_path / "r").write_bytes(other)
-    head = fedstale.verify(shortly_recorded).head if seed % 10 == 0 else None
-    assert bool(fedstale.verify(tmp_path / "r", head=head).faults) == (other != data)
+    head = verify(shortly_recorded).head if seed % 10 == 0 else None
+    assert bool(verify(tmp_path / "r", head=head).faults) == (other != data)
 
 
 def test_every_single_edit_drop_swap_and_copy_is_found(shortly_recorded, tmp_path):
@@ -95,20 +95,20 @@ def test_every_single_edit_drop_swap_and_copy_is_found(shortly_recorded, tmp_pat
             [*lines[: j + 1], *lines[j:]],
             [*lines[:j], lines[j].replace(b":", b": ", 1), *lines[j + 1 :]],
         ):
-            assert fedstale.verify(written(tmp_path / "r", other)).faults
+            assert verify(written(tmp_path / "r", other)).faults
 
 
 def test_a_folder_a_device_and_a_missing_file_are_no_records(tmp_path):
     for path in (tmp_path, tmp_path / "none", "/dev/zero"):
         with pytest.raises(ConfigError, match=r"has no record\.jsonl"):
-            fedstale.verify(path)
+            verify(path)
 
 
 def test_an_endless_line_takes_no_memory(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstale.verification.chain.MOST_LINE", 10_000)
+    monkeypatch.setattr("fedstale.contrib.audit.chain.MOST_LINE", 10_000)
     first = lines_of(recorded.folder / RECORD)[0]
     (tmp_path / "r").write_bytes(first + b"\n" + b"[" * 5_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (fault,) = fedstale.verify(tmp_path / "r").faults
+    (fault,) = verify(tmp_path / "r").faults
     assert fault == "line 2 cannot be read: it has more than 10,000 bytes"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000

@@ -11,11 +11,12 @@ from shared_fleets import synthetic
 import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.agents.policy.selector import Shadow
+from fedstale.contrib.audit import AuditRecord, Credits, Probing, verify
+from fedstale.contrib.audit.record import FORMAT, RECORD
 from fedstale.errors import ConfigError
-from fedstale.strategies import AuditRecord, FedAvg, FedBuff
+from fedstale.strategies import FedAvg, FedBuff
 from fedstale.strategies.selection import (
     BALANCED,
-    Credits,
     Enough,
     ExpectedUtility,
     Exponents,
@@ -27,12 +28,10 @@ from fedstale.strategies.selection import (
     MostReliable,
     Oort,
     PowerOfChoice,
-    Probing,
     Random,
     Selector,
     TiFL,
 )
-from fedstale.strategies.stages import FORMAT, RECORD
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
@@ -91,7 +90,7 @@ def of_user(tmp_path_factory):
 @pytest.mark.parametrize("selector", SHIPPED, ids=repr)
 def test_each_pick_of_each_selector_is_made_again(selector, tmp_path):
     found = run(tmp_path / "run", selector, until="25 rounds")
-    checked = fedstale.verify(found)
+    checked = verify(found)
     assert (checked.faults, checked.why_not, checked.notes) == ((), "", ())
     assert checked.holds
     assert checked.repeated == checked.picks > 20
@@ -109,7 +108,7 @@ def test_every_shipped_selector_is_among_them():
 def test_a_synchronous_run_with_evaluations_is_made_again(tmp_path):
     strategy = FedAvg(stages=[AuditRecord()], fraction_evaluate=0.5, seed=4, selector=Oort())
     found = run(tmp_path / "run", strategy=strategy, until="12 rounds")
-    checked = fedstale.verify(found)
+    checked = verify(found)
     assert checked.holds, checked.faults
     assert checked.repeated == checked.picks >= 12
     kinds = [json.loads(line)["kind"] for line in lines_of(found.folder / RECORD)]
@@ -142,7 +141,7 @@ def test_an_edited_line_is_named(recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
     for i in range(0, len(lines) - 2, 17):
         edited = [*lines[:i], changed(lines[i], now=1.25), *lines[i + 1 :]]
-        checked = fedstale.verify(written(tmp_path / "r", edited))
+        checked = verify(written(tmp_path / "r", edited))
         assert checked.faults == (f"line {i + 1} was altered",)
 
 
@@ -166,7 +165,7 @@ def test_an_edited_line_is_named(recorded, tmp_path):
 )
 def test_lines_that_were_moved_are_named(edit, fault, recorded, tmp_path):
     lines = edit(lines_of(recorded.folder / RECORD))
-    checked = fedstale.verify(written(tmp_path / "r", lines))
+    checked = verify(written(tmp_path / "r", lines))
     assert checked.faults[0] == fault.splitlines()[0]
     assert {*fault.splitlines()} <= {*checked.faults}
 
@@ -175,32 +174,32 @@ def test_lines_cut_at_the_end_are_found_by_the_last_line_the_summary_and_the_hea
     recorded, tmp_path
 ):
     lines = lines_of(recorded.folder / RECORD)
-    head = fedstale.verify(recorded).head
+    head = verify(recorded).head
     cut = written(tmp_path / "r", lines[:-5])
-    (fault,) = fedstale.verify(cut).faults
+    (fault,) = verify(cut).faults
     assert fault.startswith(f"line {len(lines) - 5} is the last one and not the end of a run")
-    (fault,) = fedstale.verify(cut, head=head).faults
+    (fault,) = verify(cut, head=head).faults
     assert fault.startswith(f"no line has the hash {head}")
     # Whoever cuts may write an end: then the head alone tells, and that of the summary.
     ended = chained([*lines[:-5], lines[-1]])
-    assert fedstale.verify(written(cut, ended)).holds
-    assert not fedstale.verify(cut, head=head).holds
+    assert verify(written(cut, ended)).holds
+    assert not verify(cut, head=head).holds
     summary = {"record": {"lines": len(lines), "head": head}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (fault,) = fedstale.verify(written(tmp_path / RECORD, ended)).faults
+    (fault,) = verify(written(tmp_path / RECORD, ended)).faults
     assert fault.startswith("summary.json states the head")
 
 
 def test_a_file_cut_in_the_midst_of_a_line_is_named(recorded, tmp_path):
     (tmp_path / "r").write_bytes((recorded.folder / RECORD).read_bytes()[:-20])
     n = len(lines_of(recorded.folder / RECORD))
-    (fault,) = fedstale.verify(tmp_path / "r").faults
+    (fault,) = verify(tmp_path / "r").faults
     assert fault.startswith(f"line {n} cannot be read: it has no end")
 
 
 def test_an_earlier_head_says_nothing_of_what_follows(recorded):
     (first,) = [json.loads(line)["before"] for line in lines_of(recorded.folder / RECORD)[10:11]]
-    checked = fedstale.verify(recorded, head=first)
+    checked = verify(recorded, head=first)
     assert checked.holds
     assert checked.notes[0].startswith("the head is that of line 10: it says nothing of the ")
 
@@ -247,7 +246,7 @@ def test_a_rewritten_chain_is_found_by_its_picks(kind, change, words, recorded, 
     lines = lines_of(recorded.folder / RECORD)
     i = place(lines, kind)
     lines[i] = changed(lines[i], **change(json.loads(lines[i])))
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert not checked.holds
     first = checked.faults[0]
     assert words in first
@@ -265,7 +264,7 @@ def test_what_selectors_use_is_found_where_it_matters_to_a_pick(field, recorded,
             lines[i] = changed(line, **{field: 1.0 + facts["job"] * 7 % 5})
         elif field in facts.get("forecast", {}):
             lines[i] = changed(line, forecast={"p_finish": (i * 7 % 5) / 5})
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert "when made again" in checked.faults[0]
 
 
@@ -273,8 +272,8 @@ def test_a_rewritten_chain_that_makes_sense_is_found_by_the_head_alone(recorded,
     lines = lines_of(recorded.folder / RECORD)
     lines[-1] = changed(lines[-1], reason="another")
     path = written(tmp_path / "r", chained(lines))
-    assert fedstale.verify(path).holds
-    assert not fedstale.verify(path, head=fedstale.verify(recorded).head).holds
+    assert verify(path).holds
+    assert not verify(path, head=verify(recorded).head).holds
 
 
 def test_renumbered_nodes_are_found_by_the_log_of_jobs(tmp_path):
@@ -290,20 +289,20 @@ def test_renumbered_nodes_are_found_by_the_log_of_jobs(tmp_path):
         one = {"node": facts["node"] + 1000} if "node" in facts else {}
         lines[i] = changed(line, **many, **one)
     written(path, chained(lines))
-    (fault,) = fedstale.verify(found).faults
+    (fault,) = verify(found).faults
     assert fault.startswith("training job 1 went to node 20")
     assert "nodes were renumbered, or it is the record of another run" in fault
     # By itself it is a record like any other.
-    assert fedstale.verify(written(tmp_path / "alone", lines_of(path))).holds
+    assert verify(written(tmp_path / "alone", lines_of(path))).holds
 
 
 def test_the_record_of_another_run_is_found(recorded, tmp_path):
     found = run(tmp_path / "run", Random(), until="3 rounds")
     (found.folder / RECORD).write_bytes((recorded.folder / RECORD).read_bytes())
-    first, second = fedstale.verify(found).faults
+    first, second = verify(found).faults
     assert first.startswith("summary.json states the head")
     (found.folder / "summary.json").write_text("{}")
-    assert fedstale.verify(found).faults == (second,)
+    assert verify(found).faults == (second,)
     assert "it is the record of another run" in second
 
 
@@ -314,13 +313,13 @@ def test_a_run_without_a_record_is_refused_in_a_sentence(tmp_path):
     strategy = FedBuff(8, 2, seed=3)
     found = run(tmp_path / "run", strategy=strategy, until="2 rounds")
     with pytest.raises(ConfigError, match=r"has no record\.jsonl: expected a run of a strategy"):
-        fedstale.verify(found)
+        verify(found)
 
 
 def test_a_newer_format_is_named(recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
     lines[0] = changed(lines[0], format=FORMAT + 1, more="than this release knows")
-    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    (fault,) = verify(written(tmp_path / "r", chained(lines))).faults
     assert fault == (
         f"line 1: format = {FORMAT + 1}: this release reads {FORMAT}; verify with a later fedstale"
     )
@@ -342,7 +341,7 @@ def test_a_newer_format_is_named(recorded, tmp_path):
 )
 def test_an_unreadable_line_is_named(line, words, recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
-    (fault,) = fedstale.verify(written(tmp_path / "r", [lines[0], line, *lines[2:]])).faults
+    (fault,) = verify(written(tmp_path / "r", [lines[0], line, *lines[2:]])).faults
     assert fault.startswith("line 2 cannot be read: ")
     assert words in fault
 
@@ -372,7 +371,7 @@ def test_values_that_cannot_be_are_named(kind, facts, words, recorded, tmp_path)
     lines = lines_of(recorded.folder / RECORD)
     i = place(lines, kind, 3, **({"has": "staleness"} if "staleness" in facts else {}))
     lines[i] = changed(lines[i], **facts)
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert checked.faults[-1].startswith(f"line {i + 1}: ")
     assert words in checked.faults[-1]
 
@@ -381,7 +380,7 @@ def test_a_chance_outside_0_to_1_is_what_a_device_may_state(recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
     i = place(lines, "heard", 10**6)
     lines[i] = changed(lines[i], forecast={"p_finish": 1.7})
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     node = json.loads(lines[i])["node"]
     note = f"node {node} states p_finish = 1.7, and the server takes it as 1"
     assert f"line {i + 1}: {note}" in checked.notes
@@ -391,18 +390,18 @@ def test_a_chance_outside_0_to_1_is_what_a_device_may_state(recorded, tmp_path):
 
 
 def test_a_selector_of_a_user_needs_its_class(of_user):
-    checked = fedstale.verify(of_user)
+    checked = verify(of_user)
     assert checked.holds
     assert (checked.repeated, checked.picks > 10) == (0, True)
     assert "Sometimes', which is not of fedstale: pass its class" in checked.why_not
-    checked = fedstale.verify(of_user, selectors=[Sometimes])
+    checked = verify(of_user, selectors=[Sometimes])
     assert checked.holds
     assert (checked.repeated, checked.why_not) == (checked.picks, "")
 
 
 def test_a_function_as_a_setting_cannot_be_made_again(tmp_path):
     selector = Filtered(lambda node: node.times_failed < 3, Random())
-    checked = fedstale.verify(run(tmp_path / "run", selector, until="5 rounds"))
+    checked = verify(run(tmp_path / "run", selector, until="5 rounds"))
     assert checked.holds
     assert checked.repeated == 0
     assert "Filtered has a setting 'where' (function) that no other process" in checked.why_not
@@ -412,7 +411,7 @@ def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(of_user
     lines = lines_of(of_user.folder / RECORD)
     i = place(lines, "pick")
     lines[i] = changed(lines[i], picks=[77])
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert checked.faults[0].startswith(f"line {i + 1}: picks [77], which are not at most")
 
 
@@ -426,7 +425,7 @@ def test_a_pick_of_a_node_that_has_a_job_is_named(of_user, tmp_path):
     lines[second] = changed(
         lines[second], left=left, picks=picks, candidates=facts["candidates"] + 1
     )
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert f"line {second + 1}: picks [{busy}], which have a job in flight" in checked.faults
 
 
@@ -435,12 +434,12 @@ def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
     lines = lines_of(found.folder / RECORD)
     selector = json.loads(lines[0])["selector"] | {"weights": "ab" * 32}
     lines[0] = changed(lines[0], selector=selector)
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert checked.holds
     assert "pass its folder by --agent" in checked.why_not
     embedded = Path(fedstale.agents.policy.scorer.__file__).parent
-    assert fedstale.verify(found, agent=embedded).repeated > 0
-    checked = fedstale.verify(found, agent=tmp_path)
+    assert verify(found, agent=embedded).repeated > 0
+    checked = verify(found, agent=tmp_path)
     assert "the agent cannot be read" in checked.why_not
 
 
@@ -467,7 +466,7 @@ def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
 def test_a_selector_that_cannot_be_is_named(selector, words, recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
     lines[0] = changed(lines[0], selector=selector)
-    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    (fault,) = verify(written(tmp_path / "r", chained(lines))).faults
     assert words in fault
 
 
@@ -475,7 +474,7 @@ def test_a_selector_that_cannot_be_is_named(selector, words, recorded, tmp_path)
 def test_a_record_imports_and_makes_nothing_that_was_not_passed(name, recorded, tmp_path):
     lines = lines_of(recorded.folder / RECORD)
     lines[0] = changed(lines[0], selector={"class": name, "settings": {}})
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert "which is not of fedstale" in checked.why_not
     assert Writes.made == 0
 
@@ -486,7 +485,7 @@ def test_a_long_chain_of_selectors_is_refused(recorded, tmp_path):
         selector = {"class": "Probing", "settings": {"selector": selector, "share": 0.1}}
     lines = lines_of(recorded.folder / RECORD)
     lines[0] = changed(lines[0], selector=selector)
-    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    (fault,) = verify(written(tmp_path / "r", chained(lines))).faults
     assert "expected a class and its settings" in fault
 
 
@@ -495,7 +494,7 @@ def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
     for i, line in enumerate(lines):
         if b'"loss"' in line:
             lines[i] = changed(line, loss=-1e308, square_loss=1e308, examples=1e308)
-    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    checked = verify(written(tmp_path / "r", chained(lines)))
     assert checked.faults
     assert np.isfinite(checked.lines)
 
@@ -522,7 +521,7 @@ def test_picks_are_made_again_where_devices_are_asked_for_less(strategy):
             **{"local-epochs": 2, "batch-size": 32},
         },
     )
-    verified = fedstale.verify(found)
+    verified = verify(found)
     assert verified.holds
     assert verified.repeated == verified.picks > 5
     if "LocalWork" in strategy:

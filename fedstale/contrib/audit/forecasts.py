@@ -1,7 +1,7 @@
 """Whether devices keep what they state of themselves, from the job log of runs that are over.
 
 Devices report their chance to finish and how long a job will take, and the server selects by it. An
-audit scores both for each device and tests them with bets (`traces.forecast.evaluation.e_process`),
+audit scores both for each device and tests them with bets (`e_process`),
 so that it may be looked at after any job. It reports, and excludes nobody: what looks like a lie
 may be a poor forecaster. Losses and examples are in no column of the log, so nothing is said of
 them here.
@@ -11,21 +11,19 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from fedstale.contrib.audit.e_process import ALARM, WAYS, log_e_values
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.figure import SHARES, Figure, cell_text, curve, reference
+from fedstale.reports import SHARES, Figure, Run, cell_text, curve, reference
 from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
 from fedstale.traces import outline
-from fedstale.traces.forecast.evaluation import ALARM, WAYS, brier, log_e_values, log_loss
-
-if TYPE_CHECKING:
-    from fedstale.reports.run import Run
+from fedstale.traces.forecast.evaluation import brier, log_loss
 
 ROWS = 30
 """Devices that the figure of a report shows at most: `fedstale audit` has all."""
@@ -72,7 +70,7 @@ class ForecastAudit:
         return said + self.devices.to_html(index=False)
 
 
-def audited(runs: "Sequence[Run]") -> ForecastAudit:
+def audited(runs: Run | str | Path | Sequence[Run | str | Path]) -> ForecastAudit:
     """Audit what devices reported in some runs of one app.
 
     A device states its chance with a reply, for its next job. So a job is tested if it is the first
@@ -108,18 +106,20 @@ def audited(runs: "Sequence[Run]") -> ForecastAudit:
     - `online_s`: for how long it was online; `never_picked`: online, and never sent a job.
 
     Args:
-        runs: at least one.
+        runs: at least one that is over, or its folder; of several, devices are joined by node id.
 
     Raises:
         ConfigError: a run has no forecasts, or runs do not belong together.
         ProtocolError: the log of a run is damaged.
     """
-    _check_together(runs)
-    tables = [_statements(run) for run in runs]
-    _check_numbers(runs, tables)
+    some = [runs] if isinstance(runs, Run | str | Path) else runs
+    all_runs = [run if isinstance(run, Run) else Run(run) for run in some]
+    _check_together(all_runs)
+    tables = [_statements(run) for run in all_runs]
+    _check_numbers(all_runs, tables)
     jobs = pd.concat([table.assign(run=i) for i, table in enumerate(tables)], ignore_index=True)
-    devices = _scores(jobs).join(_wealth(jobs, len(runs)))
-    devices = devices.join(_online(runs), how="outer").rename_axis("device_id").reset_index()
+    devices = _scores(jobs).join(_wealth(jobs, len(all_runs)))
+    devices = devices.join(_online(all_runs), how="outer").rename_axis("device_id").reset_index()
     for name in ("jobs", "tested", "repeated", "unknown", "durations"):
         devices[name] = devices[name].fillna(0).astype(np.int64)
     devices["never_picked"] = (devices["jobs"] == 0) & (devices["online_s"] > 0)
@@ -130,13 +130,13 @@ def audited(runs: "Sequence[Run]") -> ForecastAudit:
         ["alarm", "e_value", "device_id"], ascending=[False, False, True], ignore_index=True
     )
     return ForecastAudit(
-        runs=tuple(str(run.folder) for run in runs),
+        runs=tuple(str(run.folder) for run in all_runs),
         devices=devices,
-        notes=tuple(_notes(runs, jobs, devices)),
+        notes=tuple(_notes(all_runs, jobs, devices)),
     )
 
 
-def figure(run: "Run") -> Figure | None:
+def figure(run: Run) -> Figure | None:
     """Return the audit of a run as a figure, or None if no device forecast itself."""
     if P not in run.jobs or not np.isfinite(run.jobs[P].to_numpy(np.float64)).any():
         return None
@@ -181,7 +181,7 @@ _SHOWN = {
 """Columns of the table of a report, and their heads."""
 
 
-def _check_together(runs: "Sequence[Run]") -> None:
+def _check_together(runs: Sequence[Run]) -> None:
     """Raise if runs cannot be audited, or not together."""
     if not runs:
         raise ConfigError("runs = []: expected at least one run that is over")
@@ -198,7 +198,7 @@ def _check_together(runs: "Sequence[Run]") -> None:
             )
 
 
-def _check_numbers(runs: "Sequence[Run]", tables: Sequence[pd.DataFrame]) -> None:
+def _check_numbers(runs: Sequence[Run], tables: Sequence[pd.DataFrame]) -> None:
     """Raise unless a node id stands for the same device in all runs."""
     device_of: dict[int, str] = {}
     node_of: dict[str, int] = {}
@@ -214,7 +214,7 @@ def _check_numbers(runs: "Sequence[Run]", tables: Sequence[pd.DataFrame]) -> Non
                 )
 
 
-def _statements(run: "Run") -> pd.DataFrame:
+def _statements(run: Run) -> pd.DataFrame:
     """Return the training jobs of a run with what was stated before them and came of them.
 
     Columns besides those of the log: `is_fresh` (the first job sent after a reply), `age_s`, `kept`
@@ -357,7 +357,7 @@ def _wealth(jobs: pd.DataFrame, n_runs: int) -> pd.DataFrame:
     return pd.DataFrame(found).join(pd.DataFrame(alarm).assign(alarm=True))
 
 
-def _online(runs: "Sequence[Run]") -> "pd.Series[float]":
+def _online(runs: Sequence[Run]) -> "pd.Series[float]":
     """Return for how long devices were online, in s, by their ids, where it is known."""
     windows = [run.online for run in runs if run.online is not None]
     if not windows:
@@ -367,7 +367,7 @@ def _online(runs: "Sequence[Run]") -> "pd.Series[float]":
     return lengths.groupby(table["device_id"]).sum().rename("online_s")
 
 
-def _notes(runs: "Sequence[Run]", jobs: pd.DataFrame, devices: pd.DataFrame) -> list[str]:
+def _notes(runs: Sequence[Run], jobs: pd.DataFrame, devices: pd.DataFrame) -> list[str]:
     """Return what was left out and how runs were joined, in sentences."""
     notes = []
     if len(runs) > 1:

@@ -5,7 +5,8 @@ from buffered_app import buffered
 from interruptions import every_version_kept, no_pages
 from made_record import run
 
-from fedstale.strategies.selection import ExpectedUtility, Probing
+from fedstale.contrib.audit import Probing
+from fedstale.strategies.selection import ExpectedUtility
 
 __all__ = ["buffered", "every_version_kept", "no_pages"]
 
