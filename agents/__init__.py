@@ -23,14 +23,12 @@ from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.agents.deep_sets import SetExtractor, set_policy
     from fedstale.agents.env import SB3VecEnv, SelectionEnv, VectorSelectionEnv
 else:
     __getattr__, __dir__ = names_of(
         __name__,
         {
             "env": "SB3VecEnv SelectionEnv VectorSelectionEnv",
-            "deep_sets": "SetExtractor set_policy",
         },
     )
 
@@ -49,7 +47,6 @@ __all__ = [
     "Scenario",
     "Scenarios",
     "SelectionEnv",
-    "SetExtractor",
     "Shadow",
     "Simulator",
     "Training",
@@ -62,6 +59,5 @@ __all__ = [
     "load",
     "observation",
     "save",
-    "set_policy",
     "train",
 ]

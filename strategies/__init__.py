@@ -35,7 +35,6 @@ from fedstale.strategies.server import (
     read_checkpoint,
 )
 from fedstale.strategies.stages import (
-    Adapters,
     Compression,
     ForecastRequest,
     LocalWork,
@@ -49,7 +48,6 @@ __all__ = [
     "CA2FL",
     "FADAS",
     "REFL",
-    "Adapters",
     "AdaptiveSync",
     "AsyncFedED",
     "Callback",

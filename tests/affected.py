@@ -53,7 +53,7 @@ TOUCHED = {
     ),
     "fedstale/apps/": system("apps", "project/test_examples.py", "deployment/test_flwr_run.py"),
     **dict.fromkeys(["examples/fashion/", "examples/shakespeare/"], system("apps")),
-    "examples/letters/": system("apps", "deployment/test_sites_at_work.py"),
+    "examples/letters/": system("apps", "contrib/sites"),
     "fedstale/apps/template/": system(
         *("journeys/test_student.py", "journeys/test_operator.py", "project/test_doc_commands.py")
     ),
@@ -70,6 +70,7 @@ TOUCHED = {
     "fedstale/contrib/": (),
     "fedstale/contrib/audit/": system("contrib/audit"),
     "fedstale/contrib/peers/": system("contrib/peers"),
+    "fedstale/contrib/sites/": system("contrib/sites"),
     "fedstale/compat/": system("simulation", "flower_apps"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),
     "fedstale/contrib/replay/": system("deployment/test_fidelity.py"),

@@ -20,10 +20,10 @@ import numpy as np
 
 from fedstale.agents import AgentSelector, tasks
 from fedstale.agents.evaluation import HEURISTIC, episode_metrics, paired
+from fedstale.contrib.selectors import PISCES, TiFL
 from fedstale.strategies.selection import (
     BALANCED,
     PAPER,
-    PISCES,
     RELEASED,
     Enough,
     ExpectedUtility,
@@ -35,7 +35,6 @@ from fedstale.strategies.selection import (
     Oort,
     PowerOfChoice,
     Random,
-    TiFL,
 )
 
 sys.path.append(str(Path(__file__).parents[1]))

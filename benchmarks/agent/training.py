@@ -35,9 +35,9 @@ from threadpoolctl import threadpool_limits
 from fedstale.agents import AgentSelector, load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded as embedded_agent
+from fedstale.contrib.selectors import PISCES, TiFL
 from fedstale.strategies.selection import (
     BALANCED,
-    PISCES,
     RELEASED,
     Enough,
     ExpectedUtility,
@@ -50,7 +50,6 @@ from fedstale.strategies.selection import (
     PowerOfChoice,
     Random,
     Selector,
-    TiFL,
 )
 from fedstale.traces import TraceSet
 from fedstale.traces.forecast import embedded

@@ -1,7 +1,7 @@
 """After how many jobs the audit of forecasts finds five lies, and how often it blames the honest.
 
 Devices of a chance and a pace of their own state before each job what is true, but for the liars.
-Their jobs become the job log of a run, as a simulation writes it, and `fedstale.audit` reads it.
+Their jobs become the job log of a run, as a simulation writes it, which `fedstale audit` reads.
 What a device says of its loss and examples is in no column: those two lies leave the log of honest
 devices, drawn anew. Then the built-in app digits runs on synthetic phones whose forecasts are those
 of fedstale's own forecaster: honest, and not always right of each device.

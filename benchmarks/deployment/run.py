@@ -49,7 +49,7 @@ def with_step(message, context, call_next):
         context.state["adamw"] = ArrayRecord.from_torch_state_dict(optimizer.state[parameter])
     return call_next(message, context)
 """ + ADDS_ONE.replace("ClientApp()", "ClientApp(mods=[with_step])")
-RESIDENT = "from fedstale.client import resident\n\napp = resident('resident.trainer:app')\n"
+RESIDENT = "from fedstale.contrib.sites import resident\n\napp = resident('resident.trainer:app')\n"
 Row = dict[str, object]
 
 CONFIG = f"""

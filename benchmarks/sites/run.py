@@ -37,9 +37,10 @@ from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 
 from fedstale.apps import characters, play
+from fedstale.contrib.sites import Adapters
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies import Adapters, FedBuff, Stage
+from fedstale.strategies import FedBuff, Stage
 from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))

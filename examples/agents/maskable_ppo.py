@@ -7,7 +7,8 @@ import numpy as np
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
 
-from fedstale.agents import SB3VecEnv, set_policy, tasks
+from fedstale.agents import SB3VecEnv, tasks
+from fedstale.contrib.selectors import set_policy
 
 TASK = "fedstale/Selection-phones-v1"
 

@@ -5,7 +5,8 @@ import sys
 import gymnasium
 from stable_baselines3 import PPO
 
-from fedstale.agents import SB3VecEnv, set_policy, tasks
+from fedstale.agents import SB3VecEnv, tasks
+from fedstale.contrib.selectors import set_policy
 
 TASK = "fedstale/Selection-phones-v1"
 

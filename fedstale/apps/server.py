@@ -1,6 +1,7 @@
 """The server of the built-in apps: a strategy by their run config, and an evaluated model."""
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid
@@ -9,7 +10,17 @@ from torch import nn
 from fedstale.apps.strategy import strategy
 from fedstale.deployment import recorded
 from fedstale.live import watched
-from fedstale.strategies import Adapters
+
+
+@runtime_checkable
+class OtherForm(Protocol):
+    """A stage with which the server holds products, of which devices have the factors."""
+
+    def products(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return what the server holds of a model."""
+
+    def factors(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return what devices are sent of it."""
 
 
 def serve(
@@ -36,7 +47,7 @@ def serve(
     seed, made = int(config["seed"]), strategy(config)
     initial = ArrayRecord(network(seed).state_dict())
     stages = getattr(made, "stages", ())
-    adapters = next((stage for stage in stages if isinstance(stage, Adapters)), None)
+    adapters = next((stage for stage in stages if isinstance(stage, OtherForm)), None)
     if adapters is not None:
         initial = adapters.products(initial)
 

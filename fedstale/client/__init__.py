@@ -1,10 +1,8 @@
-"""What a device adds to a ClientApp: forecasts, small messages, less work, what stays."""
+"""What a device adds to a ClientApp: forecasts, small messages, less work."""
 
 from fedstale.client.local_work import StepRecorder, local_steps
 from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
-from fedstale.client.moments import keeping_moments
-from fedstale.client.resident import resident
-from fedstale.strategies.stages import JOB_RECORD, QUERY, at_rank
+from fedstale.strategies.stages import JOB_RECORD, QUERY
 from fedstale.strategies.types import FORECAST_RECORD
 
 __all__ = [
@@ -16,8 +14,5 @@ __all__ = [
     "ForecastingApp",
     "PackMod",
     "StepRecorder",
-    "at_rank",
-    "keeping_moments",
     "local_steps",
-    "resident",
 ]

@@ -13,18 +13,16 @@ from fedstale.strategies.selection.base import (
 from fedstale.strategies.selection.combined import SURE, Enough, Filtered, Likely, enough
 from fedstale.strategies.selection.expected_utility import (
     BALANCED,
-    PISCES,
     ExpectedUtility,
     Exponents,
+    expected_duration_s,
 )
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
-from fedstale.strategies.selection.tifl import TiFL
 from fedstale.strategies.types import Candidate, Candidates, SelectionContext
 
 __all__ = [
     "BALANCED",
     "PAPER",
-    "PISCES",
     "RELEASED",
     "SURE",
     "Candidate",
@@ -44,7 +42,7 @@ __all__ = [
     "Random",
     "SelectionContext",
     "Selector",
-    "TiFL",
     "enough",
+    "expected_duration_s",
     "name_of_class",
 ]

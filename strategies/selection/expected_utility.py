@@ -48,13 +48,6 @@ BALANCED = Exponents(chance=3.0, utility=0.7, duration=2.0, picked=1.5, temperat
 The exponents are near the fewest device-hours of real trainings on devices that agents learn from
 (`benchmarks/agent/exponents.py`); half or twice any of them costs a few percent.
 """
-PISCES = Exponents(chance=0.0, staleness=0.5)
-"""Pisces: utility over the root of staleness, with the paper's exponent.
-
-Differences from the paper:
-    Staleness is that of the node's last merged update, not the mean over several. A node that has
-    not answered yet has the largest utility known. Nobody is left out for its losses.
-"""
 
 
 class ExpectedUtility(Selector):

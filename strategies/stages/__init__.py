@@ -1,7 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
-from fedstale.strategies.stages.adapters import Adapters, at_rank
-from fedstale.strategies.stages.base import Pick, Stage, StageRun
+from fedstale.strategies.stages.base import Pick, Remade, Stage, StageRun
 from fedstale.strategies.stages.compatibility import (
     Compatibility,
     fault_of_releases,
@@ -28,7 +27,6 @@ __all__ = [
     "QUERY",
     "STATED",
     "WORK",
-    "Adapters",
     "Compatibility",
     "Compression",
     "ForecastRequest",
@@ -36,11 +34,11 @@ __all__ = [
     "OlderClients",
     "Pick",
     "Privacy",
+    "Remade",
     "Stage",
     "StageRun",
     "StepsDone",
     "asked_share",
-    "at_rank",
     "fault_of_releases",
     "is_asked",
     "state_release",

@@ -127,6 +127,10 @@ WINDOWS = {
         "fedstale/contrib/audit/forecasts.py",
         "fedstale.traces.forecast.evaluation",
     ): _OF_FORECASTS,
+    (
+        "fedstale/contrib/selectors/deep_sets.py",
+        "fedstale.agents.policy_gradient",
+    ): "it loads torch",
     ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
     ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",
 }

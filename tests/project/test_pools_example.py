@@ -10,10 +10,10 @@ import pytest
 from places import ROOT
 from virtual_grid import Error, VirtualGrid, content, identity, record
 
+from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.simulation import FlowerApp
 from fedstale.strategies import (
-    Adapters,
     Compression,
     FedAvg,
     FedBuff,

@@ -5,7 +5,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedstale.apps import characters, client
-from fedstale.client import CompressionMod, ForecastMod, at_rank, keeping_moments, local_steps
+from fedstale.client import CompressionMod, ForecastMod, local_steps
+from fedstale.contrib.sites import at_rank, keeping_moments
 from letters_app import task
 
 MAX_NORM = 1.0

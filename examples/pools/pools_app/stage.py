@@ -15,8 +15,9 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError
-from fedstale.strategies import Adapters, Compression, Privacy, Stage, StaleStrategy
+from fedstale.strategies import Compression, Privacy, Stage, StaleStrategy
 from fedstale.strategies.server import UPDATE_KEY, is_delta
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.stages import StageRun

@@ -3,7 +3,7 @@
 Each line of record.jsonl holds the SHA-256 of the line before, so that the hash of the last line,
 the head, stands for all of them. What a selector knows is a function of the earlier lines, and the
 generator that it draws from follows from the seed: whoever has the file can make every pick again,
-as `fedstale.verify` does. It holds no wall time: a simulation writes the same bytes again.
+as `verify` does. It holds no wall time: a simulation writes the same bytes again.
 """
 
 import json

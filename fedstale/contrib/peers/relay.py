@@ -20,11 +20,12 @@ import numpy as np
 from annotated_types import Ge
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError
 from fedstale.flower import model_of, record_of
 from fedstale.strategies.robust import Rule, aggregate
 from fedstale.strategies.server import read, records_in
-from fedstale.strategies.stages import Adapters, Compression, Privacy, Stage, StageRun
+from fedstale.strategies.stages import Compression, Privacy, Stage, StageRun
 from fedstale.strategies.types import (
     Array,
     ClientUpdate,

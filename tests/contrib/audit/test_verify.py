@@ -13,6 +13,7 @@ from fedstale.agents import AgentSelector
 from fedstale.agents.policy.selector import Shadow
 from fedstale.contrib.audit import AuditRecord, Credits, Probing, verify
 from fedstale.contrib.audit.record import FORMAT, RECORD
+from fedstale.contrib.selectors import TiFL
 from fedstale.errors import ConfigError
 from fedstale.strategies import FedAvg, FedBuff
 from fedstale.strategies.selection import (
@@ -30,7 +31,6 @@ from fedstale.strategies.selection import (
     PowerOfChoice,
     Random,
     Selector,
-    TiFL,
 )
 
 pytestmark = pytest.mark.usefixtures("no_pages")

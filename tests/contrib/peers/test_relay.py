@@ -13,10 +13,10 @@ from virtual_grid import VirtualGrid, content, record
 
 from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.contrib.peers.relay import SEALED, bytes_in
+from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import (
-    Adapters,
     Checkpoints,
     Compression,
     FedAdam,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from known_nodes import listed
 
 from fedstale.contrib.audit import Credits, Probing
+from fedstale.contrib.selectors import PISCES, TiFL
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     BALANCED,
-    PISCES,
     RELEASED,
     Candidate,
     Candidates,
@@ -31,7 +31,6 @@ from fedstale.strategies.selection import (
     PowerOfChoice,
     Random,
     SelectionContext,
-    TiFL,
 )
 from fedstale.strategies.selection.expected_utility import scores_of
 from fedstale.strategies.types import History, Table

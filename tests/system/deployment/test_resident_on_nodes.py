@@ -30,7 +30,7 @@ TRAINER = (
     .replace("import Array,", "import Array, ConfigRecord,")
 )
 CLIENT_APP = """
-from fedstale.client import resident
+from fedstale.contrib.sites import resident
 
 app = resident("adder.trainer:app")
 """

@@ -51,7 +51,7 @@ _FOLDER = "trainers"
 _MESSAGE_PROGRAM = "flwr-clientapp"
 _PROGRAM = (
     "import json, sys; given = json.loads(sys.argv.pop()); sys.path[:] = given.pop('path'); "
-    "from fedstale.client.resident import stay; stay(**given)"
+    "from fedstale.contrib.sites.resident import stay; stay(**given)"
 )
 _SIZE = struct.Struct("!Q")
 _CREDENTIALS = struct.Struct("iII")

@@ -6,8 +6,7 @@ Reference:
 
 import numpy as np
 
-from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.selection.expected_utility import expected_duration_s
+from fedstale.strategies.selection import Selector, expected_duration_s
 from fedstale.strategies.types import Candidates, Count, Floats, Index
 
 

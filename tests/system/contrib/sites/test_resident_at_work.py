@@ -52,7 +52,7 @@ import json, os, signal, sys, threading, time
 sys.argv = ["flwr-clientapp"]
 sys.path[:0] = [os.getcwd(), {fixtures!r}]
 from bench_device import context, message
-from fedstale.client import resident
+from fedstale.contrib.sites import resident
 
 app = resident("site_app.trainer:app", **{options!r})
 

@@ -20,8 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.flower import record_of
-from fedstale.strategies.stages.base import Remade, Stage, StageRun
-from fedstale.strategies.stages.compression import Compression
+from fedstale.strategies.server import UPDATE_KEY, is_delta, read, records_in
+from fedstale.strategies.stages import Compression, Remade, Stage, StageRun
 from fedstale.strategies.types import (
     Array,
     Count,
@@ -50,7 +50,7 @@ class Adapters(Stage):
 
     A message holds the best approximation of rank `rank` of each product of the current version: A
     has orthonormal rows, that of the largest singular value first, and B = U S. So the first r rows
-    of A and columns of B are the best approximation of rank r (`fedstale.client.at_rank`). Where a
+    of A and columns of B are the best approximation of rank r (`at_rank`). Where a
     product has a lower rank, the columns of B are 0 and the rows of A random and orthonormal, since
     A = B = 0 has no gradient.
 
@@ -220,8 +220,6 @@ class Adapters(Stage):
         """
         if job.purpose != "train":
             return
-        from fedstale.strategies.server import UPDATE_KEY, is_delta, records_in  # noqa: PLC0415 - a circle
-
         records = records_in(content, ArrayRecord)
         key = next(iter(records)) if len(records) == 1 else self._key
         if key not in records:
@@ -293,8 +291,6 @@ class Adapters(Stage):
         to: np.dtype[Any],
     ) -> Array:
         """Return an array of a reply, which must have some shape and dtype, in another dtype."""
-        from fedstale.strategies.server import read  # noqa: PLC0415 - see above
-
         accepted = (dtype,) if dtype.kind == "f" else (dtype, *_COUNTS)
         like = np.broadcast_to(np.zeros((), dtype), shape)
         array = read(stored, name, like, None if self._casts else accepted, to)

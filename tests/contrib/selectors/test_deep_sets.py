@@ -8,9 +8,10 @@ import pytest
 import torch
 from stable_baselines3 import A2C, PPO
 
-from fedstale.agents import SB3VecEnv, VectorSelectionEnv, set_policy
+from fedstale.agents import SB3VecEnv, VectorSelectionEnv
 from fedstale.agents.env.gym_env import action_space, observation_space
 from fedstale.agents.policy import N_CONTEXT, N_FEATURES
+from fedstale.contrib.selectors import set_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread", "logs")
 

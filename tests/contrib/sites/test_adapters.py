@@ -13,11 +13,10 @@ from threadpoolctl import threadpool_limits
 from tiny import COSTS, fleet
 from virtual_grid import VirtualGrid, content, record
 
-from fedstale.client import at_rank
+from fedstale.contrib.sites import Adapters, adapters, at_rank
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import (
-    Adapters,
     Checkpoints,
     Compression,
     FedAvg,
@@ -33,7 +32,6 @@ from fedstale.strategies import (
 from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.schedule import k_batch_async
 from fedstale.strategies.server.checkpoint import unpacked
-from fedstale.strategies.stages import adapters
 from fedstale.strategies.types import Job, RejectionError
 
 pytestmark = pytest.mark.usefixtures("_identity")

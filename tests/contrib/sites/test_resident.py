@@ -21,14 +21,15 @@ from flwr.clientapp import ClientApp
 from small_app import CLIENT, write_small_app
 
 from fedstale import simulate
-from fedstale.client import CompressionMod, ForecastMod, resident
+from fedstale.client import CompressionMod, ForecastMod
+from fedstale.contrib.sites import resident
 from fedstale.errors import ConfigError
 from fedstale.flower import bytes_of_message, bytes_of_records
 from fedstale.strategies.messages import Requested
 from fedstale.traces import TraceSet
 
 # The package has a function of the same name.
-room = importlib.import_module("fedstale.client.resident")
+room = importlib.import_module("fedstale.contrib.sites.resident")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="trainers are for Linux alone")
 
@@ -414,7 +415,7 @@ def test_a_simulation_has_no_trainer_and_the_same_result(tmp_path, home, monkeyp
     plain = write_small_app(tmp_path / "plain")
     own = write_small_app(
         tmp_path / "own",
-        client="from fedstale.client import resident\n"
+        client="from fedstale.contrib.sites import resident\n"
         'app = resident("small_app_under_test.trainer:app")\n',
     )
     (own / "small_app_under_test" / "trainer.py").write_text(CLIENT)

@@ -5,7 +5,7 @@ import torch
 from flwr.app import Context, RecordDict
 from flwr.common.serde import context_from_proto, context_to_proto
 
-from fedstale.client import keeping_moments
+from fedstale.contrib.sites import keeping_moments
 from fedstale.errors import ConfigError
 
 OPTIMIZERS = {

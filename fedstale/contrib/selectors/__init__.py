@@ -1,0 +1,14 @@
+"""Selectors and networks of others' papers, for comparisons."""
+
+from typing import TYPE_CHECKING
+
+from fedstale.contrib.selectors.pisces import PISCES
+from fedstale.contrib.selectors.tifl import TiFL
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.contrib.selectors.deep_sets import SetExtractor, set_policy
+else:
+    __getattr__, __dir__ = names_of(__name__, {"deep_sets": "SetExtractor set_policy"})
+
+__all__ = ["PISCES", "SetExtractor", "TiFL", "set_policy"]

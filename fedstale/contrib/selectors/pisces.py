@@ -1,0 +1,16 @@
+"""Pisces: the utility of what a job brings, over the root of staleness.
+
+Reference:
+    Jiang, Wang, Li, Li. Pisces: Efficient Federated Learning via Guided Asynchronous Training.
+    SoCC 2022.
+"""
+
+from fedstale.strategies.selection import Exponents
+
+PISCES = Exponents(chance=0.0, staleness=0.5)
+"""Of `ExpectedUtility`, with the paper's exponent.
+
+Differences from the paper:
+    Staleness is that of the node's last merged update, not the mean over several. A node that has
+    not answered yet has the largest utility known. Nobody is left out for its losses.
+"""
