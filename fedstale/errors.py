@@ -77,8 +77,9 @@ def not_loaded(problem: Exception) -> str:
         >>> not_loaded(ValueError("no colour"))
         'cannot be used: ValueError: no colour'
     """
-    if isinstance(problem, ModuleNotFoundError) and problem.name:
-        return needs(problem.name.partition(".")[0])
+    package = (getattr(problem, "name", None) or "").partition(".")[0]
+    if isinstance(problem, ModuleNotFoundError) and package not in ("", "fedstale"):
+        return needs(package)
     return f"cannot be used: {first_line(f'{type(problem).__name__}: {problem}')}"
 
 
