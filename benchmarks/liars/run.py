@@ -50,7 +50,7 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.checks import Validation
 from fedstale.strategies.types import FORECAST_RECORD
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Mask

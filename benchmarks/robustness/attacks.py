@@ -44,7 +44,7 @@ from fedstale.strategies.robust import (
 )
 from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.checks import Checks
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import Array, FormatName, History, Job, Model
 from fedstale.strategies.weighting import ByAge, polynomial
@@ -199,7 +199,7 @@ class Federation:
         if self.attack == "label flip":
             self.digits.y[:N_BAD] = 9 - self.digits.y[:N_BAD]
         self.versions = Versions(Snapshot({MODEL: initial(self.seed)}, {}, (MODEL,)))
-        self.reputation, self.history = Reputation(self.validation), History()
+        self.checks, self.history = Checks(self.validation), History()
         self.now, self.rejected, self.discarded = 0.0, 0, 0
         slow = np.where(np.arange(N_DEVICES) % 2 == 1, 3.0, 1.0)
         self.slowness = slow if self.late else np.ones(N_DEVICES)
@@ -209,7 +209,7 @@ class Federation:
             robust=self.rule,
         )
         parts = strategy.weighting, strategy.server_optimizer
-        self.buffer = Buffer(strategy, *parts, versions=self.versions, reputation=self.reputation)
+        self.buffer = Buffer(strategy, *parts, versions=self.versions, checks=self.checks)
         self.left = np.zeros((N_DEVICES, N_PARAMETERS), np.float32)
         # Device -> (instant of its reply, version it has).
         self.out = {k: self._send(k) for k in range(N_DEVICES)} if self.late else {}
@@ -290,9 +290,9 @@ class Federation:
             up=self.form,
         )
         try:
-            update = self.reputation.open(reply, job, self.versions)
+            update = self.checks.open(reply, job, self.versions)
         except ProtocolError as problem:
-            self.reputation.reject(device, problem, self.now)
+            self.checks.reject(device, problem, self.now)
             self.rejected += 1
             return
         self.history.finished(

@@ -1,14 +1,21 @@
 """A strategy of exchangeable parts and its event loop: jobs, clients, versions, the buffer."""
 
-from fedstale.strategies.server.buffer import WEIGHT_CAP, Normalise, capped
+from fedstale.strategies.server.buffer import (
+    WEIGHT_CAP,
+    Normalise,
+    Sums,
+    add_metrics,
+    capped,
+    means_of,
+)
 from fedstale.strategies.server.checkpoint import (
     Checkpoints,
     read_checkpoint,
     write_checkpoint,
 )
+from fedstale.strategies.server.checks import Validation
 from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.metrics import Sums, add_metrics, means_of, numbers
 from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -30,14 +37,15 @@ from fedstale.strategies.server.superlink import (
     connected,
     without_stalls,
 )
-from fedstale.strategies.server.validation import (
+from fedstale.strategies.server.versions import (
     UPDATE_KEY,
-    Validation,
+    Snapshot,
+    Versions,
     is_delta,
     read,
     records_in,
 )
-from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.types import numbers
 
 __all__ = [
     "CLIENT_ERROR",

@@ -1,10 +1,10 @@
 """The buffer: updates of clients come in, and become one server step.
 
-An update takes one way through it: `Reputation` limits it, the weighting weighs it, and a reducer
+An update takes one way through it: `Checks` limits it, the weighting weighs it, and a reducer
 adds it to the others, either to a running mean or to what a robust rule combines. Where nothing has
 to wait this happens as it comes, so that the memory of a mean is one model. What waits
 
-- to be limited: early updates, which came before the running medians of `Reputation` held. They are
+- to be limited: early updates, which came before the running medians of `Checks` held. They are
   limited, or rejected, when the medians hold or when the buffer closes, and until then no weighting
   has seen them. Robust rules limit weights by themselves, and nothing waits for them;
 - to be weighed: stale updates, if the weighting weighs those of a buffer together.
@@ -12,10 +12,12 @@ to wait this happens as it comes, so that the memory of a mean is one model. Wha
 Stages see an update before and after it is weighed, and a mean before the server optimizer does.
 
 The buffer knows models and weights, but no nodes, clocks and messages. Updates that cannot become a
-step are discarded, and the run goes on as if they had not been.
+step are discarded, and the run goes on as if they had not been. What devices measure of a version
+they average in `Evaluations`. A metric that is NaN or infinite has no weight in a mean, so that one
+device cannot hide what the others measured; a mean of nothing else is NaN.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from operator import attrgetter
@@ -23,11 +25,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.robust import Median, Rule, aggregate, heaviest
-from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
-from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.checks import Checks
+from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.stages import Stage
@@ -41,6 +44,7 @@ from fedstale.strategies.types import (
     add_scaled,
     copy_of,
     is_finite,
+    numbers,
     scale,
     zeros_like,
 )
@@ -50,6 +54,10 @@ if TYPE_CHECKING:
     from fedstale.strategies.server.strategy import StaleStrategy
 
 Normalise = Literal["examples", "buffer_size", "weights", "steps"]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Measures a version on the server, from its number and its model."""
+Sums = dict[str, list[float]]
+"""Of each metric, the sum of its values times examples, and of these examples."""
 
 MOST_EARLY = 20
 """Updates that wait to be limited at most, where few nodes answer often."""
@@ -72,7 +80,7 @@ class Buffer(Stateful):
     """Makes the steps."""
     versions: Versions
     """Of the model."""
-    reputation: Reputation
+    checks: Checks
     """Limits updates."""
     stages: Sequence[Stage] = ()
     """See updates on their way."""
@@ -158,7 +166,7 @@ class Buffer(Stateful):
         for update in early:
             try:
                 if self.strategy.robust is None:
-                    self.reputation.limit_early(update)
+                    self.checks.limit_early(update)
             except RejectionError as problem:
                 self.updates.remove(update)
                 self.rejected.append((update, problem))
@@ -298,6 +306,30 @@ class RunningMean(Stateful):
         """Do nothing: the sums hold what was added before a checkpoint."""
 
 
+def add_metrics(sums: Sums, examples: float, metrics: Mapping[str, float]) -> None:
+    """Add what one client measured on some examples.
+
+    Args:
+        sums: to add to.
+        examples: how much it counts; nothing, unless this is a finite number above 0.
+        metrics: by name; those that are not finite do not count.
+    """
+    weight = examples if isfinite(examples) and examples > 0 else 0.0
+    for key, value in metrics.items():
+        total = sums.setdefault(key, [0.0, 0.0])
+        if isfinite(value):
+            total[0] += weight * value
+            total[1] += weight
+
+
+def means_of(sums: Sums) -> dict[str, float]:
+    """Return the mean of each metric over the clients that measured it, by examples.
+
+    It is NaN where no client's value counts.
+    """
+    return {key: total / n if n else nan for key, (total, n) in sums.items()}
+
+
 @dataclass(slots=True)
 class RobustMean(Stateful):
     """Keeps weighed updates, and combines them by a rule when the buffer closes.
@@ -417,3 +449,84 @@ def capped(weights: Array, f: int, cap: float) -> Array:
         if fits or top <= lowest:
             return now
         top = max(0.9 * top, lowest)
+
+
+class Evaluations(Stateful):
+    """Says who evaluates a version, averages what devices measure of it, and notes all metrics.
+
+    They are noted in the result and the callbacks.
+    """
+
+    saved = ("_waiting", "_sums", "is_reached")
+
+    def __init__(
+        self,
+        strategy: "StaleStrategy",
+        runtime: Runtime,
+        on_server: EvaluateFn | None,
+    ) -> None:
+        """Evaluate as a strategy says, and on the server by a function of version and model."""
+        self.result, self.runtime, self._until = strategy.result, runtime, strategy.until
+        self.is_reached = False
+        """Whether a metric has reached the target of the strategy's `until`."""
+        self._on_server, self._every = on_server, strategy.evaluate_every
+        self._share, self._least = strategy.fraction_evaluate, strategy.min_evaluate_nodes
+        self.by_nodes = self._share > 0 or self._least > 0
+        """Whether nodes evaluate at all."""
+        self._waiting: dict[int, int] = {}
+        self._sums: dict[int, Sums] = {}
+
+    def is_due(self, version: int) -> bool:
+        """Return whether a version is evaluated, by anybody."""
+        return (self.by_nodes or self._on_server is not None) and version % self._every == 0
+
+    def start(self, version: int, n_online: int) -> int:
+        """Return how many of the nodes that are online evaluate a version, and wait for them."""
+        n = min(max(int(n_online * self._share), self._least), n_online)
+        if n:
+            self._waiting[version], self._sums[version] = n, {}
+        return n
+
+    def add(self, version: int, examples: float, metrics: dict[str, float]) -> None:
+        """Take in one device's measurements."""
+        add_metrics(self._sums[version], examples, metrics)
+
+    def ended(self, version: int) -> None:
+        """Count one more device that has answered or failed; after the last, note the averages."""
+        self._waiting[version] -= 1
+        if self._waiting[version]:
+            return
+        del self._waiting[version]
+        if metrics := means_of(self._sums.pop(version)):
+            self.note("evaluate", version, metrics)
+
+    def on_server(self, version: int, record: Callable[[], ArrayRecord]) -> None:
+        """Let the app itself measure a version, if it does."""
+        found = None if self._on_server is None else self._on_server(version, record())
+        if found is not None:
+            self.note("server", version, numbers(found), found)
+
+    def note(
+        self,
+        source: Literal["train", "evaluate", "server"],
+        version: int,
+        metrics: Mapping[str, float],
+        record: MetricRecord | None = None,
+    ) -> None:
+        """Note what was measured of a version, or while devices trained for it.
+
+        Args:
+            source: who has measured.
+            version: of the model.
+            metrics: by name.
+            record: as the app returned it; made of the metrics if not given.
+        """
+        book = {
+            "train": self.result.train_metrics_clientapp,
+            "evaluate": self.result.evaluate_metrics_clientapp,
+            "server": self.result.evaluate_metrics_serverapp,
+        }[source]
+        book[version] = MetricRecord(dict(metrics)) if record is None else record
+        if self._until is not None and self._until.is_reached(version, metrics):
+            self.is_reached = True
+        self.runtime.metrics(version, source, metrics)

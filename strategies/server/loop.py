@@ -20,13 +20,11 @@ from flwr.serverapp.strategy import Result
 from fedstale.errors import FedstaleError, ProtocolError, first_line
 from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Pace
-from fedstale.strategies.server.buffer import Buffer
+from fedstale.strategies.server.buffer import Buffer, EvaluateFn, Evaluations
+from fedstale.strategies.server.checks import Checks, RecordKeys
 from fedstale.strategies.server.jobs import Dispatcher, OpenJobs
-from fedstale.strategies.server.metrics import EvaluateFn, Evaluations
-from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
-from fedstale.strategies.server.validation import RecordKeys
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
@@ -68,7 +66,7 @@ class EventLoop(Stateful):
 
     saved = (
         *("selector", "buffer", "evaluations", "started_at", "pace"),
-        *("failures", "jobs", "history", "reputation"),
+        *("failures", "jobs", "history", "checks"),
     )
 
     def __init__(
@@ -109,17 +107,17 @@ class EventLoop(Stateful):
             # A rule withstands large updates, and needs their number: without them it makes no
             # step.
             validation = replace(validation, norm_bound=None)
-        self.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
-        grid.runtime.most_bytes = self.most_bytes
-        self.reputation = Reputation(
+        grid.runtime.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
+        self.checks = Checks(
             validation,
             keys,
             # Those of the grid also where another loop runs the rounds.
             limits=grid.runtime.limits,
+            most_bytes=grid.runtime.most_bytes,
             weighs_examples=strategy.normalise in ("examples", "steps"),
             needs_steps=strategy.normalise == "steps",
         )
-        strategy.rejections = grid.runtime.rejections = self.reputation.counts
+        strategy.rejections = grid.runtime.rejections = self.checks.counts
         self.rng = np.random.default_rng(strategy.seed)
         self.started_at = now = self.clock.now()
         self.pace = Pace(self.schedule, self.jobs.n_out, timeout_s, now)
@@ -143,7 +141,7 @@ class EventLoop(Stateful):
         )
         self.evaluations = Evaluations(strategy, self.runtime, evaluate_fn)
         self.buffer = Buffer(
-            strategy, weighting, optimizer, self.versions, self.reputation, self.stages
+            strategy, weighting, optimizer, self.versions, self.checks, self.stages
         )
         self.failures = self.n_versions = 0
         self._crashes: dict[int, int] | None = {}
@@ -231,7 +229,7 @@ class EventLoop(Stateful):
         return bool(due)
 
     def _free_nodes(self, now: float) -> NodeSet:
-        but = self.reputation.resting(now) if self.reputation.records else set()
+        but = self.checks.resting(now) if self.checks.records else set()
         replaces = not self.pace.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
@@ -255,8 +253,8 @@ class EventLoop(Stateful):
     def _next_instant(self, now: float) -> float:
         """Return when something must be done although nothing arrives."""
         instants = [self.jobs.next_deadline]
-        if self.reputation.records:
-            instants.append(self.reputation.next_return(now))
+        if self.checks.records:
+            instants.append(self.checks.next_return(now))
         if self.buffer.updates:
             instants.append(self.pace.next_instant(now))
         if self.pace.is_short and (self.jobs.out or self.buffer.updates):
@@ -299,7 +297,7 @@ class EventLoop(Stateful):
         message_id = reply.metadata.reply_to_message_id
         ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
-        self.reputation.ignore("late" if ending else "duplicate or unknown")
+        self.checks.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
     def _receive_one(self, reply: Message, now: float) -> None:
@@ -314,7 +312,7 @@ class EventLoop(Stateful):
             self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
             return
         try:
-            self.reputation.validation.check_size(reply, self.most_bytes)
+            self.checks.check_size(reply)
             for stage in self.stages:
                 stage.incoming(job, reply.content)
             if FORECAST_RECORD in reply.content and (forecast := forecast_in(reply.content)):
@@ -322,16 +320,16 @@ class EventLoop(Stateful):
             if job.purpose == "query":
                 self.end(job, End("accepted"))
             elif job.purpose == "evaluate":
-                found = self.reputation.measurements(reply, node_id=job.node_id)
+                found = self.checks.measurements(reply, node_id=job.node_id)
                 self.evaluations.add(job.base_version, *found)
                 self.end(job, End("accepted"))
             else:
-                self._accept(job, self.reputation.open(reply, job, self.versions), now)
+                self._accept(job, self.checks.open(reply, job, self.versions), now)
                 if not self._is_first_seen:
                     self._is_first_seen = True
                     self._tell_unread(reply)
         except ProtocolError as problem:
-            self.reputation.reject(job.node_id, problem, now)
+            self.checks.reject(job.node_id, problem, now)
             self._fail(job, "rejected", str(problem))
 
     def _tell_unread(self, reply: Message) -> None:
@@ -339,7 +337,7 @@ class EventLoop(Stateful):
         records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
         own = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
         if len(records) > 1 and own:
-            key = self.reputation.keys.arrays
+            key = self.checks.keys.arrays
             others = [name[:40] for name in records if name != key][:5]
             self.grid.runtime.hint(
                 f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
@@ -353,7 +351,7 @@ class EventLoop(Stateful):
         self.failures, self._crashes = 0, None
         duration = now - job.sent_at
         self.pace.durations_s.append(duration)
-        loss, square_loss = self.reputation.losses(update)
+        loss, square_loss = self.checks.losses(update)
         facts: dict[str, Any] = {
             "duration_s": duration,
             "examples": update.examples,
@@ -369,7 +367,7 @@ class EventLoop(Stateful):
         if is_too_stale:
             self.end(job, End("rejected", reason, facts))
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
-            self.reputation.ignore("too stale")
+            self.checks.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
             self.pace.lose()
         else:
@@ -383,7 +381,7 @@ class EventLoop(Stateful):
     def _reject_early(self, now: float) -> None:
         """Note which updates are left out of the buffer, although their replies were accepted."""
         for update, problem in self.buffer.rejected:
-            self.reputation.reject(update.node_id, problem, now)
+            self.checks.reject(update.node_id, problem, now)
             self._leave_out(update, str(problem))
             self.pace.lose(update.node_id)
         self.buffer.rejected.clear()

@@ -26,10 +26,10 @@ from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints
+from fedstale.strategies.server.checks import Validation
 from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.superlink import without_stalls
-from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
 from fedstale.strategies.stages import LocalWork, Stage
 from fedstale.strategies.types import (

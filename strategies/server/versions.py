@@ -5,6 +5,10 @@ of memory, the oldest versions are kept on disk, in a file without a name: it is
 it is open, so its space is free with the last array on it, and no end of the process, not even
 kill -9, leaves it behind. It has no format: arrays one after the other, each at a multiple of 64
 bytes.
+
+The arrays of a reply are read here against those of a version. They are in NumPy's file format, of
+which `header_of` reads the one form that `numpy.save` writes for plain numbers, or quantised where
+their job asked for it (`fedstale.strategies.messages`).
 """
 
 import mmap
@@ -12,19 +16,33 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies.messages import coarse, decoded, is_quantised, n_bytes
-from fedstale.strategies.types import Array, FormatName, Model
+from fedstale.errors import ConfigError, FedstaleError, ProtocolError, ResumeError
+from fedstale.flower import MOST_HEADER_BYTES, NO_HEADER, STYPE, header_of
+from fedstale.strategies.messages import (
+    LEAST,
+    coarse,
+    decode,
+    decoded,
+    form_of,
+    is_quantised,
+    n_bytes,
+)
+from fedstale.strategies.types import Array, FormatName, Model, RejectionError
 from fedstale.traces import outline
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+UPDATE_KEY = "fedstale.update"
 
 _ALIGNED = 64
 _HALF = np.dtype(np.float16)
+_QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
+_CAST = '; Validation(dtypes="cast") converts it'
 
 
 def stored(model: Model, folder: Path) -> Model:
@@ -384,3 +402,128 @@ class Versions:
 
 def _described(model: Model) -> dict[str, str]:
     return {name: f"{array.dtype} {array.shape}" for name, array in model.items()}
+
+
+def read(
+    stored: FlowerArray,
+    name: str,
+    like: Array,
+    dtypes: tuple[np.dtype[np.generic], ...] | None,
+    to: np.dtype[np.generic],
+) -> Array:
+    """Return a stored array of known shape, in memory of its own and C order.
+
+    Args:
+        stored: as it came.
+        name: of the array, for error messages.
+        like: the model's array of that name.
+        dtypes: accepted, in native byte order, the usual one first; None accepts all real numbers,
+            also smaller and larger ones.
+        to: dtype to convert to; numbers beyond it become infinite.
+
+    Raises:
+        RejectionError: it is not such an array.
+    """
+    data = stored.data
+    if stored.stype != STYPE:
+        raise RejectionError(
+            "format", f"arrays[{name!r}] is stored as {stored.stype[:40]!r}: {STYPE!r}?"
+        )
+    # A float64 in place of each element is the most that any accepted dtype takes.
+    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES
+    if len(data) > most:
+        raise RejectionError(
+            "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
+        )
+    header = header_of(data)
+    if header is None:
+        raise RejectionError("format", f"arrays[{name!r}] cannot be read: {NO_HEADER}")
+    dtype, shape, is_fortran, begin, n_bytes = header
+    if shape != like.shape:
+        raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
+    native = dtype.newbyteorder("=")
+    if native not in dtypes if dtypes is not None else native.kind not in "fiub":
+        expected = dtypes[0] if dtypes else f"real numbers such as {like.dtype}"
+        can_cast = dtypes is not None and native.kind in "fiub"
+        raise RejectionError(
+            "dtype",
+            f"arrays[{name!r}] has dtype {native}: expected {expected}{_CAST if can_cast else ''}",
+        )
+    if len(data) - begin != n_bytes:
+        raise RejectionError(
+            "bytes",
+            f"arrays[{name!r}] has {len(data) - begin:,} bytes of numbers: expected {n_bytes:,}",
+        )
+    flat = np.frombuffer(data, dtype, offset=begin)
+    array = flat.reshape(shape[::-1]).transpose() if is_fortran else flat.reshape(shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array(array, to, order="C")
+
+
+def read_change(
+    stored: FlowerArray,
+    name: str,
+    like: Array,
+    dtypes: tuple[np.dtype[np.generic], ...] | None,
+    asked: FormatName | None,
+) -> Array:
+    """Return the change in a quantised array of known shape, in memory of its own.
+
+    Args:
+        stored: as it came; `form_of` says that it is quantised.
+        name: of the array, for error messages.
+        like: the model's array of that name.
+        dtypes: accepted; None accepts all that can be quantised.
+        asked: format that the job asked for.
+
+    Raises:
+        RejectionError: it is not such an array.
+    """
+    form, shape = form_of(stored), tuple(stored.shape)
+    if form is None or form != asked:
+        raise RejectionError(
+            "format", f"arrays[{name!r}] is in {form}, which its job did not ask for: {asked}?"
+        )
+    if shape != like.shape:
+        raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
+    known = _QUANTISED.get(stored.dtype)
+    fits = known is not None and (dtypes is None or known in dtypes)
+    if known is None or not fits or not is_quantised(form, known, shape):
+        raise RejectionError(
+            "dtype",
+            f"arrays[{name!r}] has {like.size} elements of {stored.dtype[:40]!r} in {form}: "
+            f"expected at least {LEAST} of {dtypes[0] if dtypes else 'floating point'}"
+            + (_CAST if known is not None and not fits else ""),
+        )
+    try:
+        change = decode(stored.data, form, shape, known)
+    except ProtocolError as problem:
+        raise RejectionError("format", f"arrays[{name!r}] {problem}") from problem
+    with np.errstate(over="ignore"):
+        return change.astype(like.dtype, copy=False)
+
+
+def arrays_in(content: RecordDict, key: str) -> ArrayRecord:
+    """Return the record of a reply with the model; the only one may have any name."""
+    found = content.get(key)
+    if isinstance(found, ArrayRecord):
+        return found
+    records = records_in(content, ArrayRecord)
+    if len(records) != 1:
+        raise RejectionError(
+            "names", f"{len(records)} ArrayRecords: expected one, or one called {key!r}"
+        )
+    return next(iter(records.values()))
+
+
+def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    """Return the records of a kind; Flower's own views take as long as the rest of a check."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def is_delta(content: RecordDict) -> bool:
+    """Test if a reply holds changes of the arrays sent, and not whole arrays."""
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and record.get(UPDATE_KEY) == "delta":
+            return True
+    return False

@@ -74,6 +74,7 @@ from fedstale.strategies.types.job import (
     full_job_s,
     median_of,
     next_job_in,
+    numbers,
 )
 from fedstale.strategies.types.node_set import (
     Bits,
@@ -161,6 +162,7 @@ __all__ = [
     "n_threads",
     "next_job_in",
     "norm_of",
+    "numbers",
     "over_chunks",
     "packed",
     "places_of",

@@ -1,12 +1,15 @@
-"""One job of a node: its message, the update that its reply brings, and what its device foretells.
+"""One job of a node: its message, the update and metrics of its reply, what its device foretells.
 
 Nothing that a device states of its next job is trusted to be more than a statement: what cannot be
 meant is ignored, and never ends a run.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, isfinite, isnan, nan
+from numbers import Real
 from typing import Any, Literal, NamedTuple, Self
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -14,6 +17,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedstale.errors import ProtocolError
 from fedstale.strategies.types.arrays import Model
 from fedstale.traces import outline
+
+logger = logging.getLogger(__name__)
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 """Of quantised arrays, from fine to coarse; see `fedstale.strategies.messages`."""
@@ -77,9 +82,9 @@ class End(NamedTuple):
 class ClientUpdate:
     """One client's update on its way from validation to the server step.
 
-    `Validation` makes it, `Reputation` limits it, a `Weighting` scales it, and the `Buffer` reduces
-    it and then empties its arrays. A weighting reads the first five fields; the others have
-    defaults, so that a weighting can be tried by hand.
+    `Checks` make and limit it, a `Weighting` scales it, and the `Buffer` reduces it, which empties
+    its arrays. A weighting reads the first five fields; the others have defaults, so that a
+    weighting can be tried by hand.
     """
 
     delta: Model
@@ -111,7 +116,7 @@ class ClientUpdate:
     norm: float = nan
     """Euclidean norm of the change of the float arrays, as it was received."""
     limited: bool = False
-    """Whether examples and norm are within the caps; see `Reputation`."""
+    """Whether examples and norm are within the caps; see `Checks`."""
     weight: float = nan
     """What the weighting returned; NaN until then."""
 
@@ -231,3 +236,46 @@ def as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return float("inf")
+
+
+MOST_ELEMENTS = 100
+"""Elements of one list that are metrics of their own."""
+
+
+def numbers(metrics: object) -> dict[str, float]:
+    """Return the numbers among metrics by name, those in tables and lists under dotted names.
+
+    Args:
+        metrics: by name: numbers, arrays of them, tables and lists, also within one another. Of a
+            list count the first `MOST_ELEMENTS`. What is no mapping has no metrics, and a text or
+            bytes are none.
+
+    Example:
+        >>> numbers({"loss": 0.5, "per_class": {"cat": 1, "dog": 0}, "auc": [0.7, 0.8], "of": "a"})
+        {'loss': 0.5, 'per_class.cat': 1.0, 'per_class.dog': 0.0, 'auc.0': 0.7, 'auc.1': 0.8}
+    """
+    return dict(_flat(metrics.items(), "")) if isinstance(metrics, Mapping) else {}
+
+
+def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - of any mapping
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, Real):
+            yield name, as_float(value)  # type: ignore[arg-type]
+            continue
+        # Arrays of NumPy and of torch, whatever their number of axes.
+        found = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(found, Real):
+            yield name, as_float(found)  # type: ignore[arg-type]
+        elif isinstance(found, Mapping):
+            yield from _flat(found.items(), f"{name}.")
+        elif isinstance(found, list | tuple):
+            if len(found) > MOST_ELEMENTS:
+                _warn_of_length(name)
+            yield from _flat(enumerate(found[:MOST_ELEMENTS]), f"{name}.")
+
+
+@cache
+def _warn_of_length(name: str) -> None:
+    """Say once that a metric is a long list."""
+    logger.warning("metric %s is a list of more than %d: the rest is left out", name, MOST_ELEMENTS)

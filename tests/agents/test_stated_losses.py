@@ -23,7 +23,7 @@ from fedstale.strategies.selection import (
     PowerOfChoice,
     Random,
 )
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.checks import Validation
 from fedstale.traces import TraceSet
 
 N, ROUNDS, FIRST_NODE = 40, 14, 1000

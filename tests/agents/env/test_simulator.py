@@ -20,9 +20,8 @@ from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.checks import Checks, Validation
 from fedstale.strategies.server.runtime import Callback
-from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.types import ClientUpdate, History
 from fedstale.strategies.weighting import ByAge, inverse_root
 from fedstale.traces import TraceSet
@@ -133,7 +132,7 @@ def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
     made = episodes([0, 1, 2], concurrency=3, buffer_size=3, examples=examples, inflates=inflates)
     simulator = simulator_of(traces, made, loss_from=loss_from)
     send(simulator, 0, 1, 2)
-    history, reputation = History(), Reputation(Validation(loss_from=loss_from))
+    history, checks = History(), Checks(Validation(loss_from=loss_from))
     for node in range(3):
         history.picked(node, 0.0)
     norms = update_norms(np.full(3, SIMPLE.first_loss), examples, 0.0)
@@ -142,7 +141,7 @@ def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
         metrics = {"train_loss": stated, "square_loss": stated**2}
         update = ClientUpdate(delta={}, base={}, current={}, staleness=0, metrics=metrics)
         update.norm = float(norms[node])
-        loss, square_loss = reputation.losses(update)
+        loss, square_loss = checks.losses(update)
         history.finished(
             node,
             duration_s=seconds,

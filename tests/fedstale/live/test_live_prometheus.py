@@ -25,7 +25,7 @@ from fedstale.errors import ConfigError
 from fedstale.live import exported
 from fedstale.live.prometheus import Exporter
 from fedstale.strategies import StaleStrategy, schedule
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.checks import Validation
 
 PORT = 9100
 

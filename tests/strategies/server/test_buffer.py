@@ -13,7 +13,7 @@ from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.robust.base import heaviest
 from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, capped
 from fedstale.strategies.server.checkpoint import unpacked
-from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.checks import Checks
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import norm_of
 from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
@@ -55,7 +55,7 @@ def put(reducer, rows, weights=None, examples=None, nodes=None, **metrics):
 def admitted(buffer, node, examples, **arrays):
     """Add the update in a reply, limited as in a run; return it."""
     message = reply(good(examples, **arrays), node)
-    one = buffer.reputation.open(message, job(node, job_id=node), buffer.versions)
+    one = buffer.checks.open(message, job(node, job_id=node), buffer.versions)
     buffer.add(one)
     return one
 
@@ -286,10 +286,10 @@ def test_a_step_out_of_the_finite_range_is_discarded_and_the_optimizer_starts_an
 
 def reopened(buffer, strategy):
     """A buffer that goes on from the bytes of a checkpoint."""
-    reputation = Reputation(strategy.validation)
-    reputation.load_state_dict(buffer.reputation.state_dict())
+    checks = Checks(strategy.validation)
+    checks.load_state_dict(buffer.checks.state_dict())
     parts = strategy.weighting, strategy.server_optimizer
-    again = Buffer(strategy, *parts, versions=buffer.versions, reputation=reputation)
+    again = Buffer(strategy, *parts, versions=buffer.versions, checks=checks)
     again.load_state_dict(unpacked(packed(buffer.state_dict())))
     return again
 
@@ -316,7 +316,7 @@ def test_a_buffer_goes_on_from_its_state_with_early_updates_in_it(n, robust):
         strategy.weighting,
         strategy.server_optimizer,
         versions=Versions(BASE),
-        reputation=Reputation(strategy.validation),
+        checks=Checks(strategy.validation),
     )
     for node, examples in enumerate([10, 10**9, 10, 12, 11, 10][:n]):
         admitted(buffer, node, examples, w=np.full((2, 3), float(node), np.float32))
@@ -338,7 +338,7 @@ def test_a_buffer_goes_on_from_its_state_with_stale_updates_in_it(robust, make, 
         strategy.weighting,
         strategy.server_optimizer,
         versions=Versions(LIKE),
-        reputation=Reputation(strategy.validation),
+        checks=Checks(strategy.validation),
     )
     rows = np.random.default_rng(4).normal(size=(6, 3))
     for k in range(4):

@@ -1,4 +1,4 @@
-"""Robust rules and client reputation inside a running strategy."""
+"""Robust rules and client checks inside a running strategy."""
 
 from dataclasses import replace
 

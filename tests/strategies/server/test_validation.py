@@ -12,8 +12,8 @@ from replies import BASE, GOOD, good, job, reply
 from virtual_grid import content, record
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.server.validation import Validation, read
-from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.server.checks import Checks, Validation
+from fedstale.strategies.server.versions import Snapshot, Versions, read
 from fedstale.strategies.types import RejectionError, forecast_in
 
 pytestmark = pytest.mark.usefixtures("_identity")
@@ -21,12 +21,13 @@ ZERO = {"n": np.array(0.0), "on": np.zeros(2)}
 
 
 def validated(body, validation=None):
-    return (validation or Validation()).open(reply(body), job(), Versions(BASE))
+    return Checks(validation or Validation()).read(reply(body), job(), Versions(BASE))
 
 
 def check_size(message, model_bytes, **settings):
     validation = Validation(**settings)
-    validation.check_size(message, validation.most_bytes_of(model_bytes))
+    most = validation.most_bytes_of(model_bytes)
+    Checks(validation, most_bytes=most).check_size(message)
 
 
 def kind_of(body, validation=None):
@@ -62,7 +63,7 @@ def test_an_update_knows_its_job_its_base_and_the_current_version():
     versions.hold(0)
     for k in (1, 2):
         versions.advance(BASE.stepped({"w": BASE.floats["w"] + k, "b": BASE.floats["b"]}, ZERO))
-    update = Validation().open(reply(good(), 9), job(9, job_id=4), versions)
+    update = Checks(Validation()).read(reply(good(), 9), job(9, job_id=4), versions)
     assert (update.node_id, update.message_id, update.job_id) == (9, "m4", 4)
     assert (update.base_version, update.staleness) == (0, 2)
     assert update.base is BASE.floats
@@ -139,11 +140,11 @@ def test_one_weight_beyond_half_precision_is_enough_to_reject_an_update(step, is
     body = content(record(w=np.array([1.0, step], np.float16)), 1)
     body["fedstale"] = ConfigRecord({"fedstale.update": "delta"})
     if is_kept:
-        found = Validation().open(reply(body), job(), versions)
+        found = Checks(Validation()).read(reply(body), job(), versions)
         np.testing.assert_array_equal(found.delta["w"], [1.0, step])
     else:
         with pytest.raises(RejectionError, match="beyond the range of float16"):
-            Validation().open(reply(body), job(), versions)
+            Checks(Validation()).read(reply(body), job(), versions)
 
 
 def save(array):

@@ -14,8 +14,7 @@ from replies import job, open_buffer
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.checks import Checks, Validation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import forecast_in, is_finite
 
@@ -128,7 +127,7 @@ def body_of(rng, seeds):
     return body
 
 
-def attack(buffer, reputation, state, rng, body):
+def attack(buffer, checks, state, rng, body):
     """Send one reply; return whether it passed."""
     node = int(rng.integers(20))
     message = Message(body, reply_to=Message(RecordDict(), dst_node_id=node, message_type="train"))
@@ -136,10 +135,10 @@ def attack(buffer, reputation, state, rng, body):
         assert isinstance(value, float | list)
     versions = state["versions"]
     try:
-        update = reputation.open(message, job(node, base_version=versions.version), versions)
+        update = checks.open(message, job(node, base_version=versions.version), versions)
     except ProtocolError as problem:
         state["longest"] = max(state["longest"], len(str(problem)))
-        reputation.reject(node, problem, state["now"])
+        checks.reject(node, problem, state["now"])
         state["now"] += 1.0
         return False
     assert is_finite(update.delta)
@@ -163,9 +162,9 @@ def step(buffer, versions):
 def fuzz(n, seed=1):
     rng = np.random.default_rng(seed)
     seeds = [(x, recorddict_from_proto(ProtoRecordDict.FromString(x))) for x in serialised()]
-    reputation = Reputation(Validation(norm_cap=10.0))
+    checks = Checks(Validation(norm_cap=10.0))
     versions = Versions(Snapshot.of(record(**MODEL)))
-    buffer = open_buffer(versions, reputation)
+    buffer = open_buffer(versions, checks)
     state = {"versions": versions, "now": 0.0, "longest": 0}
     passed, before, sent = 0, 0, 0
     while sent < n:
@@ -177,12 +176,12 @@ def fuzz(n, seed=1):
             tracemalloc.start()
             before = tracemalloc.get_traced_memory()[0]
         sent += 1
-        passed += attack(buffer, reputation, state, rng, body)
+        passed += attack(buffer, checks, state, rng, body)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert state["longest"] < 2000
-    return passed, grown, reputation
+    return passed, grown, checks
 
 
 @pytest.fixture(autouse=True)
@@ -195,10 +194,10 @@ def _identity():
 
 
 def check(n):
-    passed, grown, reputation = fuzz(n)
+    passed, grown, checks = fuzz(n)
     # Both ends must be reached: replies that pass although they were changed, and each rejection.
     assert passed > n // 100
-    kinds = {kind for kind in reputation.counts if kind.startswith("rejected")}
+    kinds = {kind for kind in checks.counts if kind.startswith("rejected")}
     expected = {"format", "shape", "dtype", "bytes", "finite", "examples", "names"}
     assert {f"rejected: {kind}" for kind in expected} <= kinds
     assert grown < 300_000, f"{grown:,} bytes more after {n:,} replies"

@@ -19,7 +19,7 @@ from fedstale.deployment.local import free_port
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.live import exported
 from fedstale.strategies import StaleStrategy, schedule
-from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.checks import Validation
 
 
 def test_it_listens_on_loopback_and_answers_no_other_site():
