@@ -25,6 +25,8 @@ BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = {
     "simulate": ["--until", "2m", "--quiet"],
     "record": ["--for", "2s", "--every", "1s"],
+    # Phones are away for hours; a trace is acted in real time.
+    "replay": ["--traces", "synthetic:4@desktops", "-c", "num-server-rounds=1"],
     "forecaster train": ["--kind", "ewma"],
     "forecaster backtest": ["--step", "6h", "--examples", "200"],
 }
