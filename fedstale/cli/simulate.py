@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -15,12 +14,6 @@ import tomli_w
 import typer
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column, Table
 
 from fedstale.cli.output import (
@@ -54,6 +47,8 @@ _MORE = (
 """Settings that `--set` says, as those of [costs]: few runs need another."""
 _NAMES = ", ".join(name.replace("_", "-") for name in _MORE)
 _COSTS = "costs."
+_LINE_EVERY_S, _NOTE_EVERY_S = 0.5, 30.0
+"""Wall time from one look at a run to the next: on a terminal, and elsewhere."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
@@ -362,7 +357,7 @@ def _watching(
     live: str | None,
 ) -> Iterator[list["Callback"]]:
     """Show a run as it goes on: to who waits, and on a page; yields its callbacks."""
-    from fedstale.live import ProgressLine, ProgressNotes
+    from fedstale.live import ProgressNotes, progress_line
     from fedstale.until import Until
 
     callbacks: list[Callback] = []
@@ -371,19 +366,11 @@ def _watching(
     resolved = _resolved(config) if is_watched else config
     of_rounds = _planned_rounds(resolved) if is_watched else None
     with ExitStack() as stack:
-        if shown and not sys.stderr.isatty():
-            callbacks.append(ProgressNotes(note, until, of_rounds=of_rounds))
-        elif shown:
-            fields = "{task.fields[clock]}", BarColumn(bar_width=10), "{task.fields[state]}"
-            columns = (SpinnerColumn(), *fields, TimeRemainingColumn(elapsed_when_finished=True))
-            # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
-            bar = Progress(
-                *columns,
-                console=Console(stderr=True),
-                get_time=time.perf_counter,
-                redirect_stdout=sys.stdout.isatty(),
-            )
-            callbacks.append(ProgressLine(stack.enter_context(bar), until, of_rounds=of_rounds))
+        if shown:
+            line = stack.enter_context(progress_line(sys.stderr.isatty()))
+            every_s = _NOTE_EVERY_S if line is None else _LINE_EVERY_S
+            notes = ProgressNotes(line or note, until, of_rounds=of_rounds, every_s=every_s)
+            callbacks.append(notes)
         if live is not None:
             # Only who asks for a page waits for it.
             from fedstale.live import Board, parse_address, serving

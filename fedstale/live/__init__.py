@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from fedstale.live.prometheus import exported
     from fedstale.live.server import Board, observed, parse_address, serving
     from fedstale.live.watching import (
-        ProgressLine,
         ProgressNotes,
         RepeatedInterrupt,
         Watcher,
@@ -23,15 +22,12 @@ else:
             "by_run_config": "watched",
             "prometheus": "exported",
             "server": "Board observed parse_address serving",
-            "watching": (
-                "RepeatedInterrupt ProgressLine ProgressNotes Watcher duration progress_line"
-            ),
+            "watching": ("RepeatedInterrupt ProgressNotes Watcher duration progress_line"),
         },
     )
 
 __all__ = [
     "Board",
-    "ProgressLine",
     "ProgressNotes",
     "RepeatedInterrupt",
     "Watcher",

@@ -9,14 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING
 
 from fedstale.flower import command_line
 from fedstale.strategies.server import Callback, Runtime
 from fedstale.until import Until
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 NO_LIMIT = Until()
 _WIDTH = 79
@@ -91,31 +87,8 @@ class RepeatedInterrupt(Callback):
             raise KeyboardInterrupt(told)
 
 
-class ProgressLine(Watcher):
-    """Draws a progress line."""
-
-    def __init__(self, bar: "Progress", until: Until, *, of_rounds: int | None = None) -> None:
-        """Draw on a display that is shown."""
-        super().__init__(until, of_rounds=of_rounds)
-        self._bar = bar
-        self._task = bar.add_task("run", total=None, clock="starting", state="")
-
-    def look(self, run: Runtime) -> None:
-        """Draw the line."""
-        share = self.share(run)
-        # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
-        counts = f"round {self.rounds}  {run.n_online()} online"
-        self._bar.update(
-            self._task,
-            total=None if share is None else 1.0,
-            completed=share or 0.0,
-            clock=duration(run.now()),
-            state=f"{counts}  {self.latest}".rstrip(),
-        )
-
-
 class ProgressNotes(Watcher):
-    """Says the progress of a run every half minute, without a terminal."""
+    """Says the progress of a run, by default every half minute."""
 
     def __init__(
         self,
