@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch  # noqa: F401 - its streams are a client's too, once it is there
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
