@@ -1,6 +1,6 @@
 """A message and its Context on their way to a trainer that stays and back; no process is started.
 
-`tests/system/client/test_resident_at_work.py` starts trainers, and kills either side.
+`tests/system/contrib/sites/test_resident_at_work.py` starts trainers, and kills either side.
 """
 
 import importlib

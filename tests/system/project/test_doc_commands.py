@@ -36,7 +36,6 @@ ELSEWHERE = {
     "fetch": "tests/fedstale/test_trace_commands.py",  # from a server on loopback
     "agent train": "tests/fedstale/test_agent_commands.py",
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
-    "agent fit-learning": "tests/fedstale/test_learning_commands.py",
     "own.toml": "tests/system/journeys/test_researcher.py",
     "picks.toml": "tests/system/journeys/test_researcher.py",
     "--verify": "tests/contrib/audit/test_verify_command.py",
