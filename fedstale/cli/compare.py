@@ -33,19 +33,13 @@ def report(
         Path | None,
         typer.Option("--out", "-o", help="HTML file to write; default RUN/report.html."),
     ] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Write RUN/timeline.json too, for ui.perfetto.dev.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what a run did."""
     from fedstale.reports import Run
 
-    read = Run(run)
-    written = read.report(out)
-    traces = [read.trace()] if trace else []
-    told = [f"report: {written}", *(f"trace: {path}" for path in traces)]
-    say("\n".join(told), written, as_json=as_json, run=str(run))
+    written = Run(run).report(out)
+    say(f"report: {written}", written, as_json=as_json, run=str(run))
 
 
 @one_sentence()

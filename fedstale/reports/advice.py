@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.reports.figure import Array, Figure, byte_text, stepped, thinned
+from fedstale.reports.figure import Array, byte_text
 from fedstale.runs import (
     EXPIRED,
     IN_FLIGHT,
@@ -532,38 +532,6 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def waiting(jobs: pd.DataFrame) -> Figure | None:
-    """Return how many replies a timeout waits for; None if none was too late by a known time.
-
-    Args:
-        jobs: all jobs of a run, by `with_causes`.
-    """
-    waits, _ = waits_of(jobs)
-    waits = waits[np.isfinite(waits)]
-    if not waits.size:
-        return None
-    used = jobs[jobs["status"] == REPORTED]
-    all_s = np.sort(np.append((_arrived_at(used) - used["sent_at"]).to_numpy(), waits))
-    shown = thinned(all_s.size, 200)
-    levels = (0.5, 0.75, 0.9, 0.95, 1.0)
-    seconds = [_seconds(float(np.quantile(all_s, level, method="higher"))) for level in levels]
-    return Figure(
-        id="waiting",
-        title="What a timeout waits for",
-        about=f"Replies that came within a time since their sending: the {len(used):,} that were "
-        f"used and {waits.size:,} that came too late.",
-        traces=[stepped("replies", 0, all_s[shown], (shown + 1) / all_s.size, showlegend=False)],
-        x_title="s since the sending",
-        y_title="share of replies",
-        layout={
-            "xaxis": {"range": [0.0, float(all_s[-1])]},
-            "yaxis": {"range": [0.0, 1.0], "tickformat": ".0%"},
-        },
-        header=("share of replies", "within"),
-        rows=[[f"{level:.0%}", s] for level, s in zip(levels, seconds, strict=True)],
-    )
 
 
 def _rounded_up(seconds: float) -> float:

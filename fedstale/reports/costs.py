@@ -163,8 +163,6 @@ def failures(run: "Run") -> Figure | None:
 LEVEL_COLUMNS = ("kind", "work_share", "format_down", "format_up")
 """What the levels of a run are known by."""
 _FORMATS = ("format_down", "format_up")
-ROWS = 100
-"""Devices that the table of levels lists at most."""
 IN_FULL = "in full"
 # Formats in the order of their bytes; others come after these.
 _ORDER = (IN_FULL, "float16", "int8", "int4", "int2")
@@ -202,16 +200,10 @@ def levels(events: pa.Table) -> dict[str, Any]:
 
 
 def level_figures(run: "Run") -> list[Figure]:
-    """Return bytes by format, jobs by share of the work, and devices by level; those of use."""
-    if not (_has_formats(run.jobs) or _has_shares(run.jobs)):
-        return []
+    """Return bytes by format and jobs by share of the work, of a run that used them."""
     jobs = _trainings(run.jobs)
-    found = []
-    if _has_formats(jobs):
-        found.append(_formats(jobs))
-    if _has_shares(jobs):
-        found.append(_shares(jobs))
-    return [*found, _devices(jobs)]
+    found = [_formats(jobs)] if _has_formats(jobs) else []
+    return [*found, *([_shares(jobs)] if _has_shares(jobs) else [])]
 
 
 def _trainings(jobs: pd.DataFrame) -> pd.DataFrame:
@@ -269,50 +261,3 @@ def _shares(jobs: pd.DataFrame) -> Figure:
     table = asked.groupby(["work_share", "outcome"]).size().unstack(fill_value=0)
     table = table.reindex(columns=OUTCOMES, fill_value=0).astype(np.float64)
     return account_figure("shares", "Share of the work", table.rename("{:g}".format), "jobs")
-
-
-def _devices(jobs: pd.DataFrame) -> Figure:
-    """Return how many devices had which level last: formats and share of the work."""
-    last = jobs.groupby("device_id", sort=False).last()
-    shares = jobs.groupby("device_id", sort=False)["work_share"].mean()
-    names = pd.DataFrame(
-        {
-            "work": last["work_share"].map(lambda share: f"{share:g}" if share == share else ""),  # noqa: PLR0124
-            "down": _named(last["format_down"]),
-            "up": _named(last["format_up"]),
-        }
-    )
-    words = {"work": "{} of the work", "down": "down {}", "up": "up {}"}
-    used = [name for name in words if names[name].nunique() > 1 or names[name].iloc[0]]
-    labels = names[used].apply(
-        lambda row: ", ".join(words[name].format(row[name]) for name in used if row[name]), axis=1
-    )
-    counts = labels.value_counts().sort_index()
-    n_jobs = (
-        jobs.groupby("device_id", sort=False).size().sort_values(ascending=False, kind="stable")
-    )
-    rows = [
-        (
-            str(device),
-            f"{n_jobs[device]:,}",
-            names["work"][device] or "-",
-            f"{shares[device]:.3g}" if isfinite(shares[device]) else "-",
-            names["down"][device],
-            names["up"][device],
-        )
-        for device in n_jobs.index[:ROWS]
-    ]
-    about = f"Of {len(labels):,} devices, by what their last training job was asked for."
-    if len(labels) > ROWS:
-        about += f" The table has the {ROWS} with most jobs."
-    return Figure(
-        id="levels",
-        title="Level by device",
-        about=about,
-        traces=[rows_of_bars("devices", "series-0", counts, counts.index, showlegend=False)],
-        x_title="devices",
-        layout={"yaxis": {"autorange": "reversed"}},
-        height=140 + 36 * len(counts),
-        header=("device", "jobs", "share, last", "share, mean", "format down", "format up"),
-        rows=rows,
-    )

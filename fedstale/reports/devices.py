@@ -1,6 +1,6 @@
 """Figures of devices: work over time, participation, and the calibration of forecasts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,11 @@ from fedstale.reports.figure import (
     Index,
     curve,
     reference,
-    stepped,
     thinned,
     time_unit,
 )
-from fedstale.reports.timeline import PHASES, STATES, USED, phases
-from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
+from fedstale.reports.timeline import PHASES, STATES, phases
+from fedstale.runs import IN_FLIGHT, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import DAY_S
 from fedstale.traces.forecast.evaluation import brier
@@ -34,10 +33,7 @@ ROWS = 100
 """Devices that the table lists at most."""
 FEWEST = 5
 """Jobs behind a point of the curve of reliability at least; fewer say more about chance."""
-DOTS = 500
-"""Jobs that the figure of forecast durations draws at most."""
 _STEPS = 200
-_GROUPS = 5
 _HOUR_S = 3600.0
 _FINISHED = (REPORTED, REJECTED, UNCLAIMED)
 
@@ -232,39 +228,6 @@ def _step(span_s: float) -> float:
     return next((step for step in choices if span_s / step <= _STEPS), 30 * DAY_S)
 
 
-def durations(run: "Run") -> Figure | None:
-    """Return how long the phases of used jobs took, as shares of jobs; None if none was used."""
-    jobs = run.started
-    jobs = jobs[jobs["state"] == 0]
-    lengths, which = np.diff(jobs[list(PHASES)].to_numpy(np.float64), axis=1), phases(jobs)
-    spans = {name: np.sort(lengths[which == s]) for s, name in enumerate(USED)}
-    longest = max((span[-1] for span in spans.values() if len(span)), default=0.0)
-    if not longest:
-        return None
-    unit, length_s = time_unit(longest)
-    traces, rows = [], []
-    for name, span in spans.items():
-        positive = span[span > 0]
-        if not len(positive):
-            continue
-        kept = thinned(len(positive), _STEPS)
-        share = (np.searchsorted(span, positive[kept], side="right")) / len(span)
-        traces.append(stepped(name, name, positive[kept] / length_s, share))
-        levels = np.quantile(span, (0.1, 0.5, 0.9)) / length_s
-        rows.append([name, *(f"{value:.3g}" for value in levels)])
-    return Figure(
-        id="durations",
-        title="How long phases took",
-        about=f"Share of the {len(jobs):,} used jobs whose phase took at most so long.",
-        traces=traces,
-        x_title=f"duration ({unit})",
-        y_title="jobs",
-        layout={"xaxis": {"type": "log"}, "yaxis": {"tickformat": ".0%", "range": [0, 1]}},
-        header=("phase", f"10 % ({unit})", "median", "90 %"),
-        rows=rows,
-    )
-
-
 def reliability(run: "Run") -> Figure | None:
     """Return how often jobs finished against the chance that their devices had reported.
 
@@ -304,61 +267,5 @@ def reliability(run: "Run") -> Figure | None:
         header=("reported", "finished", "jobs"),
         rows=[
             (f"{r.predicted:.2f}", f"{r.observed:.2f}", f"{r.n:,.0f}") for r in table.itertuples()
-        ],
-    )
-
-
-def forecast_durations(run: "Run") -> Figure | None:
-    """Return how long training jobs took against what their devices had forecast.
-
-    A job takes from its sending to the last byte of its reply; on real devices, whose server sees
-    no more, to the delivery. Jobs of which nothing ever arrived, and those in which the app failed,
-    took no time that could be compared. None if no job that arrived had a forecast.
-    """
-    jobs = run.jobs[np.isfinite(run.jobs["reported_duration_s"].to_numpy(np.float64))]
-    forecast = jobs["reported_duration_s"].to_numpy(np.float64)
-    sent, reported, delivered = (
-        jobs[name].to_numpy(np.float64) for name in ("sent_at", "reported_at", "delivered_at")
-    )
-    took = np.where(np.isfinite(reported), reported, delivered) - sent
-    arrived = np.isin(jobs["status"].to_numpy(object).astype(str), (*_FINISHED, LATE))
-    known = arrived & np.isfinite(took) & (took > 0)
-    if not known.any():
-        return None
-    n_jobs, forecast, took = len(forecast), forecast[known], took[known]
-    low, middle, high = np.quantile(took / forecast, (0.25, 0.5, 0.75))
-    about = (
-        f"Of {n_jobs:,} training jobs whose devices had forecast the duration {len(took):,} "
-        f"arrived; {np.mean(took > forecast):.0%} of these took longer than forecast. The "
-        f"middle half took {low:.3g} to {high:.3g} times as long, the median {middle:.3g}. Jobs "
-        "that never arrived have no duration."
-    )
-    kept = thinned(len(took), DOTS)
-    if len(kept) < len(took):
-        about += f" {DOTS:,} jobs are drawn, evenly spread."
-    ends = np.array([min(forecast.min(), took.min()), max(forecast.max(), took.max())])
-    unit, length_s = time_unit(float(ends[1]))
-    hover = f"forecast %{{x}} {unit}, took %{{y}} {unit}"
-    dots: dict[str, Any] = {"mode": "markers", "marker": {"size": 5}, "hovertemplate": hover}
-    groups = np.array_split(np.argsort(forecast, kind="stable"), min(_GROUPS, len(took)))
-    return Figure(
-        id="forecast-durations",
-        title="Forecast durations",
-        about=about,
-        traces=[
-            curve("jobs", "series-0", *(at[kept] / length_s for at in (forecast, took)), **dots),
-            reference("as forecast", ends / length_s, ends / length_s),
-        ],
-        x_title=f"forecast ({unit})",
-        y_title=f"took ({unit})",
-        layout={"xaxis": {"type": "log"}, "yaxis": {"type": "log"}},
-        header=(f"forecast ({unit})", "jobs", f"took, 10 % ({unit})", "median", "90 %"),
-        rows=[
-            (
-                " to ".join(f"{forecast[end] / length_s:.3g}" for end in (group[0], group[-1])),
-                f"{len(group):,}",
-                *(f"{q / length_s:.3g}" for q in np.quantile(took[group], (0.1, 0.5, 0.9))),
-            )
-            for group in groups
         ],
     )

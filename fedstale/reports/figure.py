@@ -69,12 +69,8 @@ class Figure:
     x_title: str
     """What the horizontal axis shows, with its unit."""
     y_title: str = ""
-    others: Sequence[
-        tuple[dict[str, Any], Sequence[Sequence[float | None]] | tuple[float, float]]
-    ] = ()
-    """Further horizontal axes to choose from, in the words of plotly, and each trace's positions;
-    or a pair (a, b) if they are a + b times those on the first axis. An axis of the type `date` has
-    milliseconds since 1970, as its own clock shows them."""
+    others: Sequence[tuple[dict[str, Any], Sequence[Sequence[float | None]]]] = ()
+    """Further horizontal axes to choose, in the words of plotly, with each trace's positions."""
     layout: dict[str, Any] = field(default_factory=dict)
     """Further settings of the layout; axes are merged into the page's own."""
     height: int = 320

@@ -16,7 +16,6 @@ from fedstale.reports.figure import (
     Array,
     Figure,
     accuracy_axis,
-    band,
     byte_unit,
     curve,
     line_mode,
@@ -38,11 +37,9 @@ AXES = {
     "versions": "versions of the model",
     "bytes": "traffic",
     "device_s": "work of all devices",
-    "clock": "local clock",
-    "wall": "wall time",
 }
 """What metrics can be drawn against."""
-Against = Literal["time", "versions", "bytes", "device_s", "clock", "wall"]
+Against = Literal["time", "versions", "bytes", "device_s"]
 ROWS = 100
 """Versions that a table lists at most."""
 BOOKKEEPING = {"num-examples", "num_examples"}
@@ -119,12 +116,6 @@ def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]
 
 
-def axes_of(run: "Run") -> list[str]:
-    """Return the axes of `AXES` that a run knows; the local clock is that of its traces."""
-    unknown = {"clock": run.epoch is None, "wall": run.wall_s is None}
-    return [which for which in AXES if not unknown.get(which, False)]
-
-
 def spent_by(run: "Run", column: str, instants: Array) -> Array:
     """Sum the work of all devices up to each instant.
 
@@ -169,21 +160,14 @@ def metric(
     has_target = run.until.metric in members
     drawn = [points for *_, points in kept]
     names = {**AXES, "time": run.time_name}
-    axes = {
-        which: _axis(which, names[which], drawn, has_target=has_target) for which in axes_of(run)
-    }
+    axes = {by: _axis(by, name, drawn, has_target=has_target) for by, name in names.items()}
     x_axis, positions = axes.pop(against)
-    others: list[Any] = []
-    for which, (axis, each) in axes.items():
-        follows = which == "clock" and against == "time"
-        others.append((axis, _clock_of(run, drawn) if follows else [_told(axis, x) for x in each]))
     traces = [
-        {**curve(name, look, x, points["value"], mode=line_mode(len(x))), "x": _told(x_axis, x)}
+        curve(name, look, x, points["value"], mode=line_mode(len(x)))
         for (name, look, points), x in zip(kept, positions, strict=False)
     ]
     if has_target:
-        line = reference("target", positions[-1], [run.until.target] * 2)
-        traces.append({**line, "x": _told(x_axis, positions[-1])})
+        traces.append(reference("target", positions[-1], [run.until.target] * 2))
     return Figure(
         id=f"metric-{number}",
         title=title,
@@ -191,7 +175,7 @@ def metric(
         traces=traces,
         x_title=x_axis["title"]["text"],
         y_title=title.lower() if number < 2 else title,
-        others=others,
+        others=[(axis, [numbers(x) for x in each]) for axis, each in axes.values()],
         layout={"xaxis": x_axis, "yaxis": accuracy_axis(traces) if is_accuracy else {}},
     )
 
@@ -201,35 +185,16 @@ def _axis(
 ) -> tuple[dict[str, Any], list[Array]]:
     """Return a horizontal axis in the words of plotly, and the positions of each line's points."""
     largest = max((float(points[which].max()) for points in lines), default=0.0)
-    if which == "clock":
-        instants = [points[which].to_numpy(np.float64) for points in lines]
-        ends = [np.array([instants[0].min(), largest])] if has_target else []
-        # Plotly takes milliseconds since 1970.
-        positions = [1000.0 * np.round(each) for each in (*instants, *ends)]
-        return {"title": {"text": name}, "type": "date"}, positions
     unit, size = {
         "time": time_unit(largest),
         "versions": ("", 1.0),
         "bytes": byte_unit(largest),
         "device_s": ("device-hours", 3600.0),
-        "wall": time_unit(largest),
     }[which]
     positions = [points[which].to_numpy(np.float64) / size for points in lines]
     ends = [np.array([0.0, largest / size])] if has_target else []
     text = f"{name} ({unit})" if unit else name
     return {"title": {"text": text}, **FROM_ZERO}, [*positions, *ends]
-
-
-def _clock_of(run: "Run", lines: Sequence[pd.DataFrame]) -> tuple[float, float]:
-    """Return the virtual instant 0 on the clock, and the unit that it is drawn in, in ms."""
-    assert run.epoch is not None
-    unit_s = time_unit(max(float(points["time"].max()) for points in lines))[1]
-    return round(run.epoch.value / 1e6), 1000.0 * unit_s
-
-
-def _told(axis: dict[str, Any], x: Array) -> list[float | None]:
-    """Return positions for JSON; a date has more digits than other numbers need."""
-    return [int(at) for at in x.tolist()] if axis.get("type") == "date" else numbers(x)
 
 
 def _lines(run: "Run", members: Sequence[str]) -> list[tuple[str, int, pd.DataFrame]]:
@@ -238,15 +203,11 @@ def _lines(run: "Run", members: Sequence[str]) -> list[tuple[str, int, pd.DataFr
     ranks = {source: rank for rank, source in enumerate(SOURCES)}
     groups: list[tuple[Any, pd.DataFrame]] = list(rows.groupby(["source", "name"]))
     groups.sort(key=lambda group: (ranks.get(group[0][0], len(ranks)), group[0][1]))
-    began = np.nan if run.epoch is None else run.epoch.value / 1e9
-    lines, wall_s = [], run.wall_s
+    lines = []
     for number, ((source, name), group) in enumerate(groups):
         at = group["time_s"].to_numpy(np.float64)
         moved, busy = (spent_by(run, column, at) for column in ("moved_bytes", "busy_s"))
-        more = {"clock": at + began, "wall": np.nan if wall_s is None else wall_s[group.index]}
-        points = group.assign(
-            time=at, versions=group["version"], bytes=moved, device_s=busy, **more
-        )
+        points = group.assign(time=at, versions=group["version"], bytes=moved, device_s=busy)
         lines.append((f"{SOURCES.get(source, source)}: {name}", number, points))
     return lines
 
@@ -257,8 +218,6 @@ def aggregation(run: "Run") -> list[Figure]:
     weight = run.jobs["weight"].to_numpy(np.float64)
     known, both = np.isfinite(staleness), np.isfinite(weight) & np.isfinite(staleness)
     found = [_staleness(staleness[known])] if known.any() else []
-    if known.any():
-        found += _over_time(run, staleness[known], run.jobs["ended_at"].to_numpy()[known])
     if both.any():
         found.append(_weights(staleness[both], weight[both]))
     return found
@@ -305,32 +264,6 @@ def _staleness(staleness: Array) -> Figure:
             for low, count in zip(edges[:-1], counts, strict=True)
         ],
     )
-
-
-def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
-    """Return how stale updates were over time; nothing where all were equally stale."""
-    if staleness.min() == staleness.max() or not run.end_s:
-        return []
-    unit, length_s = time_unit(run.end_s)
-    edges = np.linspace(0.0, run.end_s, _BARS + 1)
-    step = np.minimum(np.searchsorted(edges, ended, side="right") - 1, _BARS - 1)
-    by_step = pd.Series(staleness).groupby(step)
-    middle = (edges[:-1] + edges[1:])[np.sort(np.unique(step))] / 2 / length_s
-    low, mid, high = (by_step.quantile(q).to_numpy(np.float64) for q in (0.1, 0.5, 0.9))
-    return [
-        Figure(
-            id="staleness-over-time",
-            title="Staleness over time",
-            about="Median of the updates whose devices were done at that time, and the middle 80%.",
-            traces=[
-                *band("middle 80%", "series-0", middle, low, high),
-                curve("median", "series-0", middle, mid),
-            ],
-            x_title=f"{run.time_name} ({unit})",
-            y_title="staleness (versions)",
-            layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
-        )
-    ]
 
 
 def versions(run: "Run") -> tuple[tuple[str, ...], list[list[str]]]:

@@ -21,23 +21,16 @@
   };
   // Chart.js only strokes these: without a border they are not there.
   const STROKED = new Set(["cross", "crossRot", "star"]);
-  const MINUTE = 60e3, DAY = 1440 * MINUTE;
-  const CLOCK_STEPS = [...[1, 2, 5, 15, 30, 60, 120, 180, 360, 720].map((n) => n * MINUTE), ...[1, 2, 7, 14, 28, 91, 364].map((n) => n * DAY)];
   const STEPS = { hv: "before", vh: "after", hvh: "middle" };
 
   const percent = (value, digits) => (100 * value).toFixed(digits) + "%";
   const plain = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
-  // A clock's instants are milliseconds since 1970 as it shows them, so no zone is added.
-  const onClock = (value) => {
-    const [day, date, month, , time] = new Date(1000 * Math.round(value / 1000)).toUTCString().replace(",", "").split(" ");
-    return [time.slice(0, 5), `${day} ${Number(date)} ${month}`];
-  };
   const grouped = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : plain(value));
 
   // What is said of a point: the words of its trace, with {x}, {y}, {text} and {customdata} in them.
   const said = ({ trace, x, y, i }) => {
     const at = { x, y, text: trace.text && trace.text[i], customdata: trace.customdata && trace.customdata[i] };
-    const where = trace.isOnClock ? onClock(x).reverse().join(" ") : grouped(x);
+    const where = grouped(x);
     if (!trace.hovertemplate) return `${trace.name ? trace.name + ": " : ""}${where}, ${grouped(y)}`;
     return trace.hovertemplate.replace("<extra></extra>", "").replace(
       /%\{(\w+)(?::([^}]*))?\}/g,
@@ -116,18 +109,6 @@
         const isWide = all[all.length - 1].value > 1000 * all[0].value;
         return (isWide ? leading === 1 : [1, 1.5, 2, 3, 5, 7].includes(leading)) ? plain(value) : "";
       };
-    }
-    if (own.type === "date") {
-      // As many round times of day as there is room for, each with its day below.
-      made.afterBuildTicks = (scale) => {
-        const room = Math.max(scale.width / 90, 2), span = scale.max - scale.min;
-        const step = CLOCK_STEPS.find((one) => span / one <= room) || span;
-        scale.ticks = [];
-        // Weeks begin on a Monday, and 1970 began on a Thursday.
-        const first = Math.ceil((scale.min - 4 * DAY) / step) * step + 4 * DAY;
-        for (let at = first; at <= scale.max; at += step) scale.ticks.push({ value: at });
-      };
-      made.ticks.callback = onClock;
     }
     if (own.range) {
       const [from, to] = own.range;
@@ -222,9 +203,7 @@
     if (!other) return figure;
     const [own, positions] = other;
     const xaxis = { ...figure.layout.xaxis, ...own };
-    const [start, unit] = positions;
-    const at = typeof start === "number" ? ({ x }) => x.map((value) => start + unit * value) : (_, i) => positions[i];
-    const traces = figure.traces.map((trace, i) => ({ ...trace, x: at(trace, i), isOnClock: own.type === "date" }));
+    const traces = figure.traces.map((trace, i) => ({ ...trace, x: positions[i] }));
     return { ...figure, traces, layout: { ...figure.layout, xaxis } };
   };
   for (const select of document.querySelectorAll("select[data-plot]")) {

@@ -67,15 +67,12 @@ def write_run(run: "Run", out: Path) -> Path:
     figures = [
         *learning.metrics(run),
         devices.states(run),
-        advice.waiting(run.caused),
         costs.failures(run),
         *costs.figures(run),
         *costs.level_figures(run),
         devices.participation(run),
-        devices.durations(run),
         *learning.aggregation(run),
         devices.reliability(run),
-        devices.forecast_durations(run),
         *_added(run),
     ]
     drawn = [figure for figure in figures if figure is not None]

@@ -20,7 +20,7 @@ from fedstale.errors import ConfigError, ProtocolError, first_line
 from fedstale.reports import advice, learning, page
 from fedstale.reports.advice import Advice
 from fedstale.reports.figure import SOURCES, Array
-from fedstale.reports.timeline import PHASES, TRACE, perfetto
+from fedstale.reports.timeline import PHASES
 from fedstale.runs import (
     CONFIG,
     COST_COLUMNS,
@@ -33,8 +33,6 @@ from fedstale.runs import (
     ONLINE,
     ONLINE_SCHEMA,
     SUMMARY,
-    WALL,
-    WALL_SCHEMA,
     lost,
     read_model,
     with_costs,
@@ -110,15 +108,6 @@ class Run:
         return float(self.summary["virtual_s"])
 
     @property
-    def epoch(self) -> pd.Timestamp | None:
-        """Local calendar time of instant 0 on the traces' clock; None if it is not known."""
-        told = self.summary.get("epoch")
-        try:
-            return None if told is None else pd.Timestamp(str(told)).tz_localize(None)
-        except ValueError:
-            return None
-
-    @property
     def time_name(self) -> str:
         """What its instants are: virtual time, or just time on real devices."""
         return "time" if self.summary.get("executor") == DEPLOYED else "virtual time"
@@ -180,14 +169,6 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row a measured value: time_s, version, source, name, value."""
         return self._table(METRICS, set(METRICS_SCHEMA.names))
-
-    @cached_property
-    def wall_s(self) -> Array | None:
-        """Wall time in s of each row of `metrics`, since the run began; None if it is not known."""
-        if not (self.folder / WALL).is_file():
-            return None
-        wall_s = self._table(WALL, set(WALL_SCHEMA.names))["wall_s"].to_numpy(np.float64)
-        return wall_s if len(wall_s) == len(self.metrics) else None
 
     @cached_property
     def online(self) -> pd.DataFrame | None:
@@ -281,19 +262,18 @@ class Run:
 
         Args:
             metric: its name, as the app reports it.
-            against: virtual time, versions of the model, the bytes that all devices have moved, the
-                seconds that they have spent, in hours, the local clock of the traces, or wall time.
+            against: virtual time, versions of the model, the bytes that all devices have moved, or
+                the hours that they have worked.
 
         Raises:
-            ConfigError: the run did not measure the metric, or does not know the axis, or plotly is
-                not installed.
+            ConfigError: the run did not measure the metric, there is no such axis, or plotly is not
+                installed.
         """
         names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
-        axes = list(learning.axes_of(self))
-        if against not in axes:
-            raise ConfigError(f"against = {against!r}: expected one of {axes}")
+        if against not in learning.AXES:
+            raise ConfigError(f"against = {against!r}: expected one of {list(learning.AXES)}")
         return learning.metric(self, metric, [metric], against=against).plotly()
 
     def report(self, out: Path | None = None) -> Path:
@@ -310,21 +290,6 @@ class Run:
             ProtocolError: a table of the run cannot be read.
         """
         return page.write_run(self, out or self.folder / page.REPORT)
-
-    def trace(self, out: Path | None = None) -> Path:
-        """Write the jobs as a trace that opens in ui.perfetto.dev: a device a thread.
-
-        Args:
-            out: JSON file to write; timeline.json in the folder if None.
-
-        Returns:
-            The file.
-
-        Raises:
-            ConfigError: the file cannot be written.
-            ProtocolError: a table of the run cannot be read.
-        """
-        return page.write_text(perfetto(self), out or self.folder / TRACE)
 
     def _repr_html_(self) -> str:
         """Return the run as notebooks show it: a sentence, and its figures."""

@@ -1,5 +1,5 @@
 "use strict";
-// Draws what the devices did (timeline.py): a row a device, or a raster of shares of many of them.
+// Draws what the devices did (timeline.py): a row a device.
 (() => {
   const section = document.getElementById("timeline");
   if (!section) return;
@@ -130,33 +130,6 @@
     if (end >= begin) pen.fillRect(begin, top, Math.max(end - begin, least), high);
   };
 
-  // Each cell of a raster holds the shares of its device-hours that went into each state.
-  const drawRaster = (width, height) => {
-    const { rows, columns, levels } = given.raster, shares = data[order.selectedIndex];
-    const picture = new ImageData(columns, rows);
-    const card = rgb(colour("card")), inks = given.states.map((state) => rgb(colour(state)));
-    for (let i = 0; i < rows * columns; i += 1) {
-      const at = [0, 1, 2].map((c) => {
-        let value = card[c];
-        inks.forEach((ink, s) => { value += shares[i * inks.length + s] / levels * (ink[c] - card[c]); });
-        return value;
-      });
-      picture.data.set([...at, 255], 4 * i);
-    }
-    const whole = document.createElement("canvas");
-    whole.width = columns;
-    whole.height = rows;
-    whole.getContext("2d").putImageData(picture, 0, 0);
-    const [from, to] = view.map((at) => at / given.end * columns);
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(whole, from, 0, to - from, rows, left, TOP, width - left - RIGHT, height - TOP - BOTTOM);
-    pen.fillStyle = colour("ink");
-    pen.fillText("first", left - 8, TOP + 8);
-    pen.fillText(`${given.n_devices.toLocaleString("en")}th`, left - 8, height - BOTTOM - 8);
-  };
-
-  const rgb = (text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
-
   const draw = () => {
     if (!data) return;
     const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
@@ -164,22 +137,20 @@
     canvas.height = height * ratio;
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     spots = [];
-    left = (height - TOP - BOTTOM) / Math.max(shown.length, 1) >= LABEL_PX && !given.raster ? 118 : 64;
+    left = (height - TOP - BOTTOM) / Math.max(shown.length, 1) >= LABEL_PX ? 118 : 64;
     frame(width, height);
     pen.save();
-    (given.raster ? drawRaster : drawJobs)(width, height);
+    drawJobs(width, height);
     pen.restore();
     section.dataset.drawn = "yes";
   };
 
   const pick = () => {
-    if (!given.raster) {
-      const key = order.value, wanted = search.value.trim().toLowerCase();
-      shown = given.devices.map((_, i) => i).filter((i) => given.devices[i].toLowerCase().includes(wanted));
-      if (key !== "name") shown.sort((a, b) => given[key][b] - given[key][a] || a - b);
-      else shown.sort((a, b) => (given.devices[a] < given.devices[b] ? -1 : 1));
-      if (wanted) told.textContent = `${shown.length.toLocaleString("en")} devices found.`;
-    }
+    const key = order.value, wanted = search.value.trim().toLowerCase();
+    shown = given.devices.map((_, i) => i).filter((i) => given.devices[i].toLowerCase().includes(wanted));
+    if (key !== "name") shown.sort((a, b) => given[key][b] - given[key][a] || a - b);
+    else shown.sort((a, b) => (given.devices[a] < given.devices[b] ? -1 : 1));
+    if (wanted) told.textContent = `${shown.length.toLocaleString("en")} devices found.`;
     draw();
   };
 
@@ -216,14 +187,14 @@
   });
   canvas.addEventListener("dblclick", () => zoom(0, given.end));
   order.addEventListener("change", pick);
-  if (search) search.addEventListener("input", pick);
+  search.addEventListener("input", pick);
   document.addEventListener("theme", draw);
   window.addEventListener("afterprint", draw);
   new ResizeObserver(draw).observe(canvas);
 
   Promise.all(given.packed.map(unpacked)).then((buffers) => {
-    data = given.raster ? buffers.map((buffer) => new Uint8Array(buffer)) : jobsOf(buffers[0]);
-    if (!given.raster && buffers.length > 1) online = onlineOf(buffers[1]);
+    data = jobsOf(buffers[0]);
+    if (buffers.length > 1) online = onlineOf(buffers[1]);
     section.timeline = { view: () => view, spots: () => spots, shown: () => shown };
     pick();
   });

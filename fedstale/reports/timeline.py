@@ -1,16 +1,13 @@
-"""What every device did and when: the first figure of a run, and a trace for Perfetto.
+"""Figure of the devices over time: the first one of a run.
 
-Each device is a row, with its jobs in the colours of their phases. Of many devices a raster is
-drawn instead: rows stand for groups of devices, and the colour of a cell tells what share of its
-device-hours went into each state.
+Each device is a row, with its jobs in the colours of their phases. Of many devices some are drawn,
+evenly spread.
 """
 
 import base64
-import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,22 +20,14 @@ from fedstale.reports.figure import Array, Index, thinned, time_unit, without_fo
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
-TRACE = "timeline.json"
 JOBS, DEVICES = 12_000, 2_000
-"""Of more jobs, or more devices with jobs, a raster is drawn."""
-ROWS, COLUMNS = 100, 320
-"""Cells of a raster."""
+"""Jobs and devices that are drawn at most, where all devices have as many jobs."""
 USED = ("download", "training", "evaluation", "upload")
 STATES = {name: SHOWN_AS.get(name, name) for name in (*USED, "wasted", "in-flight")}
 """What devices do with jobs, by the roles of the colours: phases of used ones, and all others."""
-ORDERS = {"used": "most used first", "wasted": "most wasted first", "name": "by name"}
-"""How rows can be sorted."""
 _TICKS = 1 << 20
 _WINDOWS = 6_000
-_FULL = 0.995
-_LEVELS = 15
 _VERSIONS, _ENDINGS = 600, 200
-_MICROSECONDS = 1e6
 _ROW_PX, _LEAST_PX, _MOST_PX = 15, 200, 620
 PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
 """Columns of the instants at which the phases of a job begin and end."""
@@ -54,15 +43,8 @@ class Timeline:
     """Roles of the colours, and what they stand for."""
     height: int
     """Height in CSS pixels."""
-    orders: dict[str, str]
-    """How rows can be sorted: the name of each order and its words."""
     data: dict[str, Any]
     """What timeline.js needs."""
-
-    @property
-    def is_raster(self) -> bool:
-        """Whether rows stand for groups of devices."""
-        return "raster" in self.data
 
 
 def timeline(run: "Run") -> Timeline | None:
@@ -78,30 +60,14 @@ def timeline(run: "Run") -> Timeline | None:
     )
     if n_idle:
         about += f" {n_idle:,} further devices never started a job."
+    n_drawn = min(DEVICES, max(JOBS * len(table) // len(jobs), 1))
+    if n_drawn < len(table):
+        about += f" Of {len(table):,} devices with jobs {n_drawn:,} are drawn, evenly spread."
+        table = table.iloc[thinned(len(table), n_drawn)]
+        jobs = jobs[jobs["device_id"].isin(table.index)]
     spans = phases(jobs)
     key = [item for i, item in enumerate(STATES.items()) if (spans == i).any()]
-    is_raster = len(jobs) > JOBS or len(table) > DEVICES
     unit, unit_s = time_unit(run.end_s)
-    data: dict[str, Any] = {
-        **{"end": run.end_s, "time": run.time_name, "unit": unit, "unit_s": unit_s},
-        **{"n_devices": len(table), "n_jobs": len(jobs), "ticks": _TICKS},
-        **{"versions": _versions(run), "states": [*STATES]},
-    }
-    if is_raster:
-        orders = {by: ORDERS[by] for by in ("used", "wasted")}
-        ordered = [table.sort_values(by, ascending=False, kind="stable") for by in orders]
-        shares = [raster(run, jobs, order.index) for order in ordered]
-        full = min(float(np.quantile(shares[0].sum(axis=2), _FULL)) or 1.0, 1.0)
-        about = (
-            f"The {len(table):,} devices that started a job, in rows of several; the colour of a "
-            f"cell tells what they did in that time. It is full where they worked "
-            f"{100 * full:.2g}% of it, and half where a quarter of that. {about}"
-        )
-        # Work that takes little of the time is seen all the same.
-        rasters = [np.round(_LEVELS * _brightened(one / full)).astype(np.uint8) for one in shares]
-        shape = {"rows": len(rasters[0]), "columns": COLUMNS, "levels": _LEVELS}
-        data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
-        return Timeline(about=about, key=key, height=_MOST_PX, orders=orders, data=data)
     windows = _windows(run, table.index)
     grey = "" if windows is None else ", grey while it was online"
     about = f"One row a device{grey}. {about} Click on a job to read it."
@@ -109,7 +75,9 @@ def timeline(run: "Run") -> Timeline | None:
     ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
     which, endings = pd.factorize(_endings(jobs))
     columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, spans[:, 1], which]
-    data |= {
+    data = {
+        **{"end": run.end_s, "time": run.time_name, "unit": unit, "unit_s": unit_s},
+        **{"n_jobs": len(jobs), "ticks": _TICKS, "versions": _versions(run), "states": [*STATES]},
         "endings": endings.tolist(),
         "devices": [str(name) for name in table.index],
         "used": table["used"].tolist(),
@@ -119,7 +87,7 @@ def timeline(run: "Run") -> Timeline | None:
     if windows is not None:
         data["packed"].append(_packed(np.stack(windows).astype("<u4")))
     height = int(np.clip(60 + _ROW_PX * len(table), _LEAST_PX, _MOST_PX))
-    return Timeline(about=about, key=key, height=height, orders=ORDERS, data=data)
+    return Timeline(about=about, key=key, height=height, data=data)
 
 
 def phases(jobs: pd.DataFrame) -> Index:
@@ -162,50 +130,6 @@ def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] |
     return rows[is_first], begin, np.round(ends / run.end_s * _TICKS) - begin
 
 
-def _brightened(shares: Array) -> Array:
-    """Scale shares so that their sum over states becomes its root, at most 1."""
-    total = shares.sum(axis=2, keepdims=True)
-    return shares * np.minimum(np.sqrt(total), 1.0) / np.maximum(total, np.finfo(float).tiny)
-
-
-def raster(run: "Run", jobs: pd.DataFrame, order: "pd.Index[Any]") -> Array:
-    """Return the shares of device-hours in each state, of groups of devices over time.
-
-    Args:
-        run: of the jobs.
-        jobs: those that were started, with their four instants and states.
-        order: the devices in the order of the rows.
-
-    Returns:
-        Shares, shape (rows, columns, states); at most `ROWS` rows.
-    """
-    n_rows = min(ROWS, len(order))
-    row_of = np.arange(len(order)) * n_rows // len(order)
-    rows = row_of[order.get_indexer(pd.Index(jobs["device_id"]))]
-    instants = jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * COLUMNS
-    spent, which = np.zeros((n_rows, COLUMNS, len(STATES))), phases(jobs)
-    for s in np.unique(which):
-        job, phase = np.nonzero(which == s)
-        start, end = instants[job, phase], instants[job, phase + 1]
-        spent[:, :, s] = _spread(rows[job], start, end, n_rows)
-    # Sums of slopes may end a little below 0.
-    return np.asarray(
-        np.maximum(spent, 0.0) / np.bincount(row_of, minlength=n_rows)[:, np.newaxis, np.newaxis]
-    )
-
-
-def _spread(rows: Index, start: Array, end: Array, n_rows: int) -> Array:
-    """Return how much of each cell spans cover, in columns; spans are in columns, too."""
-    # The integral of a span up to a column's end is a ramp: add its slopes, and sum twice.
-    covered = np.zeros((n_rows, COLUMNS + 2))
-    for at, sign in ((start, 1.0), (end, -1.0)):
-        column = np.minimum(at.astype(np.int64), COLUMNS)
-        rest = at - column
-        np.add.at(covered, (rows, column), sign * (1.0 - rest))
-        np.add.at(covered, (rows, column + 1), sign * rest)
-    return np.asarray(np.cumsum(covered, axis=1)[:, :COLUMNS])
-
-
 def _versions(run: "Run") -> list[float]:
     """Return the instants in s at which a version was first measured, thinned."""
     rows = run.metrics[run.metrics["source"] != "query"]
@@ -215,34 +139,3 @@ def _versions(run: "Run") -> list[float]:
 
 def _packed(numbers: npt.NDArray[Any]) -> str:
     return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
-
-
-def perfetto(run: "Run") -> str:
-    """Return the jobs of a run in Chrome's trace format, which opens in ui.perfetto.dev.
-
-    A device is a thread and a phase a slice; time is virtual time. What was wasted is one slice,
-    with its reason.
-    """
-    events = ",\n".join(json.dumps(event, allow_nan=False) for event in _trace_events(run))
-    return f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
-
-
-def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
-    jobs = run.started
-    threads = {name: i for i, name in enumerate(sorted(jobs["device_id"].unique()), start=1)}
-    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": run.name}}
-    for name, thread in threads.items():
-        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
-    for at in _versions(run):
-        yield {"ph": "i", "pid": 1, "tid": 0, "s": "p", "name": "version", "ts": at * _MICROSECONDS}
-    told = jobs[["device_id", "job_id", "status", "reason", "state"]].itertuples(index=False)
-    instants = (jobs[list(PHASES)].to_numpy(np.float64) * _MICROSECONDS).tolist()
-    words = list(STATES.values())
-    for (device, number, status, reason, state), which, at in zip(
-        told, phases(jobs).tolist(), instants, strict=True
-    ):
-        args = {"job": number, "status": status, **({"reason": reason} if state else {})}
-        # The phases of a job that was not used are one span.
-        for s, (start, end) in list(zip(which, pairwise(at), strict=True))[: 1 if state else 3]:
-            slice_ = {"ph": "X", "pid": 1, "tid": threads[device], "cat": "job", "args": args}
-            yield {"name": words[s], "ts": start, "dur": end - start, **slice_}

@@ -39,7 +39,6 @@ CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 _ORDER = "order"
 """Key of the metadata of a model that has the names of its arrays in their order, as JSON."""
-WALL = "wall.parquet"
 ONLINE = "online.parquet"
 LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
@@ -72,7 +71,6 @@ METRICS_SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
-WALL_SCHEMA = pa.schema([("wall_s", pa.float64())])
 ONLINE_SCHEMA = pa.schema(
     [
         ("device_id", pa.string()),
@@ -282,14 +280,6 @@ class RunFolder:
         named = [dict(zip(METRICS_SCHEMA.names, row, strict=True)) for row in rows]
         with self._writing(METRICS) as file:
             pq.write_table(pa.Table.from_pylist(named, schema=METRICS_SCHEMA), file)
-
-    def write_wall(self, wall_s: Sequence[float]) -> None:
-        """Write the wall time of each row of the metrics, or remove it where it is not known."""
-        if not wall_s:
-            (self.path / WALL).unlink(missing_ok=True)
-            return
-        with self._writing(WALL) as file:
-            pq.write_table(pa.table([pa.array(wall_s)], schema=WALL_SCHEMA), file)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""

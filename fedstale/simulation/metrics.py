@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
-from time import perf_counter
 from typing import Any
 
 import pyarrow.compute as pc
@@ -95,11 +94,6 @@ class RunMetrics(Stateful, Callback):
     """Forecasts in replies."""
     no_forecast: str = ""
     """What the first reply says that has none although it should."""
-    began: float | None = None
-    """Instant of `time.perf_counter` at which the run began; None measures no wall time."""
-    wall_s: list[float] = field(default_factory=list)
-    """Wall time in s of each of the rows, if it is measured; no checkpoint holds it."""
-
     _has_warned: bool = False
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
@@ -134,8 +128,6 @@ class RunMetrics(Stateful, Callback):
             self.latest[f"{source} {name}"] = value
             if source == "server" and not isfinite(value):
                 self._count_not_number(f"{source} {name}")
-        if self.began is not None:
-            self.wall_s += [round(perf_counter() - self.began, 3)] * len(values)
         self.rounds, self.limits = run.rounds, run.limits
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.
@@ -441,7 +433,6 @@ def write_run(
     bfloat16 = bfloat16_hint(row["error"] for row in errors)
     hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds), bfloat16]
     folder.write_metrics(metrics.rows)
-    folder.write_wall(metrics.wall_s)
     if metrics.arrays is not None:
         folder.write_model(metrics.arrays)
     folder.write_summary(

@@ -219,7 +219,6 @@ def _until_change(
             seed_server(config.seed)
             started = perf_counter()
             # Of what was measured before a checkpoint nobody knows the wall time.
-            metrics.began = None if resume else started
             context = Context(1, 1, {}, RecordDict(), run_config)
             status, reason = _outcome(
                 lambda: _serve(grid, app, server, context, replacement), app.directory

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -27,14 +25,6 @@ def test_one_run_gets_its_report_in_its_folder(run_command, write_run, tmp_path)
     result = run_command(folder)
     assert (result.exit_code, result.output) == (0, f"report: {folder / 'report.html'}\n")
     assert (folder / "report.html").stat().st_size > 2e5
-    assert not (folder / "timeline.json").exists()
-
-
-def test_a_trace_for_perfetto_is_written_where_it_is_asked_for(run_command, write_run, tmp_path):
-    folder = write_run(tmp_path / "run")
-    result = run_command(folder, "--trace")
-    assert result.output.splitlines()[1] == f"trace: {folder / 'timeline.json'}"
-    assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
 
 
 def test_what_is_not_a_run_is_one_sentence_and_exit_code_2(run_command, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from made_run import write_run
 
 from fedstale.reports import advice
-from fedstale.reports.advice import CAUSES, IDLE, advise, waiting, with_causes
+from fedstale.reports.advice import CAUSES, IDLE, advise, with_causes
 from fedstale.reports.run import Run
 from fedstale.runs import with_costs
 
@@ -66,16 +66,6 @@ def test_message_that_expires_is_too_late_although_the_server_had_enough_later()
     jobs = of_rounds([10.0, 200.0, 300.0], next_at_s=200.0, status="late")
     jobs["delivered_at"] = jobs["delivered_at"].mask(jobs["status"] == "late", 60.0)
     assert with_causes(jobs)["cause"].tolist() == ["", "", "too late", "run ended"]
-
-
-def test_curve_of_waiting_ends_at_the_last_reply_that_is_known():
-    jobs = of_rounds([10.0, 20.0, 300.0], next_at_s=60.0, status="rejected")
-    jobs["delivered_at"] = [10.0, 20.0, 300.0, np.inf]
-    jobs["reported_at"] = np.nan
-    jobs.loc[2, "reason"] = "late: the job was cancelled before"
-    figure = waiting(with_causes(jobs))
-    assert figure.traces[0]["x"] == [10.0, 20.0, 300.0]
-    assert figure.layout["xaxis"]["range"] == [0.0, 300.0]
 
 
 def test_nothing_is_expected_of_a_timeout_where_replies_never_came():

@@ -32,7 +32,6 @@ def test_a_run_without_formats_and_shares_has_no_levels(tmp_path):
     assert costs.level_figures(run) == []
     page = run.report().read_text()
     assert "Bytes by format" not in page
-    assert "Level by device" not in page
 
 
 def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
@@ -77,14 +76,10 @@ def run(tmp_path_factory):
 
 
 def test_figures_hold_every_training_job_once(run):
-    formats, shares, devices = costs.level_figures(run)
+    formats, shares = costs.level_figures(run)
     trainings = run.jobs[run.jobs["kind"].str.startswith("train")]
     n = sum(x or 0.0 for trace in shares.traces for x in trace["x"])
     assert n == len(trainings)
     assert shares.rows[-1][-1] == f"{len(trainings):,.4g}"
     moved = float(trainings["moved_bytes"].sum())
     assert formats.rows[-1][-1] == f"{moved / 1e6:,.4g}"
-    assert sum(devices.traces[0]["x"]) == trainings["device_id"].nunique() == len(devices.rows)
-    name, n_jobs, last, *_ = devices.rows[0]
-    own = trainings[trainings["device_id"] == name]
-    assert (n_jobs, last) == (f"{len(own):,}", f"{own['work_share'].iloc[-1]:g}")

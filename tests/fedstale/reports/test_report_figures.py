@@ -120,48 +120,6 @@ def test_a_metric_can_be_drawn_against_time_versions_and_costs(record):
     assert work[0] == pytest.approx(busy / 3600.0)
 
 
-CLOCK = {"epoch": "2024-01-01T06:00:00"}
-
-
-def axes_of(figure):
-    return {axis["title"]["text"]: positions for axis, positions in figure.others}
-
-
-def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
-    run = record(about=CLOCK)
-    run.config_text = f'until = "loss 1"\n{run.config_text}'
-    figure = learning.metrics(run)[1]
-    start, unit = axes_of(figure)["local clock"]
-    instants = run.curve("loss", "server")[0]
-    began = np.datetime64("2024-01-01T06:00:00", "ms").astype(int)
-    assert start + unit * np.array(figure.traces[0]["x"]) == pytest.approx(
-        began + 1000 * instants, abs=10
-    )
-    by_clock = learning.metric(run, "Loss", ["loss"], against="clock").traces
-    assert by_clock[0]["x"] == (began + 1000 * instants).tolist()
-    # The line of the target goes from the first instant to the last.
-    assert by_clock[-1]["x"] == [by_clock[0]["x"][0], by_clock[0]["x"][-1]]
-
-
-@pytest.mark.parametrize("epoch", [None, "no date"])
-def test_devices_without_a_common_clock_have_no_such_axis(record, epoch):
-    run = record(about={"epoch": epoch})
-    assert run.epoch is None
-    assert "local clock" not in axes_of(learning.metrics(run)[0])
-    with pytest.raises(ConfigError, match=r"against = 'clock': expected one of \['time', .*\]"):
-        run.plot("loss", against="clock")
-
-
-def test_wall_time_is_that_of_each_measurement(record):
-    # As many values as write_run makes up: three at each of fourteen versions.
-    wall_s = [0.5 * i for i in range(42)]
-    run = record(wall_s=wall_s)
-    rows = run.metrics[(run.metrics["source"] == "server") & (run.metrics["name"] == "loss")]
-    shown = axes_of(learning.metrics(run)[1])["wall time (s)"]
-    assert shown[0] == [wall_s[i] for i in rows.index]
-    assert run.plot("loss", against="wall").layout.xaxis.title.text == "wall time (s)"
-
-
 def test_devices_that_never_took_part_count_in_participation(record):
     run = record(n_jobs=7, n_devices=100)
     counts = devices.used_jobs(run)
@@ -171,7 +129,7 @@ def test_devices_that_never_took_part_count_in_participation(record):
 
 def test_staleness_counts_every_merged_update(record):
     run = record()
-    staleness, _, weights = learning.aggregation(run)
+    staleness, weights = learning.aggregation(run)
     assert sum(staleness.traces[0]["y"]) == run.jobs["staleness"].notna().sum()
     assert sum(weights.traces[0]["customdata"]) == run.jobs["weight"].notna().sum()
 
@@ -199,27 +157,6 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
     assert figure.rows[0] == ("0.30", "0.00", "1")
     brier = (n_back * 0.04 + n_lost * 0.64 + 0.09) / (n_back + n_lost + 1)
     assert f"Brier score {brier:.3f}" in figure.about
-
-
-def test_forecast_durations_are_held_against_what_jobs_took(record):
-    run = record()
-    assert devices.forecast_durations(run) is None  # no device forecast anything
-    status = run.jobs["status"]
-    # Every made job arrives 95 s after its sending, if it does.
-    run.jobs["reported_duration_s"] = np.where(status.eq("reported"), 50.0, np.nan)
-    run.jobs.loc[status.eq("late"), "reported_duration_s"] = 190.0
-    run.jobs.loc[status.isin(["interrupted", "expired"]), "reported_duration_s"] = 10.0
-    figure = devices.forecast_durations(run)
-    used, late = (status == "reported").sum(), (status == "late").sum()
-    points = np.unique([figure.traces[0]["x"], figure.traces[0]["y"]], axis=1).T.tolist()
-    assert figure.x_title == "forecast (min)"
-    assert points == [pytest.approx([50 / 60, 95 / 60]), pytest.approx([190 / 60, 95 / 60])]
-    n = run.jobs["reported_duration_s"].notna().sum()
-    assert f"Of {n} training jobs" in figure.about
-    assert f"{used + late} arrived; {used / (used + late):.0%} of these took longer" in figure.about
-    assert "the median 1.9. Jobs" in figure.about
-    assert sum(int(row[1]) for row in figure.rows) == used + late
-    assert figure.rows[0] == ("0.833 to 0.833", "8", "1.58", "1.58", "1.58")
 
 
 def test_failures_are_counted_by_ending_and_reason(record):

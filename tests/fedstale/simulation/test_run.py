@@ -173,16 +173,6 @@ def test_a_summary_says_with_what_and_on_what_it_was_made(run):
     assert platform.node() not in str(summary["machine"])
 
 
-@pytest.mark.usefixtures("no_pages")
-def test_wall_time_is_measured_beside_the_metrics_and_not_in_them(run):
-    result = run(run_config={"rounds": 4})
-    assert len(result.wall_s) == len(result.metrics) > 0
-    assert (np.diff(result.wall_s) >= 0).all()
-    # What was measured after the last reply may be told when the app is over.
-    assert 0 < result.wall_s[0] <= result.summary["wall_s"] + 0.01
-    assert not [name for name in [*result.jobs, *result.metrics] if "wall" in name]
-
-
 @pytest.mark.parametrize(
     ("until", "reason"),
     [("40m", "2,400 s"), ("2 rounds", "2 rounds"), ("accuracy 0.3", "accuracy 0.3")],
