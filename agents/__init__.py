@@ -25,12 +25,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.agents.env import SB3VecEnv, SelectionEnv, VectorSelectionEnv
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "env": "SB3VecEnv SelectionEnv VectorSelectionEnv",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "Agent",

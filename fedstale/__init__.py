@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from fedstale.comparison import Comparison, Plan
     from fedstale.reports import Run
 else:
-    _imported, __dir__ = names_of(
-        __name__,
-        {
-            "": "agents client errors simulation strategies traces",
-            "api": "compare read_run simulate",
-            "comparison": "Comparison Plan",
-            "reports": "Run",
-        },
-    )
+    _imported, __dir__ = names_of(__name__)
 
     def __getattr__(name: str) -> object:
         # Flower sets the level of its logger when it is imported: one that was set before stays.

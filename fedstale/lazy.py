@@ -1,29 +1,33 @@
 """Doors that import nothing: a file of a package loads as one of its names is used."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 
-def names_of(
-    package: str, files: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def names_of(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package (PEP 562).
 
-    They stand in the `else` of `if TYPE_CHECKING`, whose imports say the same to type checkers and
-    editors. A value is not kept in the package: its file stays the one place that holds it.
-
-    Args:
-        package: its import name; its `__all__` is what `__dir__` lists.
-        files: the public names of each file of the package, separated by spaces; those of "" are
-            files and packages themselves.
+    They stand in the `else` of `if TYPE_CHECKING`, whose imports say to type checkers, to editors
+    and to this where each name is. A value is not kept in the package: its file stays the one place
+    that holds it.
     """
-    places = {name: file for file, names in files.items() for name in names.split()}
+    text = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+    (block,) = (node for node in ast.parse(text).body if isinstance(node, ast.If))
+    places = {
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
     def imported(name: str) -> object:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{places[name] or name}")
-        return getattr(module, name) if places[name] else module
+        if places[name] == package:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(places[name]), name)
 
     return imported, lambda: list(sys.modules[package].__all__)

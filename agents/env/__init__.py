@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
     from fedstale.agents.env.stable_baselines import SB3VecEnv
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {"gym_env": "SelectionEnv VectorSelectionEnv", "stable_baselines": "SB3VecEnv"},
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "CONSTANTS",

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     )
     from fedstale.cluster.connection import check_address, joined, require_same, versions
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "bundles": "Bundle Bundles NodeStore packed_run put_back send unpack",
-            "connection": "check_address joined require_same versions",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "Bundle",

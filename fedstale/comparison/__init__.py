@@ -20,7 +20,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.comparison.cluster_pool import ClusterPool, bundles_of
 else:
-    __getattr__, __dir__ = names_of(__name__, {"cluster_pool": "ClusterPool bundles_of"})
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "LEAST",

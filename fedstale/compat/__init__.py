@@ -22,19 +22,7 @@ if TYPE_CHECKING:
     from fedstale.compat.threads import ServerThreads
     from fedstale.compat.virtual_time import VirtualTime, importing
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "callers": "is_of_app",
-            "older_api": "server_fn_on",
-            "replacement": "Replacement",
-            "replacing": "replaced wrapped",
-            "start_date": "free_start",
-            "stock_strategies": "report_stock_strategies stock_strategies_reporting",
-            "threads": "ServerThreads",
-            "virtual_time": "VirtualTime importing",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "Replacement",

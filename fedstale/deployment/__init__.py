@@ -16,18 +16,7 @@ if TYPE_CHECKING:
     from fedstale.deployment.local import LocalDeployment, run_app
     from fedstale.deployment.run_folder import JobLog, recorded, written_at_end
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "check": "check_app check_messages check_superlink",
-            "commands": "Address",
-            "control": "Control operators_side run_streamed superlinks",
-            "diagnosis": "show_certificate",
-            "doors": "SOCKET Doors probe write_server",
-            "local": "LocalDeployment run_app",
-            "run_folder": "JobLog recorded written_at_end",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "SOCKET",

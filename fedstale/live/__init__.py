@@ -16,15 +16,7 @@ if TYPE_CHECKING:
         progress_line,
     )
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "by_run_config": "watched",
-            "prometheus": "exported",
-            "server": "Board observed parse_address serving",
-            "watching": ("RepeatedInterrupt ProgressNotes Watcher duration progress_line"),
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "Board",

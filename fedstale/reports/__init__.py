@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         by_kind,
         measured_names,
         not_numbers_in_words,
-        staleness_figure,
     )
     from fedstale.reports.page import (
         REPORT,
@@ -58,24 +57,7 @@ if TYPE_CHECKING:
         write_index,
     )
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "advice": "RUN_ENDED advise with_causes",
-            "costs": "LEVEL_COLUMNS besides_training client_errors_in_words levels",
-            "figure": (
-                "Array FROM_ZERO Figure Row SHARES SOURCES accuracy_axis band cell_text curve "
-                "forest line_mode marks metric_text reference rows_of_bars stepped thinned "
-                "time_text time_unit without_folders"
-            ),
-            "learning": (
-                "BOOKKEEPING by_kind measured_names not_numbers_in_words staleness_figure"
-            ),
-            "page": "Link REPORT parts_in_words write_figures write_text",
-            "run": "Run report_at_end",
-            "run_list": "NAMES ranked server_metrics listed_runs write_index",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "BOOKKEEPING",
@@ -113,7 +95,6 @@ __all__ = [
     "report_at_end",
     "rows_of_bars",
     "server_metrics",
-    "staleness_figure",
     "stepped",
     "thinned",
     "time_text",

@@ -30,22 +30,7 @@ if TYPE_CHECKING:
     from fedstale.simulation.run import simulate
     from fedstale.simulation.trace_grid import TraceGrid
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "costs": "CostModel WorkHook missing_costs missing_text",
-            "devices": "FIRST_NODE_ID Devices",
-            "executors": "ClientCall ClientReply Executor InlineExecutor ProcessExecutor",
-            "flower_app": "FlowerApp overrides_in",
-            "jobs": "Columns JobRow JobTable RunsAfter",
-            "measuring": "measure pasted",
-            "metrics": "MessageRounds RunMetrics end_of_app ending write_run",
-            "nodes": "NodeConfigs enrolled node_configs",
-            "dry_runs": "dry_run",
-            "run": "simulate",
-            "trace_grid": "TraceGrid",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "FIRST_NODE_ID",

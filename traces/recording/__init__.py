@@ -20,9 +20,7 @@ if TYPE_CHECKING:
         working_at,
     )
 else:
-    __getattr__, __dir__ = names_of(
-        __name__, {"to_traces": "AvailableWhen RecordingRules check_readable working_at"}
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "AvailableWhen",

@@ -8,13 +8,7 @@ if TYPE_CHECKING:
     from fedstale.traces.synthetic.fit import LEVELS, availability_marginal
     from fedstale.traces.synthetic.population import PRESETS, Population, generate
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "fit": "LEVELS availability_marginal",
-            "population": "PRESETS Population generate",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "LEVELS",

@@ -10,15 +10,7 @@ if TYPE_CHECKING:
     from fedstale.contrib.audit.selectors import Credits, Probing
     from fedstale.contrib.audit.verdict import Verification, verify
 else:
-    __getattr__, __dir__ = names_of(
-        __name__,
-        {
-            "forecasts": "ForecastAudit audited",
-            "record": "AuditRecord",
-            "selectors": "Credits Probing",
-            "verdict": "Verification verify",
-        },
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "AuditRecord",

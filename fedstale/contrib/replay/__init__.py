@@ -7,6 +7,6 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.contrib.replay.app_copy import replay_config, write_replayed
 else:
-    __getattr__, __dir__ = names_of(__name__, {"app_copy": "replay_config write_replayed"})
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = ["replay_config", "write_replayed"]

@@ -9,6 +9,6 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.contrib.selectors.deep_sets import SetExtractor, set_policy
 else:
-    __getattr__, __dir__ = names_of(__name__, {"deep_sets": "SetExtractor set_policy"})
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = ["PISCES", "SetExtractor", "TiFL", "set_policy"]

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from fedstale.contrib.tuning.outcome import BEST, PAGE, Tuning, tune
     from fedstale.contrib.tuning.search import Trial
 else:
-    __getattr__, __dir__ = names_of(
-        __name__, {"outcome": "BEST PAGE Tuning tune", "search": "Trial"}
-    )
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = ["BEST", "PAGE", "Trial", "Tuning", "tune"]
