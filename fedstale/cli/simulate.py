@@ -382,7 +382,6 @@ def _watching(
                 until=until,
                 of_rounds=of_rounds,
                 settings=without_folders(tomli_w.dumps(resolved.table())),
-                run_config=resolved.run_config,
                 time_name="virtual time",
             )
             url = stack.enter_context(serving(board, *parse_address(live)))

@@ -266,7 +266,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         checkpoint = DeploymentCheckpoint(opened.path, log, metrics)
         if version is not None:
             checkpoint.restore(own.runtime, version)
-        own.runtime.folder, own.runtime.events = opened.path, log.events
+        own.runtime.folder = opened.path
         own.runtime.add(log)
         own.runtime.add(metrics)
         own.runtime.add(checkpoint)

@@ -42,7 +42,7 @@ def watched(grid: Grid, context: Context, *, app: str) -> Iterator[Grid]:
         if live:
             until = Until(rounds=int(config["num-server-rounds"]))
             settings = tomli_w.dumps(dict(config))
-            board = Board(app, until=until, settings=settings, run_config=config)
+            board = Board(app, until=until, settings=settings)
             logger.info("live page: %s", stack.enter_context(serving(board, port=live)))
             observed(own, board)
         exporting = exported(own, metrics, app=app, run_id=context.run_id)

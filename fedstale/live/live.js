@@ -14,7 +14,6 @@
     place("share").hidden = board.share === null;
     if (board.share !== null) place("share").value = board.share;
     place("left").textContent = board.left;
-    place("advice").textContent = board.advice && `What cost most so far: ${board.advice}`;
     place("settings").textContent = board.settings || "The app tells none.";
     place("cards").replaceChildren(...board.cards.map(([name, value]) => {
       const card = document.createElement("div");
@@ -27,8 +26,6 @@
       return row;
     }));
     for (const figure of board.figures) place("about-" + figure.id).textContent = figure.about;
-    // Flower's strategies state no staleness.
-    place("staleness").hidden = !board.figures.some((figure) => figure.id === "staleness");
     document.dispatchEvent(new CustomEvent("figures", { detail: board.figures }));
   };
 

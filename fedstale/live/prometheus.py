@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as version_of
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
@@ -24,38 +24,16 @@ from fedstale.errors import ConfigError, needs
 from fedstale.flower import content_bytes
 from fedstale.live.server import listening
 from fedstale.live.watching import Watcher
-from fedstale.strategies.server import (
-    REPORTED,
-    Runtime,
-    SuperLinkGrid,
-    connected,
-)
-from fedstale.strategies.types import ClientUpdate, next_job_in
+from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
+from fedstale.strategies.types import ClientUpdate
 
-PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")
-"""What `fedstale_phase_seconds` times.
-
-send: the SuperLink takes the messages. train, evaluate, query, other: from a message of this type
-to its reply. buffer: from an update's arrival to the version that it went into. aggregate: from
-the event before a server step to its end. test: the server evaluates a version. version: from one
-version to the next.
-"""
 TURN_LIMIT_S = 300.0
 """A loop that has not turned for longer is not healthy; while it waits, it turns each second."""
 
-_TYPES = PHASES[1:4]
+_TYPES = ("train", "evaluate", "query")
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _STALENESS = (0, 1, 2, 4, 8, 16, 32, 64)
 _JOBS, _METRICS, _NAME = 100_000, 64, 40
-
-
-class _Sent(NamedTuple):
-    """A message that has had no reply."""
-
-    type: str
-    at: float
-    node_id: int
-    p_finish: float | None
 
 
 class Exporter(Watcher):
@@ -106,37 +84,27 @@ class Exporter(Watcher):
         )
         self._version = made(Gauge, "model_version", "Number of the latest version.")
         self._versions = made(Count, "versions", "Versions made.")
-        self._buffered = made(Gauge, "buffered_updates", "Updates that wait for a server step.")
         self._online = made(Gauge, "nodes_online", "Nodes online, when last looked for.")
         self._in_flight = made(Gauge, "jobs_in_flight", "Messages without a reply.")
         self._n_sent = made(Count, "jobs_sent", "Messages sent.", "type")
         self._n_ended = made(
             Count, "jobs_ended", "Jobs by their end, as the server saw it.", "type", "ending"
         )
-        self._n_rejected = made(Count, "rejections", "Replies that were not aggregated.", "reason")
-        self._n_limited = made(Count, "updates_limited", "Updates capped or clipped.", "kind")
+        self._n_checked = made(Count, "checks", "Replies rejected or limited.", "kind")
         self._staleness = made(
             Histogram, "update_staleness", "Of aggregated updates.", buckets=_STALENESS
         )
         self._sent_bytes = made(Count, "sent_bytes", "Bytes to nodes.", "type")
         self._received_bytes = made(Count, "received_bytes", "Bytes from nodes.", "type")
-        self._foretold = made(Count, "forecast_jobs", "Ended trainings of a known forecast.")
-        self._p_finish = made(Count, "forecast_p_finish", "Sum of their chances to finish.")
-        self._finished = made(Count, "forecast_finished", "How many of them have finished.")
         self._seconds = made(
-            Histogram, "phase_seconds", "Duration of a phase.", "phase", buckets=_SECONDS
+            Histogram, "reply_seconds", "From a message to its reply.", "type", buckets=_SECONDS
         )
         self._metric = made(Gauge, "metric", "Latest value of a metric.", "source", "name")
-        self._jobs: dict[str, _Sent] = {}
-        self._arrived: dict[str, float] = {}
-        """When updates came that wait for a server step, by message."""
-        self._forecasts: dict[int, float] = {}
-        self._kinds: Counter[str] | None = None
+        self._jobs: dict[str, tuple[str, float]] = {}
+        """Type of each message that has had no reply, and when it was sent."""
+        self._checks: Counter[str] | None = None
         self._named: set[tuple[str, str]] = set()
-        self._has_model = self._has_nodes = self._counts_updates = False
-        self._sending_at: float | None = None
-        self._stepped_at: float | None = None
-        self._made_at: float | None = None
+        self._has_model = self._has_nodes = False
         self._turned_at = time.perf_counter()
 
     # What a run tells.
@@ -145,20 +113,11 @@ class Exporter(Watcher):
         """Note that there is a model to send."""
         self._turned()
         # What a resumed run has rejected before is no news.
-        self._has_model, self._kinds = True, None
-
-    def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
-        """Note when messages are handed to the SuperLink."""
-        self._note_kinds(run)
-        self._turned()
-        self._sending_at = self._turned_at
+        self._has_model, self._checks = True, None
 
     def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
         """Count a message."""
-        if self._sending_at is not None:
-            self._turned()
-            self._time("send", self._turned_at - self._sending_at)
-            self._sending_at = None
+        self._turned()
         about, self._has_model = message.metadata, True
         kind = _type(about.message_type)
         if not message_id:
@@ -166,73 +125,40 @@ class Exporter(Watcher):
             return
         self._n_sent.labels(kind).inc()
         self._sent_bytes.labels(kind).inc(content_bytes(message.content))
-        node = about.dst_node_id
-        p_finish = self._forecasts.get(node) if kind == "train" else None
-        self._jobs[message_id] = _Sent(kind, run.now(), node, p_finish)
+        self._jobs[message_id] = kind, run.now()
         if len(self._jobs) > _JOBS:
             del self._jobs[next(iter(self._jobs))]
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Count a reply, or the error in its place."""
         self._turned()
-        sent = self._jobs.get(message_id)
-        kind = sent.type if sent else _type(reply.metadata.message_type)
+        kind, sent_at = self._jobs.pop(message_id, (_type(reply.metadata.message_type), None))
         if not reply.has_error():
             self._received_bytes.labels(kind).inc(content_bytes(reply.content))
-        if sent is None:
-            return
-        self._end(message_id, status, finished=status == REPORTED)
-        if reply.has_error():
-            return
-        self._time(kind, run.now() - sent.at)
-        if (reported := next_job_in(reply).p_finish) is not None:
-            self._forecasts[sent.node_id] = reported
-        if kind == "train":
-            self._arrived[message_id] = run.now()
-            self._count_buffered()
+        if sent_at is not None:
+            self._n_ended.labels(kind, status).inc()
+            self._seconds.labels(kind).observe(run.now() - sent_at)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Count a reply that was not used, or a job that was given up."""
-        found = self._note_kinds(run)
+        """Count a job that was given up."""
         self._turned()
-        if message_id in self._jobs:
-            self._end(message_id, "timed out", finished=False)
-        elif message_id in self._arrived and not found:
-            self._n_rejected.labels("not aggregated").inc()
-        for kind, n in found.items():
-            self._n_rejected.labels(kind.removeprefix("rejected: ")).inc(n)
-        self._arrived.pop(message_id, None)
-        self._count_buffered()
+        if job := self._jobs.pop(message_id, None):
+            self._n_ended.labels(job[0], "timed out").inc()
 
     def new_version(
         self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
     ) -> None:
         """Count a version, and the updates that were used."""
-        self._step()
+        self._turned()
         for update in updates:
-            self._counts_updates = True
             self._staleness.observe(update.staleness)
-            arrived = self._arrived.pop(update.message_id, None)
-            if arrived is not None:
-                self._time("buffer", run.now() - arrived)
-        self._stepped_at = None
         self._versions.inc()
         self._version.set(version)
-        if self._made_at is not None:
-            self._time("version", run.now() - self._made_at)
-        self._made_at = run.now()
-        if not self._counts_updates:
-            # Flower's strategies name no update; a round takes all that have come.
-            self._arrived.clear()
-        self._count_buffered()
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Note metrics, and how long the server took for its own."""
+        """Note metrics."""
         super().metrics(run, version, source, values)
-        before = self._turned_at
         self._turned()
-        if source == "server":
-            self._time("test", self._turned_at - before)
         for name, value in values.items():
             key = source, name[:_NAME]
             if key in self._named or len(self._named) < _METRICS:
@@ -240,9 +166,12 @@ class Exporter(Watcher):
                 self._metric.labels(*key).set(value)
 
     def time_moved(self, run: Runtime) -> None:
-        """Note that the loop has turned."""
-        self._note_kinds(run)
+        """Note that the loop has turned, and the checks of replies since it did before."""
         self._turned()
+        checks = Counter(run.rejections)
+        for kind, n in (checks - (checks if self._checks is None else self._checks)).items():
+            self._n_checked.labels(kind.removeprefix("rejected: ")).inc(n)
+        self._checks = checks
         super().time_moved(run)
 
     def look(self, run: Runtime) -> None:
@@ -270,43 +199,8 @@ class Exporter(Watcher):
         missing = {"no model yet": self._has_model, "no node online": self._has_nodes}
         return ", ".join(name for name, is_there in missing.items() if not is_there)
 
-    # How it counts.
-
     def _turned(self) -> None:
         self._turned_at = time.perf_counter()
-
-    def _time(self, phase: str, seconds: float) -> None:
-        self._seconds.labels(phase).observe(seconds)
-
-    def _step(self) -> None:
-        """Time a server step, at the first event that tells of it."""
-        if self._stepped_at is None:
-            before, self._stepped_at = self._turned_at, time.perf_counter()
-            self._time("aggregate", self._stepped_at - before)
-        self._turned()
-
-    def _end(self, message_id: str, ending: str, *, finished: bool) -> None:
-        sent = self._jobs.pop(message_id)
-        self._n_ended.labels(sent.type, ending).inc()
-        if sent.p_finish is not None:
-            self._foretold.inc()
-            self._p_finish.inc(sent.p_finish)
-            self._finished.inc(finished)
-
-    def _count_buffered(self) -> None:
-        while len(self._arrived) > _JOBS:
-            del self._arrived[next(iter(self._arrived))]
-        self._buffered.set(len(self._arrived))
-
-    def _note_kinds(self, run: Runtime) -> Counter[str]:
-        """Return the rejections by kind since the last look, and count what was limited."""
-        kinds = Counter(run.rejections)
-        found = kinds - self._kinds if self._kinds is not None else Counter[str]()
-        self._kinds = kinds
-        for kind in run.limits:
-            if n := found.pop(kind, 0):
-                self._n_limited.labels(kind).inc(n)
-        return found
 
 
 def _routes(exporter: Exporter) -> list[Route]:

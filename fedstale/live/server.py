@@ -13,12 +13,11 @@ import secrets
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from ipaddress import ip_address
-from math import inf
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,22 +36,17 @@ from fedstale.errors import ConfigError
 from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports import (
     FROM_ZERO,
-    RUN_ENDED,
     SOURCES,
     Figure,
     accuracy_axis,
-    advise,
     curve,
     line_mode,
     metric_text,
-    rows_of_bars,
-    staleness_figure,
     stepped,
     time_text,
     time_unit,
-    with_causes,
 )
-from fedstale.runs import in_a_line, with_costs
+from fedstale.runs import in_a_line
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 from fedstale.until import Until
@@ -90,11 +84,8 @@ FAILURES = 20
 """Failures that are listed, the latest first."""
 _METRICS = 64
 _CURVES = 8
-_BARS = 30
 _REASON = 200
 _NAMES = 100_000
-_REST = 50.0
-"""Least time between two looks at all jobs, in durations of one."""
 
 
 class _Series:
@@ -134,7 +125,6 @@ class Board(Watcher):
         until: Until = NO_LIMIT,
         of_rounds: int | None = None,
         settings: str = "",
-        run_config: Mapping[str, Any] | None = None,
         time_name: str = "time",
         every_s: float = 0.25,
     ) -> None:
@@ -145,27 +135,22 @@ class Board(Watcher):
             until: limit of the run, to show how much of it is done.
             of_rounds: how many rounds the app makes, if that is known.
             settings: of the run, as text.
-            run_config: of the run; advice calls a setting by its key in it.
             time_name: what its instants are, such as virtual time.
             every_s: seconds of wall time from one look at the clock to the next.
         """
         super().__init__(until, of_rounds=of_rounds, every_s=every_s)
         self.title, self.settings, self.time_name = title, settings, time_name
-        self._run_config = run_config
         self._share: float | None = None
         self._began_at = time.perf_counter()
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._online, self._in_flight = _Series(), _Series()
         self._metrics: dict[tuple[str, str], _Series] = {}
-        self._staleness: Counter[int] = Counter()
-        self._n_trained = 0
-        """Trainings that were answered; Flower's strategies do not say what they aggregate."""
-        self._endings: Counter[str] = Counter()
+        self._staleness = self._n_used = self._n_trained = self._n_lost = 0
+        """Trainings that were answered: Flower's strategies do not say what they use."""
         self._failures: deque[tuple[float, str, str, str]] = deque(maxlen=FAILURES)
         """Instant in s, node, ending and reason."""
-        self._ended = self._advice = ""
-        self._advises_at = -inf
+        self._ended = ""
 
     # What a run tells.
 
@@ -189,7 +174,8 @@ class Board(Watcher):
         for update in updates:
             self._names.pop(update.message_id, None)
         with self._lock:
-            self._staleness.update(update.staleness for update in updates)
+            self._n_used += len(updates)
+            self._staleness += sum(update.staleness for update in updates)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Count a reply that was not used."""
@@ -202,8 +188,6 @@ class Board(Watcher):
             for name, value in values.items():
                 if (source, name) in self._metrics or len(self._metrics) < _METRICS:
                     self._metrics.setdefault((source, name), _Series()).add(run.now(), value)
-        if time.perf_counter() >= self._advises_at:
-            self._advise(run)
 
     def look(self, run: Runtime) -> None:
         """Note where the run is."""
@@ -216,30 +200,15 @@ class Board(Watcher):
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Note that the run is over, and how."""
         super().ended(run, status, reason)
-        self._advise(run)
         with self._lock:
             self._ended = f"{status}: {reason}" if reason else status
-
-    def _advise(self, run: Runtime) -> None:
-        """Note what cost most so far, as the report will say it, and rest for much longer."""
-        if run.events is None:
-            return
-        began = time.perf_counter()
-        jobs = with_causes(with_costs(run.events().to_pandas()))
-        found = advise(jobs, end_s=run.now(), run_config=self._run_config)
-        told = [str(each) for each in found if each.cause != RUN_ENDED]
-        with self._lock:
-            self._advice = told[0] if told else ""
-        now = time.perf_counter()
-        # All jobs are looked at, so what it takes grows with the run; its share of the time stays.
-        self._advises_at = now + _REST * (now - began)
 
     def _failed(self, run: Runtime, message_id: str, ending: str, reason: str) -> None:
         # What was given up may fail later, and an error is rejected when it has come.
         if (name := self._names.pop(message_id, None)) is None:
             return
         with self._lock:
-            self._endings[ending[:40]] += 1
+            self._n_lost += 1
             why = in_a_line(reason)[:_REASON]
             self._failures.appendleft((run.now(), name[:80], ending[:40], why))
 
@@ -250,16 +219,18 @@ class Board(Watcher):
         with self._lock:
             now = self._online.last[0]
             unit, length_s = time_unit(now)
-            figures = [*self._over_time(unit, length_s), self._aggregated(), self._lost()]
             return {
                 "title": self.title,
                 "ended": self._ended,
                 "cards": self._cards(f"{now / length_s:.3g} {unit}"),
                 "share": self._share,
                 "left": self._left(),
-                "advice": self._advice,
                 "settings": self.settings,
-                "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
+                "figures": [
+                    {**figure.plot(), "about": figure.about}
+                    for figure in self._figures(unit, length_s)
+                    if figure.traces
+                ],
                 "failures": [
                     [f"{at / length_s:.3g} {unit}", *words] for at, *words in self._failures
                 ],
@@ -275,23 +246,24 @@ class Board(Watcher):
     def _cards(self, now: str) -> list[list[str]]:
         if not self._online.kept:
             return [[self.time_name, "not started"]]
-        used = ["trained", f"{self._n_trained:,}"]
-        if self._staleness:
-            used = ["aggregated", f"{self._staleness.total():,}"]
+        used = [["trained", f"{self._n_trained:,}"]]
+        if self._n_used:
+            mean = f"{self._staleness / self._n_used:.3g}"
+            used = [["aggregated", f"{self._n_used:,}"], ["mean staleness", mean]]
         cards = [
             [self.time_name, now],
             ["rounds", f"{self.rounds:,}"],
             ["online", f"{self._online.last[1]:,}"],
             ["in flight", f"{self._in_flight.last[1]:,}"],
-            used,
-            ["came to nothing", f"{self._endings.total():,}"],
+            *used,
+            ["came to nothing", f"{self._n_lost:,}"],
         ]
         for (source, name), series in sorted(self._metrics.items()):
             if source == "server":
                 cards.append([name[:40], metric_text(name, series.last[1])])
         return cards[:10]
 
-    def _over_time(self, unit: str, length_s: float) -> list[Figure]:
+    def _figures(self, unit: str, length_s: float) -> list[Figure]:
         """Return the figures of metrics and of devices over time."""
 
         def named(key: str) -> list[dict[str, Any]]:
@@ -326,25 +298,6 @@ class Board(Watcher):
             )
             for layout in ({"xaxis": FROM_ZERO, "yaxis": y_axis},)
         ]
-
-    def _aggregated(self) -> Figure:
-        shown = sorted(self._staleness)[:_BARS]
-        rest = sum(self._staleness[value] for value in sorted(self._staleness)[_BARS:])
-        about = f"{self._staleness.total():,} aggregated updates"
-        about += f"; {rest:,} more are staler than what is drawn." if rest else "."
-        return staleness_figure(shown, [self._staleness[s] for s in shown], about)
-
-    def _lost(self) -> Figure:
-        endings = dict(self._endings.most_common(10))
-        trace = rows_of_bars("jobs", "wasted", endings.values(), endings, showlegend=False)
-        return Figure(
-            id="failures",
-            title="Jobs that came to nothing",
-            about=f"{self._endings.total():,} jobs, as far as the server has seen.",
-            traces=[trace] if endings else [],
-            x_title="jobs",
-            layout={"yaxis": {"autorange": "reversed"}},
-        )
 
 
 def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:

@@ -223,41 +223,21 @@ def aggregation(run: "Run") -> list[Figure]:
     return found
 
 
-def staleness_figure(
-    low: Sequence[float],
-    counts: Sequence[float],
-    about: str,
-    *,
-    step: int = 1,
-    header: Sequence[str] = (),
-    rows: Sequence[Sequence[str]] = (),
-) -> Figure:
-    """Return how many updates had which staleness: from each of some values, for `step` of them."""
-    bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False}
-    x, width = [value + (step - 1) / 2 for value in low], [0.9 * step] * len(low)
-    return Figure(
-        id="staleness",
-        title="Staleness of aggregated updates",
-        about=about,
-        traces=[{**bar, "x": x, "width": width, "y": counts}] if x else [],
-        x_title="staleness (model versions)",
-        y_title="updates",
-        layout={"xaxis": {"range": [-0.6, max(low, default=0) + step - 0.4]}},
-        header=header,
-        rows=rows,
-    )
-
-
 def _staleness(staleness: Array) -> Figure:
     step = max(1, int(np.ceil((staleness.max() + 1) / _BARS)))
     edges = np.arange(0, staleness.max() + 1 + step, step)
     counts = np.histogram(staleness, edges)[0]
-    return staleness_figure(
-        edges[:-1].tolist(),
-        counts.tolist(),
-        f"{len(staleness):,} aggregated updates; median {np.median(staleness):g}, 90% at "
+    width = {"x": (edges[:-1] + (step - 1) / 2).tolist(), "width": [0.9 * step] * len(counts)}
+    bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False, **width}
+    return Figure(
+        id="staleness",
+        title="Staleness of aggregated updates",
+        about=f"{len(staleness):,} aggregated updates; median {np.median(staleness):g}, 90% at "
         f"most {np.quantile(staleness, 0.9):g}, largest {staleness.max():g}.",
-        step=step,
+        traces=[{**bar, "y": counts.tolist()}],
+        x_title="staleness (model versions)",
+        y_title="updates",
+        layout={"xaxis": {"range": [-0.6, edges[-2] + step - 0.4]}},
         header=("staleness", "updates"),
         rows=[
             (f"{low:g}" if step == 1 else f"{low:g} to {low + step - 1:g}", f"{count:,}")

@@ -75,17 +75,18 @@ def timeline(run: "Run") -> Timeline | None:
     ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
     which, endings = pd.factorize(_endings(jobs))
     columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, spans[:, 1], which]
-    data = {
+    packed = [_packed(np.stack(columns).astype("<u4"))]
+    if windows is not None:
+        packed.append(_packed(np.stack(windows).astype("<u4")))
+    data: dict[str, Any] = {
         **{"end": run.end_s, "time": run.time_name, "unit": unit, "unit_s": unit_s},
         **{"n_jobs": len(jobs), "ticks": _TICKS, "versions": _versions(run), "states": [*STATES]},
         "endings": endings.tolist(),
         "devices": [str(name) for name in table.index],
         "used": table["used"].tolist(),
         "wasted": table["wasted"].tolist(),
-        "packed": [_packed(np.stack(columns).astype("<u4"))],
+        "packed": packed,
     }
-    if windows is not None:
-        data["packed"].append(_packed(np.stack(windows).astype("<u4")))
     height = int(np.clip(60 + _ROW_PX * len(table), _LEAST_PX, _MOST_PX))
     return Timeline(about=about, key=key, height=height, data=data)
 

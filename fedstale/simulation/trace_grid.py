@@ -164,7 +164,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             n_online=lambda: own.n_online,
             n_in_flight=lambda: own._open,
             name_of=lambda node_id: own._fleet.device_id(node_id - FIRST_NODE_ID),
-            events=lambda: own.events(),  # noqa: PLW0108 - see above
         )
         self.runtime.is_exact = True
 

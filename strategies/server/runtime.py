@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import inf, nextafter
 from pathlib import Path
 from types import MethodType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -249,7 +249,6 @@ class Runtime:
         n_online: Callable[[], int] = lambda: 0,
         n_in_flight: Callable[[], int] = lambda: 0,
         name_of: Callable[[int], str] = lambda node_id: f"node {node_id}",
-        events: Callable[[], Any] | None = None,
     ) -> None:
         """Begin a run.
 
@@ -259,7 +258,6 @@ class Runtime:
             n_online: returns the number of nodes that are online, as far as is known.
             n_in_flight: returns the number of jobs whose end the server has not seen.
             name_of: returns the name of a node for people.
-            events: returns a table of the jobs so far; None where nobody keeps one.
         """
         self.clock = clock
         self.callbacks: tuple[Callback, ...] = ()
@@ -276,7 +274,6 @@ class Runtime:
         self.own_stages: tuple[Stage, ...] = ()
         """What every strategy has here besides its own."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
-        self.events = events
         self.trained = self.queried = 0
         """Rounds so far in which was trained, or versions; and rounds of queries."""
         self.before = 0

@@ -117,7 +117,6 @@ class ReplayGrid(ForwardingGrid):
             n_online=lambda: len(list(self.get_node_ids())),
             n_in_flight=lambda: len(self._log.open),
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
-            events=self.events,
         )
 
     def _begin(self) -> None:

@@ -11,7 +11,6 @@ from virtual_grid import VirtualGrid, identity
 from watched_run import (
     SIZE,
     PlainGrid,
-    answer,
     arrays,
     boasting,
     failing,
@@ -64,10 +63,8 @@ def test_a_run_is_counted_as_it_went():
     assert value(exporter, "update_staleness_count") == 6
     assert value(exporter, "jobs_ended_total", type="train", ending="reported") == 6
     assert value(exporter, "nodes_online") == 2
-    assert value(exporter, "buffered_updates") == 0
     assert value(exporter, "metric", source="server", name="loss") == 0.25
-    assert value(exporter, "phase_seconds_sum", phase="train") == 60.0
-    assert value(exporter, "phase_seconds_sum", phase="version") == 20.0
+    assert value(exporter, "reply_seconds_sum", type="train") == 60.0
     labels = {"app": "adder", "run_id": "7"}
     (info,) = [m for m in exporter.registry.collect() if m.name == "fedstale_run_info"]
     assert labels.items() <= info.samples[0].labels.items()
@@ -81,65 +78,16 @@ def test_bytes_of_both_ways_hold_the_arrays():
         assert 4 * SIZE < n_bytes / n < 6 * SIZE
 
 
-def test_forecasts_are_summed_beside_what_became_of_them():
-    turns = []
-
-    def fickle(message, grid):
-        # Promises 0.75 with each reply, and fails every second time.
-        turns.append(message)
-        return failing(message, grid) if len(turns) % 2 == 0 else good(message, grid)
-
-    exporter = run(fickle, rounds=4, buffer_size=1)
-    # Jobs before the first reply have no forecast; of those after, some end as promised.
-    n = value(exporter, "forecast_jobs_total")
-    assert (
-        n
-        == sum(
-            value(exporter, "jobs_ended_total", type="train", ending=e)
-            for e in ("reported", "client-error")
-        )
-        - 1
-    )
-    assert value(exporter, "forecast_p_finish_total") == 0.75 * n
-    assert value(exporter, "forecast_finished_total") == 3
-    assert n - 3 == value(exporter, "jobs_ended_total", type="train", ending="client-error")
-
-
-def test_rejections_carry_the_kind_that_validation_found():
+def test_checks_carry_the_kind_that_validation_found():
     exporter = run(good, good, misshapen, rounds=3)
-    assert value(exporter, "rejections_total", reason="shape") >= 1
-    # What was rejected waits for no server step.
-    assert value(exporter, "buffered_updates") == 0
+    assert value(exporter, "checks_total", kind="shape") >= 1
 
 
 def test_a_client_that_fails_is_no_rejection():
     exporter = run(good, failing, rounds=2, buffer_size=1)
     assert value(exporter, "jobs_ended_total", type="train", ending="client-error") >= 1
-    rejections = [m for m in exporter.registry.collect() if m.name == "fedstale_rejections"]
-    assert {s.labels["reason"] for s in rejections[0].samples} <= {"not aggregated"}
-
-
-def test_an_update_waits_in_the_buffer_until_its_server_step():
-    seen = []
-
-    def slow(message, grid):
-        return 50.0, answer()
-
-    grid, exporter = PlainGrid(good, slow), Exporter()
-    grid.runtime.add(exporter)
-
-    class Look(Exporter):
-        def time_moved(self, run):
-            seen.append(value(exporter, "buffered_updates"))
-
-    grid.runtime.add(Look())
-    with identity():
-        strategy = StaleStrategy(schedule=schedule.k_sync(2, 2), seed=1)
-        strategy.start(grid, arrays(0.0), num_rounds=1, timeout=600.0)
-    # One has come; then both, before the step that takes them.
-    assert set(seen) == {0.0, 1.0, 2.0}
-    assert value(exporter, "buffered_updates") == 0
-    assert value(exporter, "phase_seconds_sum", phase="buffer") == 40.0
+    (checks,) = [m for m in exporter.registry.collect() if m.name == "fedstale_checks"]
+    assert checks.samples == []
 
 
 def test_flowers_own_strategy_is_counted_too():
@@ -150,8 +98,7 @@ def test_flowers_own_strategy_is_counted_too():
         strategy.start(watched, arrays(0.0), num_rounds=2)
         text = get(port, "/metrics")[1]
     assert "fedstale_model_version 2.0" in text
-    assert "fedstale_buffered_updates 0.0" in text
-    assert 'fedstale_phase_seconds_count{phase="aggregate"} 2.0' in text
+    assert 'fedstale_reply_seconds_count{type="train"} 4.0' in text
 
 
 def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop_turns():

@@ -191,15 +191,6 @@ def test_page_and_folder_see_the_same_run_in_any_order(strategy, order, tmp_path
     assert seen.end == ("finished", "2 rounds of the app")
 
 
-def test_with_a_folder_the_page_of_a_deployed_run_says_what_cost_most(tmp_path):
-    board, grid = Board("adder"), Plain(VirtualGrid({1: adder(1.0), 2: failing}))
-    context = Context(1, 1, {}, RecordDict(), {})
-    with identity(), recorded(grid, tmp_path / "run", context, app="adder") as own:
-        observed(own, board)
-        StaleFedAvg().start(own, record(w=np.zeros(2, np.float32)), num_rounds=2)
-    assert "1 device that failed in the ClientApp" in board.snapshot()["advice"]
-
-
 def message_to(node, arrays):
     config = ConfigRecord({"server-round": 1})
     return Message(RecordDict({"arrays": arrays, "config": config}), node, "train")
