@@ -128,9 +128,8 @@ def train(
     caches = [out / "cache" / str(i) for i in range(len(traces))]
     fleets = []
     with steps(is_shown=is_shown) as step:
-        for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
-            part = _progress_of_part(step, i, len(traces))
-            fleets.append(_scenarios(name, by, seed, part, cache=caches[i]))
+        for name, by, cache in zip(traces, cycle(forecasters), caches, strict=False):
+            fleets.append(_scenarios(name, by, seed, step, cache=cache))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
@@ -317,11 +316,6 @@ def _trainings(folder: Path) -> list[Path]:
     return sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
 
 
-def _progress_of_part(step: Step, number: int, n: int) -> Step:
-    """Return the progress of one of several alike parts of the work, by its number."""
-    return lambda what, done, total: step(what, number * total + done, n * total)
-
-
 def _scenarios(
     traces: str,
     forecaster: str,
@@ -365,10 +359,9 @@ def _evaluate(
 
     results = []
     with steps(is_shown=not (quiet or as_json)) as step:
-        for i, testing in enumerate(tested.values()):
-            part = _progress_of_part(step, i, len(tested))
+        for testing in tested.values():
             playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))
-            results.append(evaluate(playing, windows=windows, seed=seed, watch=part))
+            results.append(evaluate(playing, windows=windows, seed=seed, watch=step))
     for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
         seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
         about = (
@@ -409,17 +402,13 @@ def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
 
 @contextmanager
 def _watching(trainings: Iterable["Training"], *, is_shown: bool) -> Iterator[Watch]:
-    """Show the progress of trainings together, and the last of their validations."""
+    """Show the progress of trainings together."""
     total = sum(training.updates for training in trainings)
     done: dict[int, int] = {}
-    validated = ""
     with steps(is_shown=is_shown) as step:
 
         def watch(progress: "TrainingProgress") -> None:
-            nonlocal validated
             done[progress.seed] = progress.update
-            if (value := progress.metrics.get("validation")) is not None:
-                validated = f", seed {progress.seed} held out {value:+.3f} over the heuristic"
-            step(f"training{validated}", sum(done.values()), total)
+            step("training", sum(done.values()), total)
 
         yield watch

@@ -66,7 +66,7 @@ app.command(
 )(compare.compare)
 app.command(
     rich_help_panel=_ANALYSE,
-    epilog="Example: fedstale runs --sort 'server accuracy' --page",
+    epilog="Example: fedstale runs --sort 'server accuracy'",
 )(run_list.runs)
 app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
 app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -187,49 +186,23 @@ Step = Callable[[str, int, int], None]
 
 
 @contextmanager
-def steps(*, is_shown: bool, every_s: float = 30.0) -> Iterator[Step]:
-    """Show how far long work is: a bar on a terminal, elsewhere a line every half minute.
+def steps(*, is_shown: bool) -> Iterator[Step]:
+    """Show on a terminal, in a line, how far long work is.
 
     Args:
         is_shown: whether to show anything.
-        every_s: time between two lines.
 
     Yields:
         What is to be told before each part of the work.
     """
-    if not is_shown:
+    if not (is_shown and sys.stderr.isatty()):
         yield lambda what, done, total: None
         return
-    if not sys.stderr.isatty():
-        yield _progress_printer(every_s)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+    from fedstale.live import progress_line
 
-    columns = BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn()
-    text = "{task.description}"
-    with Progress(*columns, text, console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task("", total=None)
-        yield lambda what, done, total: bar.update(
-            row, description=what, completed=done, total=total
-        )
-
-
-def _progress_printer(every_s: float) -> Step:
-    """Return a printer of progress: a line now and then, with the share done and the time left."""
-    began_at = time.perf_counter()
-    due_at = began_at + every_s
-
-    def step(what: str, done: int, total: int) -> None:
-        nonlocal due_at
-        now = time.perf_counter()
-        if now < due_at:
-            return
-        due_at = now + every_s
-        left = f", {(now - began_at) * (total - done) / done / 60:.1f} min left" if done else ""
-        note(f"{done / total:.0%} done, {what}{left}")
-
-    return step
+    with progress_line(progress=True) as say:
+        assert say is not None
+        yield lambda what, done, total: say(f"{done / total:.0%} done, {what}")
 
 
 class _Stderr:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from fedstale.cli.output import (
     one_sentence,
     say,
     say_json,
+    steps,
     write,
 )
 from fedstale.cli.record import link_rates, merge, record, stated_speed
@@ -380,18 +380,12 @@ def fetch(
 
     if name in SOURCES:
         note(SOURCES[name].licence_line)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(name, total=None)
+    with steps(is_shown=True) as step:
         path = download(
             name,
             folder,
             url=url,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda done, total: step(f"{name}, {done / 1e6:,.0f} MB", done, total or done),
         )
     say(str(path), path, as_json=as_json)
 

@@ -48,14 +48,7 @@ if TYPE_CHECKING:
         write_figures,
         write_text,
     )
-    from fedstale.reports.run import Run, report_at_end
-    from fedstale.reports.run_list import (
-        NAMES,
-        listed_runs,
-        ranked,
-        server_metrics,
-        write_index,
-    )
+    from fedstale.reports.run import Run, parts_of, report_at_end
 else:
     __getattr__, __dir__ = names_of(__name__)
 
@@ -63,7 +56,6 @@ __all__ = [
     "BOOKKEEPING",
     "FROM_ZERO",
     "LEVEL_COLUMNS",
-    "NAMES",
     "REPORT",
     "RUN_ENDED",
     "SHARES",
@@ -84,17 +76,15 @@ __all__ = [
     "forest",
     "levels",
     "line_mode",
-    "listed_runs",
     "marks",
     "measured_names",
     "metric_text",
     "not_numbers_in_words",
     "parts_in_words",
-    "ranked",
+    "parts_of",
     "reference",
     "report_at_end",
     "rows_of_bars",
-    "server_metrics",
     "stepped",
     "thinned",
     "time_text",
@@ -102,6 +92,5 @@ __all__ = [
     "with_causes",
     "without_folders",
     "write_figures",
-    "write_index",
     "write_text",
 ]

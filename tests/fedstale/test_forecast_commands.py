@@ -1,12 +1,10 @@
 import json
 import re
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedstale.cli import output
 from fedstale.cli.main import app
 from fedstale.traces import TraceSet
 from fedstale.traces.forecast import Forecaster
@@ -211,14 +209,3 @@ def test_the_job_that_is_forecast_is_the_one_that_was_described(phones):
         assert done.exit_code == 0, done.output
         chances.append(done.stdout)
     assert chances[0] != chances[1]
-
-
-def test_training_and_testing_tell_how_far_they_are(phones, tmp_path, monkeypatch):
-    now = iter(range(0, 100_000, 60))
-    monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    made = train(phones, tmp_path / "lstm")
-    assert re.search(r"^\d+% done, uplink, epoch 3: loss .*, \d+\.\d min left$", made.stderr, re.M)
-    tested = run("forecaster", "backtest", "--traces", phones, "last-value", *FAST)
-    assert re.search(r"^\d+% done, jobs, last-value, \d+\.\d min left$", tested.stderr, re.M)
-    silent = run("forecaster", "backtest", "--traces", phones, "last-value", *FAST, "-q")
-    assert silent.stderr == ""

@@ -17,7 +17,7 @@ MOST_FILES, MOST_NAMES = 6, 90
 
 DOORS = ("flwr", "flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp")
 PUBLIC = {name: set(importlib.import_module(name).__all__) for name in DOORS[1:]} | {"flwr": set()}
-LISTED = {name: what for feature in FEATURES for name, what in feature.names.items()}
+LISTED = {name for feature in FEATURES for name in feature.names}
 
 
 def product():
@@ -91,7 +91,7 @@ def test_no_file_imports_what_flower_keeps_to_itself_before_that_part_runs():
 def test_every_private_name_that_is_imported_stands_in_the_table():
     imported = set().union(*taken().values())
     # A module that is handed on whole is one in which something is replaced.
-    listed = LISTED.keys() | {name.partition(":")[0] for name in LISTED}
+    listed = LISTED | {name.partition(":")[0] for name in LISTED}
     assert sorted(imported - listed) == []
 
 
@@ -109,7 +109,7 @@ def test_every_name_of_the_table_is_used():
         if path != ROOM / "features.py"
         for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
     }
-    others = LISTED.keys() - set().union(*taken().values())
+    others = LISTED - set().union(*taken().values())
     assert sorted(name for name in others if last_word(name) not in words) == []
 
 
@@ -136,7 +136,7 @@ def test_every_name_of_the_table_is_there_in_the_flower_that_is_installed(featur
     if release() < feature.since:
         pytest.skip(f"it is for Flower {feature.since} and later")
     gone = [
-        f"Flower {flwr.__version__} has no {name} ({feature.names[name]}), on which "
+        f"Flower {flwr.__version__} has no {name}, on which "
         f"{feature.name!r} stands: without it {feature.without}"
         for name in feature.missing()
     ]
