@@ -201,8 +201,12 @@ def steps(*, is_shown: bool) -> Iterator[Step]:
     from fedstale.live import progress_line
 
     with progress_line(progress=True) as say:
-        assert say is not None
-        yield lambda what, done, total: say(f"{done / total:.0%} done, {what}")
+
+        def step(what: str, done: int, total: int) -> None:
+            assert say is not None
+            say(f"{done / total:.0%} done, {what}")
+
+        yield step
 
 
 class _Stderr:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _MOST_DEVICES = 2000
 _SAMPLES = 96
-_WIDTH = 40
 
 
 app = typer.Typer(
@@ -523,57 +522,29 @@ def _rates(series: "Series") -> dict[str, Any]:
 
 
 def _show(name: str, about: dict[str, Any]) -> None:
-    """Print the numbers as tables and a small plot."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print the numbers as tables."""
+    import pandas as pd
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
     known, megabytes = ", ".join(about["known"]), about["nbytes"] / 1e6
-    console.print(f"{name}: {about['n_devices']:,} devices; known: {known}; {megabytes:,.1f} MB")
+    typer.echo(f"{name}: {about['n_devices']:,} devices; known: {known}; {megabytes:,.1f} MB")
     if about["compute_unit"]:
-        console.print(f"one work unit: {about['compute_unit']}")
+        typer.echo(f"one work unit: {about['compute_unit']}")
     for kind, count in about["repairs"].items():
-        console.print(f"  {count:>10,}  {kind}")
-    rows: list[tuple[str, Sequence[float], Callable[[float], str]]] = []
+        typer.echo(f"  {count:>10,}  {kind}")
+    rows: dict[str, list[float]] = {}
     if online := about.get("availability"):
-        console.print(f"\nshare of devices online, by hour of the day (epoch {about['epoch']})")
-        console.print("\n".join(plot(online["hourly"])))
-        console.print(f"never online: {online['never']:.1%}")
-        rows.append(("logged", online["logged_s"], _duration))
-        rows.append(("share of time online", online["share"], "{:.1%}".format))
-        rows += [(name, online[f"{name}_s"], _duration) for name in ("session", "gap")]
-    for channel, unit, size in (
-        ("compute", "units/s", 1.0),
-        ("downlink", "Mbit/s", 1e6),
-        ("uplink", "Mbit/s", 1e6),
-    ):
+        shares = " ".join(f"{share:.0%}" for share in online["hourly"])
+        typer.echo(f"online by the hour of the day (epoch {about['epoch']}): {shares}")
+        typer.echo(f"never online: {online['never']:.1%}")
+        rows["logged, h"] = [s / 3600.0 for s in online["logged_s"]]
+        rows["share of time online"] = online["share"]
+        rows |= {f"{n}, h": [s / 3600.0 for s in online[f"{n}_s"]] for n in ("session", "gap")}
+    units = {"compute": ("units/s", 1.0), "downlink": ("Mbit/s", 1e6), "uplink": ("Mbit/s", 1e6)}
+    for channel, (unit, size) in units.items():
         if rates := about.get(channel):
-            names = {f"{channel}, {unit}": "rate", "  mean of a device": "mean_of_device"}
-            for label, key in names.items():
-                rows.append((label, [rate / size for rate in rates[key]], "{:.3g}".format))
-    table = Table("quantile", *(f"{level:.0%}" for level in about["levels"]))
-    for label, quantiles, text in rows:
-        if quantiles:
-            table.add_row(label, *map(text, quantiles))
-    console.print(table)
-
-
-def plot(shares: Sequence[float]) -> list[str]:
-    r"""Return one bar a line, the longest as wide as the plot.
-
-    Example:
-        >>> print("\n".join(plot([0.5, 0.25])))
-        00  50.0% ########################################
-        01  25.0% ####################
-    """
-    most = max(*shares, 1e-9)
-    return [
-        f"{hour:02d} {share:6.1%} {'#' * round(share / most * _WIDTH)}"
-        for hour, share in enumerate(shares)
-    ]
-
-
-def _duration(seconds: float) -> str:
-    units = (("d", 86_400), ("h", 3600), ("min", 60))
-    found = (f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= size)
-    return next(found, f"{seconds:.1f} s")
+            rows[f"{channel}, {unit}"] = [rate / size for rate in rates["rate"]]
+            rows[f"mean of a device, {unit} {channel}"] = [rate / size for rate in rates["mean_of_device"]]
+    columns = [f"{level:.0%}" for level in about["levels"]]
+    found = {label: quantiles for label, quantiles in rows.items() if quantiles}
+    table = pd.DataFrame.from_dict(found, orient="index", columns=columns)
+    typer.echo(f"\n{table.to_string(float_format='{:.3g}'.format)}")
