@@ -18,9 +18,8 @@ from typing import Annotated
 import typer
 
 from fedstale.app_folder import app_folder
-from fedstale.cli.output import App, AsJson, note, one_sentence, say, say_json
+from fedstale.cli.output import App, AsJson, deployed, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
-from fedstale.interrupts import end_on_signals
 
 TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
 MAX_NAME_LENGTH = 32
@@ -143,27 +142,17 @@ def up(
 
     All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
-    from fedstale.deployment import LocalDeployment, check_app, run_app
+    from fedstale.deployment import run_app
     from fedstale.simulation import FlowerApp
 
     found = FlowerApp.find(app)
     if strategy is not None:
         run_config = found.overrides_with(run_config, strategy)
-    faults = [f.text for f in check_app(found, run_config) if f.is_fault]
-    if faults:
-        raise ConfigError("; ".join(faults))
     folder = out or Path("runs") / f"up-{found.directory.name}"
-
-    def tell(line: str) -> None:
-        note(f"fedstale: {line}")
-
-    with (
-        end_on_signals(),
-        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
-    ):
+    with deployed(found, folder, nodes, run_config, overwrite=overwrite) as deployment:
         show = (lambda line: None) if as_json else typer.echo
         run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
-        tell(f"run {run_id} completed; logs are in {folder}")
+        note(f"fedstale: run {run_id} completed; logs are in {folder}")
     if as_json:
         say_json(folder, run_id=run_id)
 

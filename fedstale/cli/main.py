@@ -21,7 +21,6 @@ from fedstale.cli import (
     compare,
     deploy,
     forecaster,
-    run_list,
     simulate,
     traces,
 )
@@ -67,7 +66,7 @@ app.command(
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Example: fedstale runs --sort 'server accuracy'",
-)(run_list.runs)
+)(compare.runs)
 app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
 app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)
 app.command(

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 import typer
 
 from fedstale.errors import ConfigError, FedstaleError, TraceError, not_installed
-from fedstale.interrupts import exit_code
+from fedstale.interrupts import end_on_signals, exit_code
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from fedstale.deployment import LocalDeployment
+    from fedstale.simulation import FlowerApp
     from fedstale.traces import TraceSet
 
 
@@ -150,6 +152,31 @@ def table_text(table: "DataFrame") -> str:
 def note(text: str) -> None:
     """Print what is no result, on stderr."""
     typer.echo(text, err=True)
+
+
+@contextmanager
+def deployed(
+    app: "FlowerApp", folder: Path, nodes: int, run_config: str, *, overwrite: bool
+) -> Iterator["LocalDeployment"]:
+    """Deploy on this machine for an app that has no faults on devices, and say each step.
+
+    Raises:
+        ConfigError: the app has faults.
+    """
+    from fedstale.deployment import LocalDeployment, check_app
+
+    faults = [finding.text for finding in check_app(app, run_config) if finding.is_fault]
+    if faults:
+        raise ConfigError("; ".join(faults))
+    with (
+        end_on_signals(),
+        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=_say) as deployment,
+    ):
+        yield deployment
+
+
+def _say(line: str) -> None:
+    note(f"fedstale: {line}")
 
 
 @contextmanager

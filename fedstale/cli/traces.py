@@ -543,7 +543,9 @@ def _show(name: str, about: dict[str, Any]) -> None:
     for channel, (unit, size) in units.items():
         if rates := about.get(channel):
             rows[f"{channel}, {unit}"] = [rate / size for rate in rates["rate"]]
-            rows[f"mean of a device, {unit} {channel}"] = [rate / size for rate in rates["mean_of_device"]]
+            rows[f"mean of a device, {unit} {channel}"] = [
+                rate / size for rate in rates["mean_of_device"]
+            ]
     columns = [f"{level:.0%}" for level in about["levels"]]
     found = {label: quantiles for label, quantiles in rows.items() if quantiles}
     table = pd.DataFrame.from_dict(found, orient="index", columns=columns)

@@ -31,7 +31,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
-from fedstale.flower import command_line, dropped, message_of, n_objects
+from fedstale.flower import command_line, dropped
 from fedstale.runs import bfloat16_hint
 from fedstale.simulation import (
     ClientCall,
@@ -43,7 +43,6 @@ from fedstale.simulation import (
     missing_text,
 )
 from fedstale.strategies.messages import Requested
-from fedstale.strategies.server import pack
 from fedstale.strategies.stages import is_asked
 from fedstale.traces import TraceSet
 
@@ -253,9 +252,9 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
         run_config: overrides of the run, as `flwr run` takes them.
 
     Returns:
-        How many objects Flower makes of it, and how many of it packed; or why that is not known.
-        Whether replies are asked for in a format and no device will answer in it; and whether a
-        share of the work is asked for and no device will read it, or say that it did.
+        Why there is none; whether replies are asked for in a format and no device will answer in
+        it; and whether a share of the work is asked for and no device will read it, or say that it
+        did.
     """
     try:
         message = _first_message(app, run_config)
@@ -265,7 +264,7 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
             text = f"{text}; {hint}"
         found = finding("no_message", problem=text)
         return [replace(found, is_fault=bool(hint))]
-    findings = [_objects(message)]
+    findings = []
     sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
     used = set[str]().union(*map(_names_in, sources))
     if Requested.of(message.content) and "CompressionMod" not in used:
@@ -287,14 +286,6 @@ def _names_in(path: Path) -> set[str]:
     return (
         imported | {getattr(n, "id", "") for n in nodes} | {getattr(n, "attr", "") for n in nodes}
     )
-
-
-def _objects(message: Message) -> Finding:
-    """Return how many objects Flower makes of a message."""
-    packed = message_of(message.metadata, pack(message.content))
-    n, n_packed = n_objects(message), n_objects(packed)
-    n_arrays = sum(map(len, message.content.array_records.values()))
-    return finding("objects", n=n, n_arrays=n_arrays, n_packed=n_packed)
 
 
 def _first_message(app: FlowerApp, overrides: str) -> Message:

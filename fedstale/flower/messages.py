@@ -250,11 +250,6 @@ def records_of_bytes(data: bytes) -> RecordDict:
     return recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
-def n_objects(message: Any) -> int:  # noqa: ANN401 - and each of what it holds
-    """Return of how many objects a message is made on its way, each with calls of its own."""
-    return 1 + sum(n_objects(child) for child in (message.children or {}).values())
-
-
 def trains_nothing(content: RecordDict) -> bool:
     """Test whether a message is a stage of SecAgg+ without training."""
     configs = entries(content).get(SECAGG_RECORD)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.live.by_run_config import watched
     from fedstale.live.prometheus import exported
     from fedstale.live.server import Board, observed, parse_address, serving
     from fedstale.live.watching import (
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
         Watcher,
         duration,
         progress_line,
+        watched,
     )
 else:
     __getattr__, __dir__ = names_of(__name__)

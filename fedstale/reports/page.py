@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, not_loaded
 from fedstale.reports import advice, costs, devices, learning
-from fedstale.reports.devices import used_jobs
+from fedstale.reports.devices import Timeline, used_jobs
 from fedstale.reports.figure import (
     SOURCES,
     Figure,
@@ -30,7 +30,6 @@ from fedstale.reports.figure import (
     time_text,
     without_folders,
 )
-from fedstale.reports.timeline import Timeline, timeline
 from fedstale.runs import DEPLOYED
 from fedstale.traces.io import replacing
 
@@ -83,7 +82,7 @@ def write_run(run: "Run", out: Path) -> Path:
         out,
         cards=cards(run),
         tables=_tables(run),
-        timeline=timeline(run),
+        timeline=devices.timeline(run),
         hidden=_hidden(run, drawn),
         runs=[run],
     )

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from fedstale.errors import ConfigError, ProtocolError, first_line
 from fedstale.reports import advice, learning, page
 from fedstale.reports.advice import Advice
+from fedstale.reports.devices import PHASES
 from fedstale.reports.figure import SOURCES, Array
-from fedstale.reports.timeline import PHASES
 from fedstale.runs import (
     CONFIG,
     COST_COLUMNS,

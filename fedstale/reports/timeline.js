@@ -1,5 +1,5 @@
 "use strict";
-// Draws what the devices did (timeline.py): a row a device.
+// Draws what the devices did (devices.py): a row a device.
 (() => {
   const section = document.getElementById("timeline");
   if (!section) return;

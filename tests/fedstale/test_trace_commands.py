@@ -56,7 +56,7 @@ def test_describe_prints_counts_and_hours_of_generated_devices():
     result = run("describe", "synthetic:8")
     assert result.exit_code == 0
     assert "8 devices" in result.stdout
-    assert "\n23 " in result.stdout
+    assert "online by the hour" in result.stdout
     assert "downlink" in result.stdout
 
 
@@ -68,7 +68,7 @@ def test_describe_as_json_is_json_and_nothing_else():
 
 
 def test_describe_knows_devices_that_take_no_time():
-    assert re.search(r"uplink, Mbit/s\s*│ inf", run("describe", "ideal:3").stdout)
+    assert re.search(r"uplink, Mbit/s +inf", run("describe", "ideal:3").stdout)
     numbers = json.loads(
         run("describe", "ideal:3", "--json").stdout,
         parse_constant=lambda word: pytest.fail(f"{word} is no JSON"),

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import App, AsJson, note, one_sentence, say_json
+from fedstale.cli.output import App, AsJson, deployed, note, one_sentence, say_json
 from fedstale.errors import ConfigError
-from fedstale.interrupts import end_on_signals
 
 app = typer.Typer()
 
@@ -42,34 +41,20 @@ def replay(
 ) -> None:
     """Run an app on SuperNodes of this machine that act the devices of a trace in real time."""
     from fedstale.contrib.replay import replay_config, write_replayed
-    from fedstale.deployment import LocalDeployment, check_app, run_app
+    from fedstale.deployment import run_app
     from fedstale.simulation import FlowerApp
 
     found = FlowerApp.find(app)
     if not 0 < speed_up < float("inf"):
         raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
-    faults = [f.text for f in check_app(found, run_config) if f.is_fault]
-    if faults:
-        raise ConfigError("; ".join(faults))
     config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
     folder = out or Path("runs") / f"replay-{found.directory.name}"
-
-    def tell(line: str) -> None:
-        note(f"fedstale: {line}")
-
-    with (
-        end_on_signals(),
-        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
-    ):
+    with deployed(found, folder, nodes, run_config, overwrite=overwrite) as deployment:
         copy, run = deployment.folder / "app", deployment.folder / "run"
         acting = list(deployment.node_ids.values())
         write_replayed(config, copy, speed_up=speed_up, nodes=acting, run=run)
-        run_app(
-            deployment,
-            copy,
-            run_config=run_config,
-            show=(lambda line: None) if as_json else typer.echo,
-        )
-        tell(f"the replay completed; its run is in {run}, logs are in {folder}")
+        show = (lambda line: None) if as_json else typer.echo
+        run_app(deployment, copy, run_config=run_config, show=show)
+        note(f"fedstale: the replay completed; its run is in {run}, logs are in {folder}")
     if as_json:
         say_json(folder, run=str(run))

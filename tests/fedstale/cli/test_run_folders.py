@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fedstale.cli.compare import listed_runs
 from fedstale.cli.main import app
-from fedstale.cli.run_list import listed_runs
 from fedstale.config import SimulationConfig
 from fedstale.runs import RunFolder
 

@@ -91,12 +91,6 @@ def test_stages_of_secure_aggregation_are_told_from_training_by_flowers_words():
         assert size.values == 5 * grows
 
 
-def test_a_message_is_as_many_objects_as_flower_sends_of_it(message):
-    inflatable = pytest.importorskip("flwr.supercore.inflatable.inflatable_object")
-    tree = inflatable.get_object_tree(message)
-    assert flower.n_objects(message) == len(list(inflatable.iterate_object_tree(tree))) > 6
-
-
 def test_a_message_and_its_records_come_back_from_bytes(message):
     back = flower.message_of_bytes(flower.bytes_of_message(message))
     assert back.content == CONTENT

@@ -12,9 +12,9 @@ import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
+from fedstale.reports.devices import DRAWN, JOBS
 from fedstale.reports.figure import time_text
 from fedstale.reports.run import Run, report_at_end
-from fedstale.reports.timeline import DEVICES, JOBS
 from fedstale.runs import DEPLOYED, RunFolder
 
 
@@ -66,7 +66,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 def test_the_report_of_the_demo_has_a_third_of_a_megabyte_and_no_page_much_more(tmp_path):
     run = fedstale.simulate("digits", traces="synthetic:100", out=tmp_path / "demo")
     assert run.report().stat().st_size < 350_000
-    most = {"n_jobs": JOBS, "n_devices": DEVICES, **EVERYTHING}
+    most = {"n_jobs": JOBS, "n_devices": DRAWN, **EVERYTHING}
     assert Run(write_run(tmp_path / "large", **most)).report().stat().st_size < 550_000
 
 

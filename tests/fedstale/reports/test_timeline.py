@@ -7,9 +7,8 @@ import pytest
 from made_run import write_run
 
 from fedstale.reports import costs, devices
-from fedstale.reports import timeline as module
+from fedstale.reports.devices import STATES, timeline
 from fedstale.reports.run import Run
-from fedstale.reports.timeline import STATES, timeline
 
 
 @pytest.fixture
@@ -79,19 +78,19 @@ def test_evaluations_have_a_colour_of_their_own_in_every_figure(record):
 
 
 def test_every_colour_of_the_timeline_is_one_of_the_page():
-    style = (Path(module.__file__).parent / "page.css").read_text(encoding="utf-8")
+    style = (Path(devices.__file__).parent / "page.css").read_text(encoding="utf-8")
     for state in STATES:
         assert style.count(f"--{state}: #") == 2  # light and dark
 
 
 def test_too_many_reasons_leave_the_endings_alone(record, monkeypatch):
-    monkeypatch.setattr(module, "_ENDINGS", 1)
+    monkeypatch.setattr(devices, "_ENDINGS", 1)
     *_, ending = columns_of(timeline(record()))
     assert "train, wasted (late)" in ending
 
 
 def test_of_a_crowd_some_devices_are_drawn_with_all_of_their_jobs(record, monkeypatch):
-    monkeypatch.setattr(module, "DEVICES", 20)
+    monkeypatch.setattr(devices, "DRAWN", 20)
     run = record(n_jobs=700, n_devices=50)
     drawn = timeline(run)
     assert "Of 50 devices with jobs 20 are drawn" in drawn.about
@@ -100,5 +99,5 @@ def test_of_a_crowd_some_devices_are_drawn_with_all_of_their_jobs(record, monkey
     started = run.started[run.started["device_id"].isin(drawn.data["devices"])]
     assert set(job) == set(started["job_id"])
     assert set(row) == set(range(20))
-    monkeypatch.setattr(module, "JOBS", 100)
+    monkeypatch.setattr(devices, "JOBS", 100)
     assert len(timeline(run).data["devices"]) == 100 * 50 // len(run.started)
