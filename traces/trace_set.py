@@ -194,8 +194,8 @@ class TraceSet:
                 weekdays.
             time_zones: "same" makes instant 0 a midnight for all; "spread" puts each device in one
                 of 24 zones at random, and the set then has no epoch.
-            population: what to draw from: "phones", "desktops", a file that `fedstale traces fit`
-                wrote, or a population; None is phones.
+            population: what to draw from: "phones", "desktops" or "sites", a population, or a TOML
+                file of one; None is phones.
 
         Returns:
             Devices named device-0... upwards.

@@ -20,8 +20,10 @@ import pandas as pd
 
 from fedstale import __version__
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic import diurnal, links, population
-from fedstale.traces.synthetic import load as background
+from fedstale.traces.synthetic import diurnal, population
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from populations.fit import STEADY, fit_loads, save
 
 OUT = Path(__file__).parents[2] / "traces" / "synthetic" / "sites.toml"
 LEVELS = (0.0, 0.01, 0.02, 0.05, *np.arange(0.1, 0.95, 0.1).round(1), 0.95, 0.98, 0.99, 0.999, 1.0)
@@ -48,7 +50,7 @@ def sites(recordings: Path) -> population.Population:
     """
     servers = TraceSet.read(recordings / _LOADS).channel("compute")
     some = np.linspace(0, servers.n_devices - 1, 4000).astype(int)
-    loads = background.fit([1.0 - servers.segments(int(i))[1] for i in some], _STEP_S)
+    loads = fit_loads([1.0 - servers.segments(int(i))[1] for i in some], _STEP_S)
     use = hourly_use(recordings / _USE)
     shift = tuple(round(NormalDist().inv_cdf(share), 4) for share in use)
     normal, spread = NormalDist(), sqrt(2 * log(REPAIR_MEAN_S / REPAIR_S))
@@ -73,8 +75,8 @@ def sites(recordings: Path) -> population.Population:
             median_log_sd=LINK_SD,
             uplink_share_log=round(log(UPLINK_SHARE), 5),
             uplink_share_log_sd=0.0,
-            downlink=links.STEADY,
-            uplink=links.STEADY,
+            downlink=STEADY,
+            uplink=STEADY,
         ),
         background=replace(loads, hourly=shift),
         speed=SPEEDS,
@@ -120,7 +122,7 @@ def main(recordings: Path) -> None:
             for file in files
         ],
     }
-    population.save(found, OUT, provenance=provenance, targets={})
+    save(found, OUT, provenance=provenance, targets={})
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from fedstale.traces import TraceSet
+from fedstale.traces import DAY_S, TraceSet
 from fedstale.traces.sources import SOURCES
-from fedstale.traces.synthetic import fit, population
+from fedstale.traces.synthetic import population
+from populations import fit
 
 PAGE = (ROOT / "docs" / "trace-sources.md").read_text(encoding="utf-8")
 FITTED_TO = {
@@ -65,7 +66,7 @@ def test_the_card_counts_what_was_read():
             assert re.search(rf"\b{read_as(source)[1]}\b", said[row]), source
     assert "58,080.0 h" in read_as("flash_days")[2]
     assert "58,080.0 h" in phones["coming and going"]
-    assert f"{fit._MOST_PROCESSORS:,} servers" in phones["other load"]
+    assert f"{fit.MOST_PROCESSORS:,} servers" in phones["other load"]
     for date in re.findall(r"\d{4}-\d\d-\d\d", phones["coming and going"]):
         assert date in PAGE
     for date in re.findall(r"\d{4}-\d\d-\d\d", desktops["coming and going"]):
@@ -78,13 +79,13 @@ def test_the_card_says_what_is_stated_of_desktops():
     middle = TraceSet.synthetic(3, days=7, seed=0, population="desktops").downlink
     assert middle.value_at(np.arange(3), 0.0) == pytest.approx(100e6, rel=1e-4)
     assert "100 Mbit/s both ways" in card("desktops")["links"]
-    assert desktops.availability.cycle_s == fit.WEEK_S
-    assert population.load("phones").availability.cycle_s == fit.DAY_S
+    assert desktops.availability.cycle_s == 7 * DAY_S
+    assert population.load("phones").availability.cycle_s == DAY_S
 
 
 def test_the_tables_of_channels_are_what_the_command_prints():
     shown = PAGE.split("<!-- channels: begin -->\n")[1].split("\n<!-- channels: end -->")[0]
-    command = [sys.executable, str(ROOT / "benchmarks/populations/populations.py"), "--channels"]
+    command = [sys.executable, str(ROOT / "benchmarks/populations/compared.py"), "--channels"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.strip() == shown
 

@@ -63,7 +63,7 @@ def test_the_tables_of_synthetic_devices_are_what_the_command_prints():
         pytest.skip("published recordings are not here")
     page = (DOCS / "trace-sources.md").read_text(encoding="utf-8")
     shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
-    command = [sys.executable, str(ROOT / "benchmarks/populations/populations.py"), str(RECORDINGS)]
+    command = [sys.executable, str(ROOT / "benchmarks/populations/compared.py"), str(RECORDINGS)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.strip() == shown
 

@@ -1,19 +1,16 @@
-"""`fedstale traces`: look at recordings, convert, compose, fit and download them."""
+"""`fedstale traces`: look at recordings, convert, compose and download them."""
 
-import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstale import __version__
 from fedstale.cli.output import (
     UNITS_S,
     AsJson,
@@ -24,7 +21,6 @@ from fedstale.cli.output import (
     note,
     one_sentence,
     say,
-    say_json,
     steps,
     write,
 )
@@ -40,7 +36,7 @@ _SAMPLES = 96
 
 app = typer.Typer(
     name="traces",
-    help="Look at device traces, convert, compose, fit and download them.",
+    help="Look at device traces, convert, compose and download them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -324,47 +320,6 @@ def compose(
     write(devices, out, as_json=as_json)
 
 
-@app.command(
-    epilog="Example: fedstale traces fit --availability phones.json --network 5g.zip "
-    "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
-)
-@one_sentence()
-def fit(
-    availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
-    background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
-    compute: _Compute,
-    network: Annotated[
-        list[str], typer.Option(metavar="PATH|DOWN,UP", help=f"{_NETWORK}; may be repeated.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
-    cycle: Annotated[
-        Literal["day", "week"], typer.Option(help="Devices keep hours of the day, or of the week.")
-    ] = "day",
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
-    """Fit the generator's numbers to recordings, and write them with their provenance."""
-    check_free(out, overwrite=overwrite)
-    from fedstale.traces import TraceSet
-    from fedstale.traces.synthetic import fit as fitting
-    from fedstale.traces.synthetic import population
-
-    fitted, targets = fitting.fit(
-        availability=TraceSet.read(availability),
-        network=[_linked(text) for text in network],
-        background=TraceSet.read(background),
-        compute=_computing(compute),
-        cycle=cycle,
-    )
-    given = [("availability", str(availability)), ("background", str(background))]
-    given += [("compute", compute), *(("network", text) for text in network)]
-    given += [] if cycle == "day" else [("cycle", cycle)]
-    population.save(fitted, out, provenance=_provenance(given), targets=targets)
-    note(f"wrote {out}")
-    if as_json:
-        say_json(out)
-
-
 @app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
 @one_sentence()
 def fetch(
@@ -415,41 +370,6 @@ def _linked(text: str) -> "TraceSet":
         return TraceSet.read(Path(text))
     down, up = link_rates(text)
     return TraceSet.constant(2, compute=0, downlink_bit_per_s=down, uplink_bit_per_s=up)
-
-
-def _provenance(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the provenance of a fit.
-
-    Args:
-        given: the options and their values; folders are listed file by file.
-
-    Returns:
-        A table for TOML. Files are named without their folders, so that it says nothing of the
-        machine it was made on.
-    """
-    files = {text: Path(text) for _, text in given if Path(text).exists()}
-    options = [
-        f"--{part} {shlex.quote(files[text].name if text in files else text)}"
-        for part, text in given
-    ]
-    return {
-        "command": " ".join(["fedstale traces fit", *options]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "version": __version__,
-        "files": [
-            {"part": part, "name": name.as_posix(), "sha256": _sha256(file)}
-            for part, text in given
-            if (path := files.get(text)) is not None
-            for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
-            if file.is_file()
-            for name in (file.relative_to(path.parent),)
-        ],
-    }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _numbers(traces: "TraceSet") -> dict[str, Any]:

@@ -209,18 +209,6 @@ def test_generated_devices_are_those_of_the_library(tmp_path):
     np.testing.assert_array_equal(back.compute.scales, wanted.compute.scales)
 
 
-def test_a_fitted_population_can_be_generated_from(sources):
-    out = sources / "population.toml"
-    result = run("fit", *parts_of(sources), "--out", out)
-    assert result.exit_code == 0, result.output
-    made = sources / "d.parquet"
-    TraceSet.synthetic(4, seed=0, population=out).write(made)
-    assert TraceSet.read(made).n_devices == 4
-    text = out.read_text()
-    assert 'name = "phones.json"' in text
-    assert str(sources) not in text
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -1,19 +1,6 @@
-"""Devices made to resemble recorded ones: the population, what is drawn from it, and its fit."""
+"""Devices made to resemble recorded ones, and in which few numbers both are described."""
 
-from typing import TYPE_CHECKING
+from fedstale.traces.synthetic.marginals import LEVELS, availability_marginal
+from fedstale.traces.synthetic.population import PRESETS, Population, generate
 
-from fedstale.lazy import names_of
-
-if TYPE_CHECKING:
-    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal
-    from fedstale.traces.synthetic.population import PRESETS, Population, generate
-else:
-    __getattr__, __dir__ = names_of(__name__)
-
-__all__ = [
-    "LEVELS",
-    "PRESETS",
-    "Population",
-    "availability_marginal",
-    "generate",
-]
+__all__ = ["LEVELS", "PRESETS", "Population", "availability_marginal", "generate"]

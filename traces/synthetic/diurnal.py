@@ -19,25 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstale.errors import TraceError
-from fedstale.traces import DAY_S, Array, Availability, Index, rounded
+from fedstale.traces import DAY_S, Array, Index
 
 PARTS = 8
 """Parts of each day of the cycle, from midnight, that have lengths of their own."""
 WEEK_S = 7 * DAY_S
 _PART_S = DAY_S / PARTS
-# Where a few long lengths make up most of the time, the levels are close to 1.
-_LEVELS = {
-    DAY_S: (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0),
-    WEEK_S: (0, 0.1, 0.25, 0.5, 0.7, 0.85, 0.93, 0.97, 0.985, 0.993, 0.997, 0.999, 1.0),
-}
-_PAUSE_S = 1800.0
 # Cycles before instant 0 that are drawn and not kept.
 _BURN_IN = 2
-_SHARE_GROUPS = 8
-_HOUR_GROUPS = 2
-# No hour is closed: the flow of operational time must be invertible.
-_LEAST_INTENSITY = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,146 +103,6 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
     return starts, ends, np.bincount(owner, minlength=n)
 
 
-def fit(availability: Availability, epoch_s: float = 0.0, *, cycle_s: float = DAY_S) -> Diurnal:
-    """Return the population whose replay would look like a recording's replay.
-
-    With a cycle of a day, a record is taken as a circle, as it is replayed: the gap from a device's
-    last window leads to its first. With one of a week, what lies outside of a device's log is
-    neither a gap nor a time online, and a member of a group is not a device but one of its weeks:
-    the sessions that start in it, each with the gap that follows. Members are grouped by the share
-    of time they are online, then by their hours: those that are online when most are, and the
-    others.
-
-    Args:
-        availability: the recording; each record a whole number of days.
-        epoch_s: time of the cycle at instant 0, in s.
-        cycle_s: `DAY_S` or `WEEK_S`.
-
-    Raises:
-        TraceError: fewer than 16 members ever come, or records are not whole days.
-    """
-    length = availability.record_s()
-    if np.any(np.mod(length, DAY_S) != 0):
-        raise TraceError("availability to fit: expected records of whole days, cut or pad them")
-    n = availability.n_devices
-    device, starts, ends = availability.sessions(np.arange(n))
-    following = np.concatenate([starts[1:], [0.0]])
-    is_last = np.diff(device, append=-1) != 0
-    is_first = np.diff(device, prepend=-1) != 0
-    if cycle_s == DAY_S:
-        following[is_last] = starts[is_first] + length[device[is_first]]
-        member, size, stands_for_s = device, np.full(n, 1.0), length
-    else:
-        following[is_last] = np.nan
-        week = ((starts + epoch_s) // cycle_s).astype(np.int64)
-        _, found = np.unique(np.stack([device, week]), axis=1, return_inverse=True)
-        member = found.astype(np.int64)
-        until = np.where(is_last, ends, following)
-        stands_for_s = np.bincount(member, weights=until - starts).astype(np.float64)
-        # All that come have the weight of the devices that do.
-        size = stands_for_s / stands_for_s.sum() * np.unique(device).size
-    counts = np.bincount(member, minlength=size.size)
-    hour_s = np.array(
-        [
-            np.bincount(
-                member,
-                weights=_time_in_hour(starts + epoch_s, ends + epoch_s, hour),
-                minlength=size.size,
-            )
-            for hour in range(24)
-        ]
-    )
-    share = hour_s.sum(axis=0) / stands_for_s
-    # The mean hour online of each member, as an angle, against that of all.
-    mean_hour = np.exp(2j * np.pi / 24 * np.arange(24)) @ hour_s
-    likeness = np.cos(np.angle(mean_hour) - np.angle(mean_hour.sum()))
-    present = np.flatnonzero((counts > 0) & ((share < 1) | (cycle_s != DAY_S)))
-    if present.size < _SHARE_GROUPS * _HOUR_GROUPS:
-        raise TraceError(
-            f"availability to fit: {present.size} devices come and go, expected >= "
-            f"{_SHARE_GROUPS * _HOUR_GROUPS}"
-        )
-    groups = []
-    for members in np.array_split(
-        present[np.argsort(share[present], kind="stable")], _SHARE_GROUPS
-    ):
-        order = members[np.argsort(likeness[members], kind="stable")]
-        halves = np.array_split(order, _HOUR_GROUPS)
-        for half in halves:
-            ours = np.isin(member, half)
-            groups.append(
-                _fit_group(
-                    float(size[half].sum() / n),
-                    starts[ours] + epoch_s,
-                    ends[ours] + epoch_s,
-                    following[ours] + epoch_s,
-                    cycle_s,
-                )
-            )
-    return Diurnal(levels=_LEVELS[cycle_s], groups=tuple(groups))
-
-
-def _fit_group(
-    weight: float, starts: Array, ends: Array, following: Array, cycle_s: float
-) -> Group:
-    """Return a group's numbers; `following` is NaN where the log ends before another session."""
-    levels = np.array(_LEVELS[cycle_s])
-    lengths = ends - starts
-    session_s = _by_part(starts, lengths, cycle_s, levels)
-    if cycle_s != DAY_S:
-        known = np.isfinite(following)
-        ends, gaps = ends[known], (following - ends)[known]
-        return Group(
-            weight=weight,
-            another=0.0,
-            hourly=(1.0,) * 24,
-            gap_s=_by_part(ends, gaps, cycle_s, levels),
-            pause_s=_quantiles(np.array([_PAUSE_S]), levels),
-            session_s=session_s,
-        )
-    gaps = following - ends
-    long = gaps > _PAUSE_S
-    arrivals = np.bincount((following[long] % DAY_S // 3600).astype(np.int64), minlength=24).astype(
-        np.float64
-    )
-    # How long, in hours, such devices were waiting in each hour of the day.
-    waiting = np.array(
-        [_time_in_hour(ends[long], following[long], hour).sum() / 3600 for hour in range(24)]
-    )
-    hourly = arrivals / np.maximum(waiting, 1e-9)
-    hourly = np.maximum(hourly / hourly.mean(), _LEAST_INTENSITY)
-    hourly /= hourly.mean()
-    cumulated = offsets_of_hours(hourly[None])[0]
-    operational = _operational(cumulated, following[long]) - _operational(cumulated, ends[long])
-    return Group(
-        weight=weight,
-        another=float(1 - long.mean()),
-        hourly=rounded(hourly, 5),
-        gap_s=(_quantiles(operational, levels),),
-        pause_s=_quantiles(gaps[~long] if (~long).any() else np.array([_PAUSE_S]), levels),
-        session_s=session_s,
-    )
-
-
-def _by_part(
-    starts: Array, lengths: Array, cycle_s: float, levels: Array
-) -> tuple[tuple[float, ...], ...]:
-    """Return quantiles of lengths for each part of the cycle.
-
-    Where none starts in a part, they are of all lengths; in a week, of what is left, in the middle
-    of the part, of those that go on then, so that who comes at an odd hour goes with the others.
-    """
-    part = (np.mod(starts, cycle_s) // _PART_S).astype(np.int64)
-    tables = []
-    for p in range(round(cycle_s / _PART_S)):
-        own = lengths[part == p]
-        if own.size == 0 and cycle_s != DAY_S:
-            left = lengths - np.mod((p + 0.5) * _PART_S - starts, cycle_s)
-            own = left[left > 0]
-        tables.append(_quantiles(own if own.size else lengths, levels))
-    return tuple(tables)
-
-
 class _Tables:
     """The groups of a model as arrays, looked up for many devices at once."""
 
@@ -303,20 +152,3 @@ def _interpolated(levels: Array, logs: Array, row: Index, u: Array) -> Array:
     weight = (u - levels[right - 1]) / (levels[right] - levels[right - 1])
     low = logs[row, right - 1]
     return np.exp(low + weight * (logs[row, right] - low))
-
-
-def _operational(cumulated: Array, t: Array) -> Array:
-    day, second = np.divmod(t, DAY_S)
-    return day * DAY_S + np.interp(second, np.arange(25) * 3600.0, cumulated)
-
-
-def _time_in_hour(start: Array, end: Array, hour: int) -> Array:
-    def upto(t: Array) -> Array:
-        day, second = np.divmod(t, DAY_S)
-        return day * 3600 + np.clip(second - hour * 3600, 0, 3600)
-
-    return upto(end) - upto(start)
-
-
-def _quantiles(x: Array, levels: Array) -> tuple[float, ...]:
-    return rounded(np.maximum(np.quantile(x, levels), 1.0), 5)

@@ -10,8 +10,7 @@ zeros in its name follow n.
 """
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -19,19 +18,19 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
-import tomli_w
 
 from fedstale.errors import TraceError
 from fedstale.traces import DAY_S, Array, Availability, Series, TraceSet, numbered, stream
-from fedstale.traces.io import replacing
 from fedstale.traces.synthetic import diurnal
-from fedstale.traces.synthetic import links as regimes
-from fedstale.traces.synthetic import load as background
 from fedstale.traces.synthetic.diurnal import PARTS, Diurnal
-from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
-from fedstale.traces.synthetic.links import Regimes
-from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
-from fedstale.traces.synthetic.load import Background
+from fedstale.traces.synthetic.rates import (
+    LINK_LEVELS,
+    LOAD_LEVELS,
+    Background,
+    Regimes,
+    draw_links,
+    draw_loads,
+)
 
 EPOCH = "2024-01-01T00:00:00"
 """Instant 0 of generated traces: a midnight, of a Monday for populations that know weekdays."""
@@ -150,19 +149,17 @@ def _links(
     middle = np.exp(model.median_log + model.median_log_sd * normal[0])
     share = np.exp(model.uplink_share_log + model.uplink_share_log_sd * normal[1])
     pools = [
-        Series.regular(regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0)), step_s=1.0)
+        Series.regular(draw_links(one, _LINKS, _LINK_S, stream(seed, purpose, 0)), step_s=1.0)
         for purpose, one in ((_DOWNLINK, model.downlink), (_UPLINK, model.uplink))
     ]
     down, up = (_placed(pool, which, phase) for pool in pools)
     return down.scaled(middle), up.scaled(middle * share)
 
 
-def _compute(
-    model: background.Background, which: Array, phase: Array, zones_s: Array, seed: int
-) -> Series:
+def _compute(model: Background, which: Array, phase: Array, zones_s: Array, seed: int) -> Series:
     """Draw the share of each device's processor that the background leaves."""
     steps = round(_LOAD_DAYS * DAY_S / model.step_s) if model.hourly else _LOAD_STEPS
-    loads = background.draw(model, _LOADS, steps, stream(seed, _LOAD, 0))
+    loads = draw_loads(model, _LOADS, steps, stream(seed, _LOAD, 0))
     if model.hourly:
         phase = (np.floor(phase * _LOAD_DAYS) + zones_s / DAY_S) / _LOAD_DAYS
     return _placed(Series.regular(1.0 - loads, step_s=model.step_s), which, phase)
@@ -194,41 +191,18 @@ def load(path: str | Path | None = None) -> Population:
     except (ValueError, RecursionError) as problem:
         raise TraceError(f"{where}: not a TOML file ({problem})") from None
     if "population" not in table:
-        raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
+        raise TraceError(
+            f"{where}: expected a table [population], as benchmarks/populations/fit.py writes"
+        )
     try:
         population: Population = _of(Population, table["population"])
         _check(population)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise TraceError(
             f"{where}: not the numbers of a population ({problem}): "
-            "expected a file that fedstale traces fit wrote"
+            "expected a file that benchmarks/populations/fit.py wrote"
         ) from None
     return population
-
-
-def save(
-    population: Population,
-    path: str | Path,
-    *,
-    provenance: Mapping[str, Any],
-    targets: Mapping[str, Any],
-) -> None:
-    """Write a population with its provenance and the marginals it should have, whole or not at all.
-
-    Raises:
-        TraceError: the file cannot be written.
-    """
-    path = Path(path)
-    document = {
-        "provenance": dict(provenance),
-        "population": asdict(population),
-        "targets": dict(targets),
-    }
-    try:
-        with replacing(path) as file:
-            tomli_w.dump(document, file)
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
 
 
 def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value of TOML

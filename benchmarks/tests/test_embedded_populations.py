@@ -10,7 +10,7 @@ from places import RECORDINGS
 
 from fedstale.traces import TraceSet
 from fedstale.traces.synthetic import population
-from fedstale.traces.synthetic.fit import fit
+from populations.fit import fit
 
 pytestmark = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="published recordings are not here")
 

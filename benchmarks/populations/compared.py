@@ -4,7 +4,7 @@ A population is drawn once (seed 0), as many devices and days as below, from its
 How devices come and go is compared with recordings, as far as their logs reach; links, loads and
 speeds of phones with what their file states of the recordings.
 
-Run it with: python benchmarks/populations/populations.py RECORDINGS|--channels
+Run it with: python benchmarks/populations/compared.py RECORDINGS|--channels
 """
 
 import sys
@@ -18,9 +18,10 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S
-from fedstale.traces.synthetic.fit import (
-    LEVELS,
-    availability_marginal,
+from fedstale.traces.synthetic.marginals import LEVELS, availability_marginal
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from populations.marginals import (
     link_marginal,
     load_marginal,
     persistence,
@@ -149,7 +150,7 @@ def _week(recorded: list[float], generated: list[float]) -> list[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/populations/populations.py RECORDINGS|--channels")
+        sys.exit("usage: python benchmarks/populations/compared.py RECORDINGS|--channels")
     try:
         print(channels() if sys.argv[1] == "--channels" else tables(Path(sys.argv[1])))
     except TraceError as error:
