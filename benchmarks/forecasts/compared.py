@@ -1,8 +1,9 @@
 """Forecasters that tie with those of fedstale or are worse, and are here to be compared with.
 
 Gradient-boosted trees on the numbers that the LSTM reads beside its sequences, a linear model of
-the same numbers, a Markov chain of two states by the hour, and shares by the hour of the week.
-scikit-learn grows and runs the trees. Chances have one classifier for each state and horizon, which
+the same numbers and one with a hidden layer, a Markov chain of two states by the hour, shares by
+the hour of the day and of the week, and moving averages. scikit-learn grows and runs the trees.
+Chances have one classifier for each state and horizon, which
 is what they are judged by. A channel has one regressor for each quantile, with the horizon as one
 more input, on its whole history.
 
@@ -18,14 +19,14 @@ import numpy as np
 
 from fedstale.traces.arrays import DAY_S, Array, Index, Mask
 from fedstale.traces.forecast import (
+    LSTM,
     Examples,
     FleetStatistics,
     Forecaster,
-    Hour,
+    LastValue,
     Observation,
-    Perceptron,
 )
-from fedstale.traces.forecast.base import HOURS, hour_of, shares
+from fedstale.traces.forecast.base import HOURS, hour_of, log_rate, shares, shares_by_state
 from fedstale.traces.forecast.inputs import (
     ChannelInputs,
     Floats,
@@ -36,11 +37,12 @@ from fedstale.traces.forecast.inputs import (
     session_inputs,
 )
 from fedstale.traces.forecast.lstm import SESSIONS
-from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES
+from fedstale.traces.forecast.observation import EDGES_S, LEVELS, RATE_HORIZONS_S, RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
 _WITHIN = 1
+_HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 _HOUR_S, _WEEK_HOURS = 3600.0, 7 * HOURS
 _MOST_ROWS = 120_000
 _SETTINGS: dict[str, Any] = {
@@ -159,11 +161,124 @@ def _pooled(x: Floats, y: Array, rng: np.random.Generator) -> tuple[Floats, Arra
     return np.concatenate([x[row], at], axis=1), y[row, horizon]
 
 
+class Perceptron(LSTM):
+    """The LSTM without memory: a hidden layer over what a device counted of itself."""
+
+    kind = "perceptron"
+    cells: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
+
+
 class Linear(Perceptron):
     """A linear model of the perceptron's numbers: logistic regression of chances."""
 
     kind = "linear"
     width: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
+
+
+class Binned(LastValue):
+    """A baseline that counts devices by bins; an empty bin has the share of its state."""
+
+    n_bins: ClassVar[int]
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the bin of each device, from 0 to n_bins - 1; shape (n,)."""
+        raise NotImplementedError
+
+    def counted(self, training: Examples) -> Array:
+        """Return the share of each bin that survives, and that is online."""
+        table = np.stack(shares_by_state(training, self.bins(training.observed), self.n_bins))
+        table[0] = np.minimum.accumulate(table[0], axis=1)
+        return table
+
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the shares of the bin."""
+        survival, available = self.table[:, observed.online * self.n_bins + self.bins(observed)]
+        return survival, available
+
+
+class Hour(Binned):
+    """The share of the fleet's devices in the same state at the same hour of the day.
+
+    Rates are the device's own mean times the fleet's at the hour in the middle of a horizon.
+    """
+
+    kind = "hour"
+    saved: ClassVar[tuple[str, ...]] = ("spread", "table", "profile")
+    n_bins = HOURS + 1
+    profile: Array
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Count shares and mean rates for each hour of the training devices."""
+        self.profile = np.zeros((len(RATES), HOURS))
+        hour = hour_of(training.observed.time_of_day_s)
+        ratio = log_rate(training.rates[:, :, _WITHIN]) - log_rate(long_mean(training.observed))
+        for channel in range(len(RATES)):
+            here = (hour >= 0) & ~np.isnan(ratio[:, channel])
+            n = np.bincount(hour[here], minlength=HOURS)
+            total = np.bincount(hour[here], weights=ratio[here, channel], minlength=HOURS)
+            self.profile[channel] = total / (n + 50.0)
+        return super().fit(training, validation, seed=seed)
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the hour of the day; the last bin where it is unknown."""
+        hour = hour_of(observed.time_of_day_s)
+        return np.where(hour >= 0, hour, HOURS)
+
+    def level(self, observed: Observation) -> Array:
+        """Return the device's own mean times the fleet's at the hour in the middle of a horizon."""
+        middle = observed.time_of_day_s[:, None] + 0.5 * RATE_HORIZONS_S
+        hour = hour_of(middle)
+        # Without a clock there is no hour, and the device's own mean stands alone.
+        factor = np.where(hour[:, None] >= 0, self.profile[:, hour].transpose(1, 0, 2), 0.0)
+        return long_mean(observed)[:, :, None] * np.exp(factor)
+
+
+class Ewma(Binned):
+    """Exponentially weighted average, with its half-life chosen on the validation devices."""
+
+    kind = "ewma"
+    saved = ("spread", "table", "half_life_s")
+    n_bins = 6
+
+    def __init__(self) -> None:
+        self.half_life_s: Array = _HALF_LIVES_S[:1]
+
+    def level(self, observed: Observation) -> Array:
+        """Return the exponentially weighted mean of each rate."""
+        average = self._average(observed.rates)
+        return np.repeat(average[:, :, None], RATE_HORIZONS_S.size, axis=2)
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the bin of the share of time online in the last day."""
+        share = np.nan_to_num(observed.own.online_share[:, 2])
+        return np.minimum((share * self.n_bins).astype(np.int64), self.n_bins - 1)
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Fit with each half-life and keep the one of the least median error."""
+        losses = []
+        for self.half_life_s in _HALF_LIVES_S[:, None]:
+            ratio = log_rate(validation.rates) - log_rate(self.level(validation.observed))
+            losses.append(float(np.nanmean(np.abs(ratio))) if np.isfinite(ratio).any() else 0.0)
+        self.half_life_s = _HALF_LIVES_S[[int(np.argmin(losses))]]
+        return super().fit(training, validation, seed=seed)
+
+    def _average(self, steps: Array) -> Array:
+        return _mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
+
+
+def long_mean(observed: Observation) -> Array:
+    """Return the mean of each rate over the observed history; NaN if none; (n, 3)."""
+    return _mean_of_steps(observed.rates, np.diff(EDGES_S))
+
+
+def _mean_of_steps(steps: Array, weights: Array) -> Array:
+    """Return the weighted mean over the last axis of what is known there; NaN if nothing is."""
+    weights = np.where(np.isnan(steps), 0.0, weights)
+    total = weights.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
+    # Old steps alone may weigh next to nothing; the mean is then as good as unknown.
+    return np.where(total > 1e-12, mean, np.nan)
 
 
 class HourOfWeek(Hour):

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from fedstale.traces import Array, Index, Job, TraceSet
+from fedstale.traces import Array, Availability, Index, Job, TraceSet
 from fedstale.traces.forecast import Adaptation, Calibration, Forecaster, Observation, fleet_scores
-from fedstale.traces.forecast.evaluation import job_scores, true_times
-from fedstale.traces.forecast.survival import JobForecast
+from fedstale.traces.forecast.backtest import blocks, covered, pinball, scored
+from fedstale.traces.forecast.survival import PHASES, JobForecast
+
+_COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
 
 
 def corrected_scores(
@@ -34,15 +36,14 @@ def corrected_scores(
     """
     sent = origins.take(origins.online)
     times = true_times(traces, sent, job, until)
-    unknown = np.full(len(sent), np.nan)
     parts = []
     for name, forecaster in fitted.items():
         forecast = forecaster.forecast_job(sent, job)
-        parts.append(job_scores(name, forecast, sent, times, unknown))
+        parts.append(job_scores(name, forecast, sent, times))
         fleet = calibration_scores(forecaster, *held_out[:2], job, held_out[2])
         for variant, adaptation in (("fleet", Adaptation(step=0.0)), ("own", Adaptation())):
             better = calibrated(forecast, sent, times, fleet, adaptation)
-            parts.append(job_scores(f"{name} + {variant}", better, sent, times, unknown))
+            parts.append(job_scores(f"{name} + {variant}", better, sent, times))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -98,3 +99,49 @@ def calibration_scores(
     return fleet_scores(
         forecaster.forecast_job(observed, job), true_times(traces, observed, job, until)
     )
+
+
+def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
+    """Return the times of jobs that nothing interrupts, in s; shape (n, 3), as `PHASES`.
+
+    A job that is not over when the part ends is NaN.
+
+    Args:
+        traces: the devices, with all four channels.
+        origins: devices that the job is sent to, and when; n.
+        job: what is sent.
+        until: end of the part in s.
+    """
+    # Interruptions are scored apart; without them the times of every origin are known.
+    always = replace(traces, availability=Availability.always(traces.n_devices))
+    outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
+    return np.where((outcome.reported <= until)[:, None], outcome.times(origins.now), np.nan)
+
+
+def job_scores(
+    name: str, forecast: JobForecast, origins: Observation, times: Array
+) -> pd.DataFrame:
+    """Score the forecasts of one job.
+
+    Args:
+        name: of the forecaster.
+        forecast: at the origins.
+        origins: devices and instants.
+        times: what the times were, in s, NaN where unknown; shape (n, 3).
+
+    Returns:
+        Columns forecaster, quantity, metric, value, low, high, n. Times are in s, their pinball
+        loss is of logarithms.
+    """
+    rows: list[tuple[object, ...]] = []
+    block = blocks(origins)
+    for p, phase in enumerate(PHASES):
+        y, q = times[:, p], forecast.times_s[:, p]
+        log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
+        metrics = {"pinball": pinball(log_q, log_y), "coverage": covered(q, y)}
+        known = int(np.isfinite(y).sum())
+        # One forecast of never, 1e9 s, is the mean of all errors; it does not move the median.
+        middle = float(np.nanmedian(np.abs(y - q[:, 1]))) if known else np.nan
+        rows.append((name, phase, "median_error_s", middle, np.nan, np.nan, known))
+        rows += scored((name, phase), metrics, block, known)
+    return pd.DataFrame(rows, columns=_COLUMNS)

@@ -29,20 +29,21 @@ from fedstale.traces.forecast import (
     KINDS,
     LSTM,
     Examples,
+    FleetStatistics,
     Forecaster,
-    Perceptron,
     TraceObserver,
     draw,
     embedded,
     log_spans,
 )
-from fedstale.traces.forecast.base import FLEETS
-from fedstale.traces.forecast.evaluation import (
+from fedstale.traces.forecast.backtest import (
     by_horizon,
     least_rates,
     mean_with_interval,
     rolling,
 )
+from fedstale.traces.forecast.base import FLEETS
+from fedstale.traces.forecast.lstm import SESSIONS
 from fedstale.traces.forecast.observation import RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
@@ -116,15 +117,29 @@ def fitted(
     for kind in kinds:
         started = time.process_time()
         new = KINDS[kind]()
-        if isinstance(new, Perceptron):
+        if isinstance(new, LSTM):
             known = channels.get(kind)
-            assert known is None or isinstance(known, Perceptron)
-            made[kind] = new.fit(learn, stop, seed=seed, channels=known)
+            assert known is None or isinstance(known, LSTM)
+            made[kind] = with_channels_of(known, new, learn, stop, seed)
         else:
             is_trees = isinstance(new, Boosting)
             made[kind] = new.fit(only_shown_chances(learn) if is_trees else learn, stop, seed=seed)
         print(f"{kind}: fitted in {time.process_time() - started:.0f} s", flush=True)
     return made
+
+
+def with_channels_of(
+    known: LSTM | None, new: LSTM, learn: Examples, stop: Examples, seed: int
+) -> LSTM:
+    """Fit a forecaster, whose networks of channels are another's if there is one."""
+    if known is None:
+        return new.fit(learn, stop, seed=seed, progress=_say)
+    silent = (replace(each, rates=np.full_like(each.rates, np.nan)) for each in (learn, stop))
+    new.fit(*silent, seed=seed, progress=_say)
+    new.fleet = FleetStatistics.of(learn)
+    new.networks |= {name: w for name, w in known.networks.items() if name != SESSIONS}
+    new.spread, new.margins = known.spread, known.margins
+    return new
 
 
 def only_shown_chances(learn: Examples) -> Examples:
@@ -259,7 +274,7 @@ def ship(recordings: Path, most: int, command: str) -> None:
         kind = "mixed" if fleet == "any" else fleet
         parts = fleets(recordings, 0, kind, assumed=ASSUMED)
         learn, stop, _ = examples(parts, min(most, EXAMPLES[kind]), 0)
-        made = LSTM().fit(learn, stop, seed=0, progress=_say, channels=phones)
+        made = with_channels_of(phones, LSTM(), learn, stop, seed=0)
         phones = phones or made
         about = {
             "fleet": kind,

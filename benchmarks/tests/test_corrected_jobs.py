@@ -1,12 +1,14 @@
 """Times of jobs as devices correct them: from outcomes that they know by then."""
 
 import numpy as np
+import pytest
 from shared_fleets import synthetic
 
-from fedstale.traces import Job
+from fedstale.traces import Job, Status
 from fedstale.traces.forecast import Adaptation, LastValue, TraceObserver, draw
-from fedstale.traces.forecast.evaluation import rolling, true_times
-from forecasts.jobs import calibrated, calibration_scores, corrected_scores
+from fedstale.traces.forecast.backtest import rolling
+from fedstale.traces.forecast.survival import LONGEST_S, JobForecast
+from forecasts.jobs import calibrated, calibration_scores, corrected_scores, job_scores, true_times
 
 DAY = 86_400.0
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
@@ -34,3 +36,42 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it():
     held = fleet, held_out.observed, 2 * DAY
     table = corrected_scores({"last": last}, fleet, origins, 3 * DAY, JOB, held_out=held)
     assert set(table["forecaster"]) == {"last", "last + fleet", "last + own"}
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """Devices that are sent a job, how long it took, and the forecast of just that."""
+    fleet = synthetic(60, days=3)
+    span = {"start": 2 * DAY, "until": 3 * DAY, "step_s": 3600.0}
+    origins = rolling(TraceObserver(fleet), np.arange(40, 60), **span, seed=0).observed
+    some = origins.take(origins.online)
+    times = true_times(fleet, some, JOB, 3 * DAY)
+    times_s = np.repeat(np.nan_to_num(times, nan=60.0)[..., None], 3, axis=2)
+    return fleet, some, times, JobForecast(times_s=times_s, p_finish=np.ones(len(some)))
+
+
+def scored(some, times, times_s):
+    forecast = JobForecast(times_s=times_s, p_finish=np.ones(len(some)))
+    table = job_scores("x", forecast, some, times)
+    return table.set_index(["quantity", "metric"])["value"]
+
+
+def test_true_times_are_those_of_trips_where_nothing_interrupts(exact):
+    fleet, some, _, _ = exact
+    times = true_times(fleet, some, JOB, np.inf)
+    outcome = fleet.trips(some.devices, some.now, JOB)
+    made = (outcome.status == Status.REPORTED) & (outcome.started == some.now)
+    assert made.any()
+    np.testing.assert_allclose(times[made, 2], outcome.reported[made] - some.now[made], rtol=1e-9)
+
+
+def test_a_perfect_forecast_makes_no_error_and_one_of_never_no_median_error(exact):
+    _, some, times, forecast = exact
+    got = scored(some, times, forecast.times_s)
+    assert got["total_s", "coverage"] == 1.0
+    assert got["total_s", "pinball"] == 0.0
+    times_s = forecast.times_s.copy()
+    times_s[np.flatnonzero(np.isfinite(times[:, 2]))[0], 2] = LONGEST_S
+    got = scored(some, times, times_s)
+    assert got["total_s", "median_error_s"] == 0.0
+    assert got["total_s", "pinball"] > 0.0

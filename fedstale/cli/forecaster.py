@@ -24,8 +24,8 @@ from fedstale.cli.output import (
 from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
-    from fedstale.traces import Job, TraceSet
-    from fedstale.traces.forecast import Examples, Perceptron
+    from fedstale.traces import TraceSet
+    from fedstale.traces.forecast import LSTM, Examples
 
 
 Traces = Annotated[
@@ -38,8 +38,6 @@ Tables = Annotated[
     typer.Option("--out", "-o", help="Folder for the tables."),
 ]
 
-_KINDS = ["last-value", "ewma", "hour"]
-_JOB = "work=300 download-bytes=5000000 upload-bytes=5000000 deadline=30m"
 
 app = typer.Typer(help="Train forecasters on traces, and test them.", no_args_is_help=True)
 
@@ -61,12 +59,12 @@ def train(
 
     Networks leave their losses as well, in losses.csv.
     """
-    from fedstale.traces.forecast import Perceptron, draw_parts, forecaster_class
+    from fedstale.traces.forecast import LSTM, draw_parts, forecaster_class
 
     forecaster = forecaster_class(kind)()
     if (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
-    if isinstance(forecaster, Perceptron):
+    if isinstance(forecaster, LSTM):
         # Where torch is missing, that is said before the work.
         import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
@@ -74,7 +72,7 @@ def train(
     with steps(is_shown=not (quiet or as_json)) as step:
         step("drawing examples", 0, 1)
         training, held_out = draw_parts(devices, n=examples, seed=seed)
-        if isinstance(forecaster, Perceptron):
+        if isinstance(forecaster, LSTM):
             epochs = _fitted(forecaster, training, held_out, seed, step)
         else:
             forecaster.fit(training, held_out, seed=seed)
@@ -101,7 +99,7 @@ def backtest(
         list[str] | None,
         typer.Argument(
             metavar="[KIND|FOLDER|embedded[:FLEET]]...",
-            help=f"Kinds to fit and test, and trained forecasters; default {' '.join(_KINDS)}.",
+            help="Kinds to fit and test, and trained forecasters; default last-value.",
         ),
     ] = None,
     all_devices: Annotated[
@@ -113,12 +111,6 @@ def backtest(
         ),
     ] = False,
     out: Tables = None,
-    job: Annotated[
-        str,
-        typer.Option(
-            help="The job that is forecast, in work units, bytes down and up, and time for it."
-        ),
-    ] = _JOB,
     step: Annotated[str, typer.Option(help="Time between origins, such as 15m.")] = "15m",
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
     seed: Seed = 0,
@@ -127,12 +119,12 @@ def backtest(
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.traces.forecast import KINDS
-    from fedstale.traces.forecast.evaluation import backtested, printed, verdict
+    from fedstale.traces.forecast.backtest import backtested, printed, verdict
 
     step_s = amount("step", step, UNITS_S)
     if step_s < 1.0:
         raise ConfigError(f"step = {step!r}: expected at least 1s")
-    kinds = [name for name in forecasters or _KINDS if name in KINDS]
+    kinds = [name for name in forecasters or ["last-value"] if name in KINDS]
     trained = [name for name in forecasters or [] if name not in KINDS]
     for unknown in trained:
         if not unknown.startswith("embedded") and not Path(unknown).is_dir():
@@ -145,7 +137,6 @@ def backtest(
             recorded(traces, seed=seed),
             kinds,
             trained,
-            _job(job),
             step_s=step_s,
             examples=examples,
             seed=seed,
@@ -171,24 +162,8 @@ def backtest(
             typer.echo(f"\ntables: {out}")
 
 
-def _job(text: str) -> "Job":
-    """Read the job that an option describes, such as "work=300 deadline=1h"."""
-    from fedstale.traces import Job
-
-    said = dict(part.split("=", 1) for part in f"{_JOB} {text}".split() if "=" in part)
-    known = dict(part.split("=", 1) for part in _JOB.split())
-    if said.keys() != known.keys() or "=" not in text:
-        raise ConfigError(f"job = {text!r}: expected keys and values as in '{_JOB}'")
-    work, down, up = (
-        amount(f"job: {key}", said[key], {"": 1.0})
-        for key in ("work", "download-bytes", "upload-bytes")
-    )
-    ttl_s = amount("job: deadline", said["deadline"], UNITS_S)
-    return Job(work=work, download_bytes=int(down), upload_bytes=int(up), ttl_s=ttl_s)
-
-
 def _fitted(
-    forecaster: "Perceptron", training: "Examples", held_out: "Examples", seed: int, step: Step
+    forecaster: "LSTM", training: "Examples", held_out: "Examples", seed: int, step: Step
 ) -> list[tuple[str, int, float, float]]:
     """Fit the networks of a forecaster; return each one's losses after each epoch."""
     from fedstale.traces.forecast.lstm_training import EPOCHS

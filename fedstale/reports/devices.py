@@ -30,8 +30,8 @@ from fedstale.reports.figure import (
 from fedstale.runs import IN_FLIGHT, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import DAY_S
-from fedstale.traces.forecast.evaluation import brier
-from fedstale.traces.forecast.evaluation import reliability as calibration
+from fedstale.traces.forecast.backtest import brier
+from fedstale.traces.forecast.backtest import reliability as calibration
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run

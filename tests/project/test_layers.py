@@ -115,7 +115,7 @@ _OF_FORECASTS = "the door of a room in this room, which is for servers and loads
 WINDOWS = {
     ("fedstale/__main__.py", "fedstale.cli.main"): "what pyproject.toml starts too",
     ("fedstale/cli/agent.py", "fedstale.agents.evaluation"): _OF_AGENTS,
-    ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.backtest"): _OF_FORECASTS,
     ("fedstale/cli/forecaster.py", "fedstale.traces.forecast.lstm_training"): "it loads torch",
     ("fedstale/cli/record.py", "fedstale.traces.merge"): "its function has the file's name",
     ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
@@ -125,13 +125,13 @@ WINDOWS = {
     },
     (
         "fedstale/contrib/audit/forecasts.py",
-        "fedstale.traces.forecast.evaluation",
+        "fedstale.traces.forecast.backtest",
     ): _OF_FORECASTS,
     (
         "fedstale/contrib/selectors/deep_sets.py",
         "fedstale.agents.policy_gradient",
     ): "it loads torch",
-    ("fedstale/reports/devices.py", "fedstale.traces.forecast.evaluation"): _OF_FORECASTS,
+    ("fedstale/reports/devices.py", "fedstale.traces.forecast.backtest"): _OF_FORECASTS,
     ("strategies/server/superlink.py", "fedstale.flower.superlink_grid"): "a type, one file a part",
 }
 """Imports out of a file inside another room, and why they do not come by the room's door.

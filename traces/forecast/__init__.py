@@ -8,12 +8,7 @@ from fedstale.traces.forecast.base import (
     forecaster_class,
     forecaster_folder,
 )
-from fedstale.traces.forecast.baselines import (
-    Ewma,
-    Hour,
-    LastValue,
-    Persistence,
-)
+from fedstale.traces.forecast.baselines import LastValue, Persistence
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.dataset import (
     Examples,
@@ -25,7 +20,7 @@ from fedstale.traces.forecast.dataset import (
     record_s,
     split,
 )
-from fedstale.traces.forecast.lstm import LSTM, Perceptron
+from fedstale.traces.forecast.lstm import LSTM
 from fedstale.traces.forecast.observation import (
     AVAILABLE_S,
     EDGES_S,
@@ -52,16 +47,13 @@ __all__ = [
     "Adaptation",
     "Calibration",
     "DeviceForecast",
-    "Ewma",
     "Examples",
     "FleetStatistics",
     "Forecaster",
-    "Hour",
     "JobForecast",
     "LastValue",
     "Observation",
     "OwnSessions",
-    "Perceptron",
     "Persistence",
     "Split",
     "TraceObserver",

@@ -128,13 +128,13 @@ def _last_state(kernel: Floats, sequence: Floats) -> Floats:
     return state
 
 
-class Perceptron(Forecaster):
-    """A hidden layer over what a device counted of itself."""
+class LSTM(Forecaster):
+    """Long short-term memory over the runs of a device and the histories of its channels."""
 
-    kind = "perceptron"
+    kind = "lstm"
     saved = ("around", "networks")
 
-    cells: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
+    cells: ClassVar[dict[str, int]] = {SESSIONS: 32, **dict.fromkeys(RATES, 16)}
     """Width of each network's recurrent layer."""
     width: ClassVar[dict[str, int]] = {SESSIONS: 128, **dict.fromkeys(RATES, 24)}
     """Width of each network's hidden layer."""
@@ -175,7 +175,6 @@ class Perceptron(Forecaster):
         *,
         seed: int,
         progress: Callable[[str, int, float, float], None] | None = None,
-        channels: "Perceptron | None" = None,
     ) -> Self:
         """Train each network and keep its best epoch on the validation devices.
 
@@ -184,8 +183,6 @@ class Perceptron(Forecaster):
             validation: of other devices.
             seed: of the first weights and of the order of examples.
             progress: called with the network, the epoch and both losses after each epoch.
-            channels: a fitted forecaster of the same kind whose networks of channels are taken as
-                they are; None trains them.
         """
         import torch  # noqa: PLC0415 - a device that only forecasts has none
 
@@ -203,17 +200,13 @@ class Perceptron(Forecaster):
             if SESSIONS in learnt:
                 run = of_network(name=SESSIONS)
                 self.networks[SESSIONS] = lstm_training.train_sessions(*parts, run)
-            for name in RATES if channels is None else ():
+            for name in RATES:
                 if name in learnt:
                     run = of_network(name=name)
                     self.networks[name] = lstm_training.train_channel(*parts, run)
         finally:
             torch.set_num_threads(threads)
-        if channels is None:
-            self.margins = self._margins(validation)
-        else:
-            self.networks |= {n: w for n, w in channels.networks.items() if n != SESSIONS}
-            self.spread, self.margins = channels.spread, channels.margins
+        self.margins = self._margins(validation)
         return self
 
     def _margins(self, validation: Examples) -> Array:
@@ -338,13 +331,6 @@ class Perceptron(Forecaster):
         )
         for name in ("mean", "scale", "spread", "margins"):
             setattr(self, name, state[name])
-
-
-class LSTM(Perceptron):
-    """Long short-term memory over the runs of a device and the histories of its channels."""
-
-    kind = "lstm"
-    cells: ClassVar[dict[str, int]] = {SESSIONS: 32, **dict.fromkeys(RATES, 16)}
 
 
 def quantiles_of(raw: Floats) -> Array:

@@ -33,7 +33,7 @@ from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 if TYPE_CHECKING:
-    from fedstale.traces.forecast.lstm import Perceptron
+    from fedstale.traces.forecast.lstm import LSTM
 
 EPOCHS = 8
 BATCH = 1000
@@ -84,7 +84,7 @@ class Data:
 
 
 def train_sessions(
-    forecaster: "Perceptron",
+    forecaster: "LSTM",
     training: Examples,
     validation: Examples,
     run: NetworkTraining,
@@ -115,7 +115,7 @@ def train_sessions(
 
 
 def train_channel(
-    forecaster: "Perceptron",
+    forecaster: "LSTM",
     training: Examples,
     validation: Examples,
     run: NetworkTraining,

@@ -23,7 +23,7 @@ from fedstale.runs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.strategies.types import forecast_bias
 from fedstale.traces import outline
-from fedstale.traces.forecast.evaluation import brier, log_loss
+from fedstale.traces.forecast.backtest import brier
 
 ROWS = 30
 """Devices that the figure of a report shows at most: `fedstale audit` has all."""
@@ -297,7 +297,7 @@ def _scores(jobs: pd.DataFrame) -> pd.DataFrame:
             "stated": p,
             "kept": kept,
             "brier": brier(p, kept),
-            "log_score": log_loss(p, kept),
+            "log_score": -np.log(np.clip(1.0 - np.abs(kept - p), 1e-4, 1.0 - 1e-4)),
             "own": brier(own.to_numpy(), kept),
             "fleet": brier(np.full(len(kept), kept.mean() if len(kept) else np.nan), kept),
         }

@@ -102,8 +102,8 @@ def test_neither_package_can_be_imported(run):
         "simulate app --traces synthetic:20 -c strategy='FedAvg' --live 0 --quiet --out runs/live",
         "traces convert synthetic:20 --out made.parquet",
         "traces describe synthetic:20",
-        "forecaster train --traces synthetic:60 --kind ewma --examples 500 --out forecaster",
-        "forecaster backtest ewma --traces synthetic:60 --examples 500 --out tables",
+        "forecaster train --traces synthetic:60 --kind last-value --examples 500 --out forecaster",
+        "forecaster backtest last-value --traces synthetic:60 --examples 500 --out tables",
     ],
 )
 def test_a_command_needs_neither_package(run, simulated, command):

@@ -35,7 +35,7 @@ def test_an_unknown_kind_is_rejected(folder):
 
 
 def test_arrays_of_another_kind_are_rejected(folder):
-    edit(folder, kind="ewma")
+    edit(folder, kind="lstm")
     with pytest.raises(TraceError, match="lacks"):
         Forecaster.load(folder)
 

@@ -9,11 +9,12 @@ from fedstale.errors import TraceError
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import (
     KINDS,
-    Ewma,
     Forecaster,
     LastValue,
+    Persistence,
     TraceObserver,
     draw,
+    examples_at,
 )
 
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
@@ -88,7 +89,7 @@ def test_a_loaded_forecaster_forecasts_as_the_saved_one(forecaster, observer, tm
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 1_500_000
 
 
-@pytest.mark.parametrize("kind", ["last-value", "ewma", "hour"])
+@pytest.mark.parametrize("kind", ["last-value", "persistence"])
 def test_the_same_seed_learns_the_same(kind, training, held_out):
     one, two = (KINDS[kind]().fit(training, held_out, seed=3).state_dict() for _ in range(2))
     for name in one:
@@ -97,8 +98,8 @@ def test_the_same_seed_learns_the_same(kind, training, held_out):
 
 def test_a_forecaster_of_another_class_is_rejected(training, held_out, tmp_path):
     LastValue().fit(training, held_out, seed=0).save(tmp_path)
-    with pytest.raises(TraceError, match="expected 'ewma'"):
-        Ewma.load(tmp_path)
+    with pytest.raises(TraceError, match="expected 'persistence'"):
+        Persistence.load(tmp_path)
 
 
 def test_forecasters_that_learn_beat_a_coin_on_devices_never_seen(forecaster, observer):
@@ -108,3 +109,11 @@ def test_forecasters_that_learn_beat_a_coin_on_devices_never_seen(forecaster, ob
         tested.survival[:, 2],
     )
     assert np.nanmean((survival - truth) ** 2) < 0.25
+
+
+def test_the_last_value_is_exact_where_nothing_changes():
+    traces = TraceSet.constant(5, compute=2.0, downlink_bit_per_s=8e6, uplink_bit_per_s=4e6)
+    examples = examples_at(TraceObserver(traces), np.arange(5), DAY, until=2 * DAY)
+    forecast = LastValue().fit(examples, examples, seed=0).forecast_job(examples.observed, JOB)
+    truth = traces.trips(np.arange(5), DAY, JOB)
+    np.testing.assert_allclose(forecast.total_s[:, 1], truth.reported - DAY, rtol=1e-6)

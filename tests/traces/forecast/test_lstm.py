@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedstale.errors import TraceError
-from fedstale.traces.forecast import LSTM, Perceptron, TraceObserver, draw
+from fedstale.traces.forecast import LSTM, TraceObserver, draw
 from fedstale.traces.forecast.inputs import (
     of_other_devices,
 )
@@ -143,17 +143,6 @@ def test_thousands_at_once_are_forecast_as_each_of_them_alone(lstm, observer):
         alone = lstm.forecast(observed.take(np.array([i])))
         np.testing.assert_allclose(together.survival[i], alone.survival[0], rtol=1e-4)
         np.testing.assert_allclose(together.rates[i], alone.rates[0], rtol=1e-4)
-
-
-def test_the_perceptron_reads_no_sequence(training, held_out):
-    perceptron = Perceptron().fit(training, held_out, seed=0)
-    assert all("gates" not in weights for weights in perceptron.networks.values())
-    observed = held_out.observed
-    rates = observed.rates.copy()
-    # All steps but the newest, in another order.
-    rates[:, :, 1:] = rates[:, :, :0:-1]
-    other = perceptron.forecast(replace(observed, rates=rates))
-    np.testing.assert_allclose(other.rates, perceptron.forecast(observed).rates, rtol=1e-5)
 
 
 def test_training_lowers_the_loss_and_is_the_same_again(lstm, training, held_out):

@@ -1,0 +1,254 @@
+"""Backtests, their scores, and whether a forecaster pays against persistence."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from perfect_forecaster import Perfect
+from sklearn.metrics import mean_pinball_loss
+
+from fedstale.errors import TraceError
+from fedstale.traces.forecast import LastValue, Persistence
+from fedstale.traces.forecast.backtest import (
+    against_persistence,
+    backtested,
+    blocks,
+    brier,
+    by_horizon,
+    covered,
+    judged,
+    least_rates,
+    mean_with_interval,
+    pinball,
+    printed,
+    reliability,
+    rolling,
+    verdict,
+)
+from fedstale.traces.forecast.observation import LEVELS
+
+DAY = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def tested(observer):
+    return rolling(observer, np.arange(40, 60), start=2 * DAY, until=3 * DAY, step_s=3600.0, seed=0)
+
+
+@pytest.fixture(scope="module")
+def of_day(observer):
+    return rolling(observer, np.arange(40, 60), start=2 * DAY, until=3 * DAY, step_s=7200.0, seed=0)
+
+
+@pytest.fixture(scope="module")
+def origins(tested):
+    return tested.observed
+
+
+@pytest.fixture(scope="module")
+def last(training, held_out):
+    return LastValue().fit(training, held_out, seed=0)
+
+
+def test_origins_are_in_order_inside_the_part_and_hold_all_devices_online(observer, origins, fleet):
+    assert np.all(np.diff(origins.now) >= 0)
+    assert 2 * DAY <= origins.now.min() < 2 * DAY + 3600.0
+    np.testing.assert_array_equal(np.diff(np.unique(origins.now // 3600.0)), 1.0)
+    assert origins.now.max() < 3 * DAY
+    for now in np.unique(origins.now):
+        chosen = origins.devices[origins.now == now]
+        online = np.arange(40, 60)[
+            fleet.availability.is_available(np.arange(40, 60), np.full(20, now))
+        ]
+        assert set(online) <= set(chosen)
+        assert len(set(chosen)) == chosen.size
+
+
+def test_a_part_without_origins_is_one_sentence(observer):
+    with pytest.raises(TraceError, match="no origin"):
+        rolling(observer, np.arange(60), start=9 * DAY, until=10 * DAY, step_s=60.0, seed=0)
+
+
+def test_a_perfect_forecast_makes_no_error_and_the_last_value_does(
+    tested, observer, last, training
+):
+    both = {"last-value": last, "perfect": Perfect(observer, training)}
+    table = by_horizon(both, tested, least_rates(training))
+    for metric in ("brier", "pinball"):
+        part = table[table["metric"] == metric].groupby("forecaster")["value"]
+        assert part.max()["perfect"] < 1e-6
+        assert part.max()["last-value"] > 0.01
+    known = table[table["forecaster"].eq("last-value") & table["metric"].eq("brier")]
+    assert (known["low"] <= known["value"] + 1e-12).all()
+    assert (known["value"] <= known["high"] + 1e-12).all()
+
+
+def backtest_of(traces):
+    return backtested(traces, ["last-value"], [], step_s=7200.0, examples=300, seed=0)
+
+
+def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
+    once, again = backtest_of(fleet), backtest_of(fleet)
+    assert set(once) == {"verdict", "horizons"}
+    for name, table in once.items():
+        assert len(table)
+        assert table.equals(again[name])
+    shown = dict(printed(once))
+    assert len(shown) == 1 + 2
+    for table in shown.values():
+        assert table.notna().any(axis=None)
+        assert max(map(len, table.to_string().splitlines())) <= 120
+
+
+def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
+    tables = backtest_of(replace(fleet, compute=None, downlink=None, uplink=None))
+    assert set(tables) == {"verdict", "horizons"}
+    assert set(tables["horizons"]["quantity"]) == {"online", "offline", "available"}
+    assert len(dict(printed(tables))) == 2
+
+
+@pytest.fixture(scope="module")
+def usual(training, held_out):
+    return Persistence().fit(training, held_out, seed=0)
+
+
+class Made(Perfect):
+    """Forecasts that lie between those of persistence and what came, or beyond persistence."""
+
+    def __init__(self, usual, observer, training, way):
+        super().__init__(observer, training)
+        self.usual, self.way = usual, way
+
+    def forecast(self, observed):
+        usual, truth = self.usual.forecast(observed), super().forecast(observed)
+        way = self.way(observed.devices)[:, None]
+        available = usual.available + way * (truth.available - usual.available)
+        logs = np.log(usual.rates) + way[..., None, None] * (
+            np.log(np.maximum(truth.rates, 1e-6)) - np.log(usual.rates)
+        )
+        return replace(usual, available=available, rates=np.exp(logs))
+
+
+WAYS = {
+    "nearer": lambda devices: np.full(devices.size, 0.3),
+    "as near": lambda devices: np.where(devices % 2, 0.1, -0.1),
+    "farther": lambda devices: np.full(devices.size, -0.3),
+}
+
+
+@pytest.fixture(scope="module")
+def table(of_day, usual, observer, training):
+    made = {name: Made(usual, observer, training, way) for name, way in WAYS.items()}
+    every = {**made, "persistence": usual}
+    return against_persistence(every, of_day, usual, least_rates(training))
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "advice"),
+    [
+        ("nearer", "better", "use it."),
+        ("as near", "level", "use persistence."),
+        ("farther", "worse", "use persistence."),
+    ],
+)
+def test_what_is_nearer_to_what_came_is_better_and_what_is_farther_worse(
+    table, name, found, advice
+):
+    row = table[table["forecaster"] == name]
+    low, high = float(row["low"].iloc[0]), float(row["high"].iloc[0])
+    assert low <= float(row["share"].iloc[0]) <= high
+    assert judged(low, high, int(row["blocks"].iloc[0])) == found
+    said = verdict(row)
+    assert said.startswith(name)
+    assert said.endswith(advice)
+    assert f"[{low:.2f}, {high:.2f}]" in said
+    assert ("level with persistence" in said) == (found == "level")
+
+
+def test_the_best_is_named_and_persistence_is_not_judged(table):
+    assert list(table["forecaster"]) == ["nearer", "as near", "farther"]
+    assert verdict(table) == verdict(table.iloc[:1])
+    assert verdict(table.iloc[:0]) == ""
+
+
+def test_the_share_is_the_geometric_mean_of_those_of_the_quantities(table):
+    each = table[["available", "compute", "downlink", "uplink"]].to_numpy(dtype=np.float64)
+    np.testing.assert_allclose(np.exp(np.log(each).mean(axis=1)), table["share"])
+    # Brier scores are squares: .7 of the error is .49 of the score.
+    assert each[0, 0] == pytest.approx(0.49)
+
+
+def test_what_persistence_foresees_is_left_out(of_day, usual, observer, training):
+    known = replace(of_day, available=np.repeat(of_day.observed.online[:, None], 10, axis=1) * 1.0)
+    made = {"nearer": Made(usual, observer, training, WAYS["nearer"])}
+    found = against_persistence(made, known, usual, least_rates(training)).iloc[0]
+    assert np.isnan(found["available"])
+    assert found["share"] < 1.0
+    nothing = replace(known, rates=np.full_like(known.rates, np.nan))
+    assert against_persistence(made, nothing, usual, least_rates(training)).empty
+
+
+def test_a_few_days_are_too_few_to_tell_and_the_missing_ones_are_stated():
+    columns = ["forecaster", "share", "low", "high", "blocks"]
+    said = verdict(pd.DataFrame([("lstm", 0.5, 0.4, 0.6, 3)], columns=columns))
+    assert "too few to tell" in said
+    assert "record 6 days more" in said
+
+
+def test_pinball_is_the_sum_of_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    y, q = rng.normal(size=200), np.sort(rng.normal(size=(200, 3)), axis=1)
+    expected = sum(mean_pinball_loss(y, q[:, i], alpha=level) for i, level in enumerate(LEVELS))
+    assert pinball(q, y).mean() == pytest.approx(expected)
+
+
+def test_unknown_outcomes_stay_unknown_in_every_score():
+    nan = np.array([np.nan])
+    q = np.array([[1.0, 2.0, 3.0]])
+    for score in (
+        pinball(q, nan),
+        covered(q, nan),
+        brier(np.array([0.5]), nan),
+    ):
+        assert np.isnan(score).all()
+
+
+def test_reliability_of_a_calibrated_forecast_lies_on_the_diagonal():
+    rng = np.random.default_rng(2)
+    p = rng.random(100_000)
+    curve = reliability(p, (rng.random(p.size) < p).astype(float))
+    np.testing.assert_allclose(curve["predicted"], curve["observed"], atol=0.02)
+    assert curve["n"].sum() == p.size
+
+
+def test_the_interval_widens_where_examples_of_a_device_are_alike():
+    rng = np.random.default_rng(3)
+    each = rng.normal(size=50)
+    alike = np.repeat(each, 100)
+    free = rng.normal(size=5000)
+    devices = np.repeat(np.arange(50), 100)
+    _, low, high = mean_with_interval(alike, devices)
+    _, low_free, high_free = mean_with_interval(free, devices)
+    assert high - low > 4 * (high_free - low_free)
+    assert high - low == pytest.approx(4 * each.std() / np.sqrt(50), rel=0.3)
+
+
+def test_few_devices_are_resampled_by_their_days(observer):
+    when = np.arange(0.0, 3.0, 0.25) * 86_400.0
+    one = observer.at(np.repeat(7, when.size), when)
+    days = blocks(one)
+    assert [np.count_nonzero(days == day) for day in np.unique(days)] == [4, 4, 4]
+    two = observer.at(np.tile([7, 8], when.size // 2), when)
+    assert np.unique(blocks(two)).size == 6
+    _, low, high = mean_with_interval(np.repeat([1.0, 2.0, 3.0], 4), days)
+    assert low < 2.0 < high
+    five = observer.at(np.arange(5), np.full(5, 1000.0))
+    np.testing.assert_array_equal(blocks(five), np.arange(5))
+
+
+def test_the_mean_leaves_unknown_scores_out():
+    value, low, high = mean_with_interval(np.array([1.0, np.nan, 3.0]), np.array([0, 0, 1]))
+    assert value == 2.0
+    assert low <= 2.0 <= high
+    assert np.isnan(mean_with_interval(np.array([np.nan]), np.array([0]))).all()

@@ -1,0 +1,519 @@
+"""Rolling-origin backtest: forecasts at many instants, scored against what then happened.
+
+Scores take forecasts and outcomes and return one number for each example, or for each column;
+unknown outcomes are NaN and stay so. Errors of rates are differences of logarithms, which need no
+unit and are the errors of times with the sign turned. Intervals come from resampling whole devices:
+examples of one device are not independent. Fewer than five devices are resampled by their days.
+
+The verdict is whether a forecaster pays: its share of the loss of persistence. The loss of a
+quantity is the Brier score of being online later, or the pinball loss of the logarithm of a rate,
+over all horizons. The share is the geometric mean, over the quantities, of the forecaster's loss
+divided by that of persistence; what persistence foresees is left out.
+
+Reference:
+    Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
+    American Statistical Association 102(477), 2007.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import ConfigError, TraceError
+from fedstale.traces import DAY_S, Array, Index, TraceSet
+from fedstale.traces.forecast.base import (
+    FILES,
+    LEAST_RATE,
+    Forecaster,
+    forecaster_class,
+    forecaster_folder,
+)
+from fedstale.traces.forecast.baselines import Persistence
+from fedstale.traces.forecast.dataset import (
+    FEW,
+    TURN_SHARE,
+    Examples,
+    draw_parts,
+    examples_at,
+    log_spans,
+    split,
+)
+from fedstale.traces.forecast.observation import (
+    LEVELS,
+    RATE_HORIZONS_S,
+    RATES,
+    Observation,
+    TraceObserver,
+)
+from fedstale.traces.forecast.sessions import HORIZONS_S
+from fedstale.traces.forecast.survival import DeviceForecast
+
+Watch = Callable[[str, int, int], None]
+"""Called with what comes next, how many parts of a backtest are done, and how many there are."""
+LEAST_BLOCKS = 5
+"""Devices, or days of fewer devices, that a forecaster is judged by at least."""
+_COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
+_PRINTED = {
+    "skill": "Brier skill of remaining as now and of being online; 1 is perfect, 0 the mere share",
+    "pinball": "Pinball loss of the logarithms of rates; less is better",
+}
+_SPANS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_FORESEEN = 1e-6
+"""Loss of an example up to which there was nothing to forecast."""
+_QUANTITIES = ("available", *RATES)
+_BINS = 10
+_DRAWS = 300
+
+
+def backtested(
+    traces: TraceSet,
+    kinds: Sequence[str],
+    trained: Sequence[str | Path],
+    *,
+    step_s: float,
+    examples: int,
+    seed: int,
+    all_devices: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Test forecasters on the testing part of traces, or on all devices.
+
+    Args:
+        traces: the devices.
+        kinds: forecasters to fit on the learning part and test.
+        trained: forecasters to test, as `forecaster_folder` takes them.
+        step_s: time between origins.
+        examples: number of examples to fit on.
+        seed: of everything.
+        all_devices: test on every device, none of which the trained ones have learnt from; the
+            fitted ones still learn from most of them, before the hours that are tested.
+        watch: is told what comes next.
+
+    Returns:
+        Tables verdict and horizons; see `against_persistence` and `by_horizon`.
+
+    Raises:
+        ConfigError: nothing is to be tested, or a trained one used another split of these traces.
+    """
+    # Drawing, then fits, then
+    done, total = 0, 1 + len(kinds) + 1
+
+    def begin(what: str) -> None:
+        nonlocal done
+        if watch is not None:
+            watch(what, done, total)
+        done += 1
+
+    begin("drawing examples")
+    parts = split(traces, seed=seed)
+    devices = np.arange(traces.n_devices) if all_devices else parts.testing
+    training, held_out = draw_parts(traces, n=examples, seed=seed)
+    fitted: dict[str, Forecaster] = {}
+    for kind in kinds:
+        begin(f"fitting {kind}")
+        fitted[kind] = forecaster_class(kind)().fit(training, held_out, seed=seed)
+    for name in trained:
+        folder = forecaster_folder(name)
+        learnt_with = FILES.describe(folder)["provenance"].get("seed", seed)
+        if learnt_with != seed and not all_devices:
+            raise ConfigError(
+                f"{folder}: trained with seed {learnt_with}, tested with {seed}: expected the same "
+                "seed, which splits the devices, or --all-devices if it learnt from none of them"
+            )
+        forecaster = Forecaster.load(folder)
+        fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
+    if not fitted:
+        raise ConfigError("no forecaster: expected kinds, or folders of trained ones")
+    begin("scores by horizon")
+    observer = TraceObserver(traces)
+    tested = rolling(observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed)
+    usual, least = Persistence().fit(training, held_out, seed=seed), least_rates(training)
+    return {
+        "verdict": against_persistence(fitted, tested, usual, least),
+        "horizons": by_horizon(fitted, tested, least),
+    }
+
+
+def rolling(
+    observer: TraceObserver,
+    devices: Index,
+    *,
+    start: float,
+    until: float,
+    step_s: float,
+    seed: int,
+    most: int = 200,
+) -> Examples:
+    """Draw examples at one origin in each step: the devices online then, and as many offline.
+
+    Where in its step an origin lies is drawn, lest every origin fall on a change of records that
+    have a step of their own.
+
+    Args:
+        observer: of the devices' traces.
+        devices: positions to test on.
+        start: first origin in s.
+        until: instant in s before which origins and labels lie.
+        step_s: time between origins.
+        seed: of the draw among devices.
+        most: at most this many devices online, and as many offline, at each origin.
+
+    Returns:
+        Examples in order of time.
+
+    Raises:
+        TraceError: no origin lies in the part.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: list[Index] = []
+    when: list[Array] = []
+    availability = observer.traces.availability
+    which, begins, ends = log_spans(observer.traces, devices)
+    grid = np.arange(start, until, step_s)
+    for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
+        recorded = devices[which[(begins <= now) & (now < ends)]]
+        if availability is None:
+            chosen = _some(recorded, most, rng)
+        else:
+            is_online = availability.is_available(recorded, now)
+            online = _some(recorded[is_online], most, rng)
+            offline = _some(recorded[~is_online], max(online.size, 1), rng)
+            chosen = np.concatenate([online, offline])
+        drawn.append(np.sort(chosen))
+        when.append(np.full(chosen.size, now))
+    if sum(d.size for d in drawn) == 0:
+        raise TraceError(f"no origin to test on in [{start}, {until}) s every {step_s} s")
+    return examples_at(observer, np.concatenate(drawn), np.concatenate(when), until=until)
+
+
+def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
+    if devices.size <= most:
+        return devices
+    return rng.choice(devices, most, replace=False)
+
+
+def by_horizon(
+    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
+) -> pd.DataFrame:
+    """Score forecasters on the horizon grid.
+
+    Args:
+        forecasters: fitted ones, by the name in the table.
+        tested: examples at rolling origins.
+        least: from `least_rates`.
+
+    Returns:
+        Columns forecaster, quantity, horizon_s, metric, value, low, high, n.
+    """
+    rows: list[tuple[object, ...]] = []
+    for name, forecaster in forecasters.items():
+        forecast = forecaster.forecast(tested.observed)
+        rows += _chances(name, forecast, tested)
+        rows += _rates(name, forecast, tested, least)
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    online, block = tested.observed.online, blocks(tested.observed)
+    for quantity, chosen, chances, outcomes in (
+        ("online", online, forecast.survival, tested.survival),
+        ("offline", ~online, forecast.survival, tested.survival),
+        ("available", np.ones(online.size, dtype=bool), forecast.available, tested.available),
+    ):
+        for k, horizon in enumerate(HORIZONS_S):
+            p, happened = chances[chosen, k], outcomes[chosen, k]
+            known = int(np.count_nonzero(~np.isnan(happened)))
+            if known == 0:
+                continue
+            head = (name, quantity, float(horizon))
+            rows += scored(head, {"brier": brier(p, happened)}, block[chosen], known)
+            for metric, value in (
+                ("skill", skill(p, happened)),
+                ("ece", calibration_error(p, happened)),
+            ):
+                rows.append((*head, metric, value, np.nan, np.nan, known))
+    return rows
+
+
+def _rates(
+    name: str, forecast: DeviceForecast, tested: Examples, least: Array
+) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    truth, predicted = logs(tested.rates, least), logs(forecast.rates, least)
+    block = blocks(tested.observed)
+    for c, channel in enumerate(RATES):
+        for k, horizon in enumerate(RATE_HORIZONS_S):
+            y, q = truth[:, c, k], predicted[:, c, k]
+            known = int(np.count_nonzero(~np.isnan(y)))
+            if known:
+                metrics = {"pinball": pinball(q, y), "coverage": covered(q, y)}
+                rows += scored((name, channel, float(horizon)), metrics, block, known)
+    return rows
+
+
+def against_persistence(
+    forecasters: Mapping[str, Forecaster], tested: Examples, usual: Persistence, least: Array
+) -> pd.DataFrame:
+    """Return which share of persistence's loss each forecaster has, the smallest first.
+
+    Args:
+        forecasters: fitted ones, by name; persistence is left out.
+        tested: examples at rolling origins.
+        usual: persistence, fitted on the same examples.
+        least: from `least_rates`.
+
+    Returns:
+        Columns forecaster, share, its 95 % interval low and high, blocks (devices or days that it
+        resamples, for both forecasters the same), and the share of each quantity, NaN where there
+        was nothing to forecast.
+    """
+    _, block = np.unique(blocks(tested.observed), return_inverse=True)
+    n = int(block.max()) + 1
+    weights = np.concatenate([np.ones((1, n)), resampled(n)])
+    of_usual = weights @ _sums(usual, tested, least, block)
+    something = of_usual > _FORESEEN * len(tested)
+    rows = []
+    for name, forecaster in forecasters.items():
+        if isinstance(forecaster, Persistence):
+            continue
+        own = weights @ _sums(forecaster, tested, least, block)
+        shares = np.divide(own, of_usual, out=np.full(own.shape, np.nan), where=something)
+        # A draw without anything to forecast of a quantity says nothing of it.
+        known = np.where(np.isnan(shares), shares[0], shares)[:, something[0]]
+        if known.size:
+            with np.errstate(divide="ignore"):
+                means = np.exp(np.log(known).mean(axis=1))
+            low, high = np.quantile(means[1:], [0.025, 0.975])
+            rows.append((name, means[0], low, high, n, *shares[0]))
+    columns = ["forecaster", "share", "low", "high", "blocks", *_QUANTITIES]
+    return pd.DataFrame(rows, columns=columns).sort_values("share", ignore_index=True)
+
+
+def _sums(forecaster: Forecaster, tested: Examples, least: Array, block: Index) -> Array:
+    """Return the sum of each quantity's losses over each block; shape (blocks, 4)."""
+    forecast = forecaster.forecast(tested.observed)
+    chances = brier(forecast.available, tested.available)
+    rates = pinball(logs(forecast.rates, least), logs(tested.rates, least))
+    losses = np.column_stack([np.nansum(chances, axis=1), np.nansum(rates, axis=2)])
+    return np.stack([np.bincount(block, weights=each) for each in losses.T], axis=1)
+
+
+def judged(low: float, high: float, blocks: int) -> Literal["better", "level", "worse", "unknown"]:
+    """Return how a forecaster is against persistence, by the interval of its share of the loss.
+
+    Example:
+        >>> judged(0.79, 0.86, 40), judged(0.95, 1.03, 40), judged(1.02, 1.2, 40)
+        ('better', 'level', 'worse')
+        >>> judged(0.79, 0.86, 3)
+        'unknown'
+    """
+    if blocks < LEAST_BLOCKS:
+        return "unknown"
+    return "better" if high < 1.0 else "worse" if low > 1.0 else "level"
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Return whether the best forecaster pays, in a sentence; nothing if none was scored.
+
+    Args:
+        table: from `against_persistence`.
+    """
+    if table.empty:
+        return ""
+    name, share, low, high, n = table.iloc[0][["forecaster", "share", "low", "high", "blocks"]]
+    loss = f"{share:.2f} of persistence's loss"
+    match judged(low, high, n):
+        case "better":
+            return f"{name} has {loss} [{low:.2f}, {high:.2f}]: use it."
+        case "worse":
+            return f"{name} has {loss} [{low:.2f}, {high:.2f}]: use persistence."
+        case "level":
+            interval = f"{loss} [{low:.2f}, {high:.2f}]"
+            return f"{name} is level with persistence here, with {interval}: use persistence."
+    more = ceil((LEAST_BLOCKS - n) / (1.0 - TURN_SHARE))
+    return (
+        f"{name} has {loss} on {n} days, too few to tell: use persistence, or record {more} days "
+        "more."
+    )
+
+
+def printed(tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Lay tables of a backtest out for a terminal, with their titles.
+
+    Args:
+        tables: from `backtested`; what there is no value for is in none.
+    """
+    if len(tables["verdict"]):
+        title = "Share of persistence's loss; less is better"
+        yield title, tables["verdict"].set_index("forecaster")
+    if "horizons" not in tables:
+        return
+    table = tables["horizons"].dropna(subset="value")
+    for metric, title in _PRINTED.items():
+        part = table[table["metric"].eq(metric)]
+        if len(part):
+            rows = ["quantity", "forecaster"]
+            found = part.pivot(index=rows, columns="horizon_s", values="value")
+            yield title, found.rename(columns=span_text)
+
+
+def span_text(span_s: float) -> str:
+    """Write a span in a unit that divides it.
+
+    Example:
+        >>> span_text(10.0), span_text(1800.0), span_text(86_400.0)
+        ('10 s', '30 min', '24 h')
+    """
+    unit, size = next((u, s) for s, u in _SPANS if span_s % s == 0 or s == 1.0)
+    return f"{span_s / size:g} {unit}"
+
+
+def least_rates(training: Examples) -> Array:
+    """Return a thousandth of the fleet's median rate of each channel; shape (3,).
+
+    Lower rates are scored as this: differences between dead links do not matter, and their
+    logarithms would be most of every mean.
+    """
+    rates = training.rates
+    known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
+    return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
+
+
+def logs(rates: Array, least: Array) -> Array:
+    """Return logarithms of rates, none below the least; the channel is the second axis."""
+    return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
+
+
+def pinball(quantiles: Array, truth: Array) -> Array:
+    """Return the pinball loss, summed over the levels of the quantiles.
+
+    Args:
+        quantiles: shape (..., quantiles).
+        truth: shape (...).
+
+    Example:
+        >>> pinball(np.array([[1.0, 2.0, 3.0]]), np.array([2.5])).round(3)
+        array([0.45])
+    """
+    miss = truth[..., None] - quantiles
+    return np.maximum(LEVELS * miss, (LEVELS - 1.0) * miss).sum(axis=-1)
+
+
+def covered(quantiles: Array, truth: Array) -> Array:
+    """Score coverage: 1 if the truth lies between the outer quantiles, 0 if not, NaN if unknown."""
+    inside = (quantiles[..., 0] <= truth) & (truth <= quantiles[..., -1])
+    return np.where(np.isnan(truth), np.nan, inside)
+
+
+def brier(p: Array, happened: Array) -> Array:
+    """Return the squared error of a probability.
+
+    Example:
+        >>> brier(np.array([0.8]), np.array([1.0])).round(2)
+        array([0.04])
+    """
+    return (p - happened) ** 2
+
+
+def skill(p: Array, happened: Array) -> float:
+    """Compute the Brier skill over the base rate of this test.
+
+    It is 1 minus the ratio of their Brier scores; NaN where all or nothing happened.
+
+    Example:
+        >>> round(skill(np.array([0.8, 0.2, 0.5]), np.array([1.0, 0.0, np.nan])), 2)
+        0.84
+    """
+    known = ~np.isnan(happened)
+    base = float(np.var(happened[known])) if known.any() else 0.0
+    return 1.0 - float(np.mean(brier(p, happened)[known])) / base if base > 0 else float("nan")
+
+
+def calibration_error(p: Array, happened: Array) -> float:
+    """Return the expected calibration error, in ten bins of equal width.
+
+    Reference:
+        Naeini, Cooper, Hauskrecht. Obtaining Well Calibrated Probabilities Using Bayesian Binning.
+        AAAI 2015.
+
+    Example:
+        >>> round(calibration_error(np.full(4, 0.5), np.array([1.0, 1.0, 1.0, 0.0])), 2)
+        0.25
+    """
+    bins = reliability(p, happened)
+    bins = bins[bins["n"] > 0]
+    miss = (bins["predicted"] - bins["observed"]).abs()
+    return float((miss * bins["n"]).sum() / bins["n"].sum())
+
+
+def reliability(p: Array, happened: Array) -> pd.DataFrame:
+    """Return how reliable probabilities are, in ten bins of equal width.
+
+    Args:
+        p: probabilities; shape (n,).
+        happened: 1, 0 or NaN; shape (n,).
+
+    Returns:
+        Columns predicted (mean probability), observed (how often it happened) and n; NaN, NaN, 0 in
+        an empty bin.
+    """
+    known = ~np.isnan(happened)
+    which = np.minimum((p[known] * _BINS).astype(np.int64), _BINS - 1)
+    count = np.bincount(which, minlength=_BINS).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        predicted = np.bincount(which, weights=p[known], minlength=_BINS) / count
+        observed = np.bincount(which, weights=happened[known], minlength=_BINS) / count
+    return pd.DataFrame({"predicted": predicted, "observed": observed, "n": count})
+
+
+def blocks(observed: Observation) -> Index:
+    """Return a number for what is resampled as a whole: a device, or of few devices a day of one.
+
+    Args:
+        observed: the examples.
+    """
+    devices, days = observed.devices, np.floor(observed.now / DAY_S).astype(np.int64)
+    if np.unique(devices).size >= FEW:
+        return devices
+    return devices * (days.max(initial=0) + 1) + days
+
+
+def resampled(n: int) -> Array:
+    """Return how often each of n blocks is drawn in each of some samples; shape (samples, n)."""
+    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), size=_DRAWS)
+    return weights.astype(np.float64)
+
+
+def mean_with_interval(scores: Array, blocks: Index) -> tuple[float, float, float]:
+    """Return the mean of a score and its 95 % interval, resampling whole blocks.
+
+    Args:
+        scores: of each example, NaN where unknown; shape (n,).
+        blocks: block of each example, such as its device; shape (n,).
+
+    Returns:
+        Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
+    """
+    known = np.isfinite(scores)
+    if not known.any():
+        return (float("nan"),) * 3
+    _, block = np.unique(blocks[known], return_inverse=True)
+    total, count = np.bincount(block, weights=scores[known]), np.bincount(block)
+    weights = resampled(count.size)
+    means = (weights @ total) / (weights @ count)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(scores[known].mean()), float(low), float(high)
+
+
+def scored(
+    head: tuple[object, ...], metrics: Mapping[str, Array], blocks: Index, n: int
+) -> list[tuple[object, ...]]:
+    """Return rows of a table: what is scored, the metric, its mean with interval, and n."""
+    return [
+        (*head, metric, *mean_with_interval(score, blocks), n) for metric, score in metrics.items()
+    ]
