@@ -18,7 +18,7 @@ from fedstale.agents.env import (
     cross_fitted,
 )
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
-from fedstale.agents.policy import Agent, AgentSelector, Choice, Shadow, load, observation, save
+from fedstale.agents.policy import Agent, AgentSelector, Shadow, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.lazy import names_of
 
@@ -30,7 +30,6 @@ else:
 __all__ = [
     "Agent",
     "AgentSelector",
-    "Choice",
     "Contender",
     "EpisodeSettings",
     "Episodes",

@@ -6,12 +6,9 @@ instant, and an episode looks the last one up. A table is made of parts, each wi
 its own, so that no device is forecast by a forecaster that learnt from it.
 """
 
-import hashlib
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +18,6 @@ from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
 from fedstale.traces import Array, Index, Status, TraceSet
 from fedstale.traces.forecast import AVAILABLE_S, HORIZONS_S, Forecaster, TraceObserver
-from fedstale.traces.io import replacing
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
 """Positions of devices, and the forecaster that they use."""
@@ -107,7 +103,6 @@ class ForecastTable:
         start: float,
         end: float,
         step_s: float = 300.0,
-        cache: str | Path | None = None,
     ) -> "ForecastTable":
         """Compute a forecast of every device for each step in which it is online.
 
@@ -118,7 +113,6 @@ class ForecastTable:
             start: first instant in s, >= 0.
             end: last instant in s.
             step_s: from one forecast to the next in s, > 0.
-            cache: file to keep the table in; replaced if it belongs to something else.
 
         Raises:
             TraceError: a device occurs twice, or the span is empty.
@@ -131,14 +125,9 @@ class ForecastTable:
             raise TraceError(f"forecasts from {start} to {end} s by {step_s}: expected a span")
         rows = np.full(traces.n_devices, -1, dtype=np.int64)
         rows[every] = np.arange(every.size)
-        key = _key(traces, kinds, parts, (start, end, step_s))
-        values = None if cache is None else _read(Path(cache), key)
-        if values is None:
-            n_steps = int(np.ceil((end - start) / step_s))
-            steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
-            values = _made(TraceObserver(traces), kinds, parts, steps, step_s)
-            if cache is not None:
-                _write(Path(cache), key, values)
+        n_steps = int(np.ceil((end - start) / step_s))
+        steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
+        values = _made(TraceObserver(traces), kinds, parts, steps, step_s)
         return cls(values, rows, start, step_s)
 
     def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
@@ -186,47 +175,3 @@ def _made(
                 values[:, row[some], step[some], kind, place] = reported
         made.append(values)
     return np.concatenate(made, axis=1)
-
-
-def _key(
-    traces: TraceSet,
-    kinds: JobKinds,
-    parts: Parts,
-    span: tuple[float, float, float],
-) -> str:
-    """Return a hash of what a table depends on; of traces, their ids and some of their values."""
-    digest = hashlib.sha256(repr((span, len(parts), AVAILABLE_S)).encode())
-    digest.update("\n".join(map(str, traces.device_ids)).encode())
-    every, middle = np.arange(traces.n_devices), 0.5 * (span[0] + span[1])
-    if traces.availability is not None:
-        for array in traces.availability.window_at_or_after(every, middle):
-            digest.update(array.tobytes())
-    for series in (traces.compute, traces.downlink, traces.uplink):
-        if series is not None:
-            digest.update(series.integral(every, span[0], span[1]).tobytes())
-    for array in (kinds.work, kinds.n_bytes, kinds.ttl_s, SCALES):
-        digest.update(array.tobytes())
-    for devices, forecaster in parts:
-        digest.update(np.asarray(devices, dtype=np.int64).tobytes())
-        digest.update(forecaster.kind.encode())
-        for name, array in sorted(forecaster.state_dict().items()):
-            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _read(path: Path, key: str) -> npt.NDArray[np.float32] | None:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if str(stored["key"]) != key:
-                return None
-            values: npt.NDArray[np.float32] = stored["values"]
-            return values
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        # A cache that is missing, cut off or of another version is computed again.
-        return None
-
-
-def _write(path: Path, key: str, values: npt.NDArray[np.float32]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        np.savez(file, key=np.array(key), values=values)

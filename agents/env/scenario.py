@@ -6,7 +6,6 @@ scenario draws episodes and makes the simulators that they are played in.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -96,7 +95,6 @@ class Scenario:
         settings: EpisodeSettings | None = None,
         proxy: LearningProxy | None = None,
         step_s: float = 300.0,
-        cache: str | Path | None = None,
     ) -> "Scenario":
         """Return a scenario; devices forecast here, which takes some seconds for each thousand.
 
@@ -113,7 +111,6 @@ class Scenario:
             settings: what episodes are drawn from.
             proxy: how a model learns.
             step_s: time from one forecast of a device to its next in s.
-            cache: file to keep the forecasts in.
 
         Raises:
             TraceError: the traces lack a channel, or there is nothing to draw from.
@@ -132,7 +129,7 @@ class Scenario:
             settings=settings or EpisodeSettings(),
             proxy=proxy or fitted(),
         )
-        return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s, cache=cache)
+        return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s)
 
     def with_forecasts(
         self,
@@ -140,7 +137,6 @@ class Scenario:
         *,
         forecaster: Forecaster | Parts | None = None,
         step_s: float = 300.0,
-        cache: str | Path | None = None,
     ) -> "Scenario":
         """Return the same scenario with other forecasts; see `Scenario.of`."""
         traces, kinds = self.traces, self.kinds
@@ -158,7 +154,7 @@ class Scenario:
         else:
             parts = forecaster
         table = ForecastTable.of(
-            traces, kinds, parts, start=self.start, end=self.end, step_s=step_s, cache=cache
+            traces, kinds, parts, start=self.start, end=self.end, step_s=step_s
         )
         return replace(self, forecasts=table)
 
@@ -352,7 +348,6 @@ class Scenarios:
         seed: int = 0,
         settings: EpisodeSettings | None = None,
         proxy: LearningProxy | None = None,
-        cache: str | Path | None = None,
         watch: Watch | None = None,
     ) -> "Scenarios":
         """Divide one set of traces into the three scenarios.
@@ -369,7 +364,6 @@ class Scenarios:
             seed: of the division.
             settings: what episodes are drawn from.
             proxy: how a model learns; the one that comes with the package if None.
-            cache: folder to keep forecasts in.
             watch: is told whose forecasts come next.
 
         Raises:
@@ -412,7 +406,6 @@ class Scenarios:
                 kinds=kinds,
                 settings=settings,
                 proxy=proxy,
-                cache=None if cache is None else Path(cache) / f"forecasts-{name}.npz",
             )
 
         return cls(

@@ -29,7 +29,7 @@ from fedstale.agents.policy.scorer import (
     load,
     save,
 )
-from fedstale.agents.policy.selector import AgentSelector, Choice, OwnPolicy, Shadow, observation
+from fedstale.agents.policy.selector import AgentSelector, OwnPolicy, Shadow, observation
 
 __all__ = [
     "FILES",
@@ -42,7 +42,6 @@ __all__ = [
     "TEMPERATURE",
     "Agent",
     "AgentSelector",
-    "Choice",
     "Floats",
     "Inputs",
     "Observation",

@@ -5,7 +5,7 @@ spread that comes with fedstale. Whether the band of the worlds is an honest one
 training once, and how wide the spread is: by `benchmarks/agent_worlds.py` of commit 7cededf, whose
 rows stay in the result.
 
-Run it with: python benchmarks/agent/worlds.py RECORDINGS --out FOLDER
+Run it with: python benchmarks/agent/worlds.py RECORDINGS
 """
 
 import argparse
@@ -30,11 +30,11 @@ PARTS = ("seconds", "rules")
 Row = dict[str, Any]
 
 
-def measured(recordings: Path, cache: Path, worlds: int) -> list[Row]:
+def measured(recordings: Path, worlds: int) -> list[Row]:
     """Return how the agent does in worlds on each recorded fleet, and what that takes."""
     rows: list[Row] = []
     for kind in ("phones", "desktops", "cars"):
-        scenario = tested(recordings, kind, cache)
+        scenario = tested(recordings, kind)
         began = time.process_time()
         with threadpool_limits(1):
             found = evaluate_worlds(scenario, [load(embedded())], worlds=worlds)
@@ -52,13 +52,12 @@ def main() -> None:
     """Play, and write the result with what was measured once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder to keep forecasts in")
     parser.add_argument("--quick", action="store_true", help="ten worlds, not written")
     options = parser.parse_args()
-    rows = measured(options.recordings, options.out, 10 if options.quick else WORLDS)
+    rows = measured(options.recordings, 10 if options.quick else WORLDS)
     if not options.quick:
         others = [r for r in read_result("agent_worlds")["rows"] if r["part"] not in PARTS]
-        command = "python benchmarks/agent/worlds.py RECORDINGS --out FOLDER"
+        command = "python benchmarks/agent/worlds.py RECORDINGS"
         print(write_result("agent_worlds", [*rows, *others], command=command))
 
 

@@ -47,7 +47,7 @@ def recorded_scenarios(
         kind: of the fleet, see `fleets`.
         forecasts: what devices report.
         settings: what episodes are drawn from.
-        cache: folder to keep forecasters and forecasts in.
+        cache: folder to keep forecasters in.
     """
     parts = fleets(recordings, seed=SEED, kind=kind, assumed=ASSUMED)
     kinds = JobKinds.of_fleet(parts["learn"])
@@ -66,7 +66,6 @@ def recorded_scenarios(
             kinds=kinds,
             settings=settings,
             step_s=STEP_S[kind],
-            cache=None if cache is None else cache / kind / f"{name}-{forecasts}.npz",
         )
 
     return Scenarios(**{name: scenario(name) for name in PARTS})
@@ -93,13 +92,12 @@ def fitted(traces: TraceSet, until: float, cache: Path | None) -> Parts:
     return made
 
 
-def tested(recordings: Path, kind: str, cache: Path) -> Scenario:
+def tested(recordings: Path, kind: str) -> Scenario:
     """Return the tested scenario alone, without the two to learn on.
 
     Args:
         recordings: folder of the published files.
         kind: of the fleet, see `fleets`.
-        cache: folder to keep forecasts in.
     """
     parts = fleets(recordings, seed=SEED, kind=kind, assumed=ASSUMED)
     first, last = DAYS[kind]["testing"]
@@ -110,5 +108,4 @@ def tested(recordings: Path, kind: str, cache: Path) -> Scenario:
         end=last * DAY_S,
         kinds=JobKinds.of_fleet(parts["learn"]),
         step_s=STEP_S[kind],
-        cache=cache / f"{kind}.npz",
     )

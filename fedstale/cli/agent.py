@@ -124,12 +124,10 @@ def train(
         raise ConfigError(
             f"{len(forecasters)} forecasters for {len(traces)} traces: expected one, or one each"
         )
-    # Of several fleets, each keeps its forecasts in a folder of its own.
-    caches = [out / "cache" / str(i) for i in range(len(traces))]
     fleets = []
     with steps(is_shown=is_shown) as step:
-        for name, by, cache in zip(traces, cycle(forecasters), caches, strict=False):
-            fleets.append(_scenarios(name, by, seed, step, cache=cache))
+        for name, by in zip(traces, cycle(forecasters), strict=False):
+            fleets.append(_scenarios(name, by, seed, step))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
@@ -201,7 +199,6 @@ def evaluate(
     loaded = [load(folder) for folder in folders]
     for folder in folders:
         _faults(folder)
-    cache = None if out is None else out / "cache"
     if all_devices:
         devices_read = recorded(traces, seed=seed)
         parts = split(devices_read, seed=0)
@@ -210,11 +207,10 @@ def evaluate(
             forecaster=_forecaster(forecaster),
             start=parts.turn,
             end=parts.end,
-            cache=None if cache is None else cache / "forecasts-all.npz",
         )
     else:
         with steps(is_shown=not (quiet or as_json)) as step:
-            testing = _scenarios(traces, forecaster, seed, step, cache=cache).testing
+            testing = _scenarios(traces, forecaster, seed, step).testing
     if devices is not None:
         testing = testing.with_devices(devices)
     _evaluate({traces: testing}, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json)
@@ -316,21 +312,13 @@ def _trainings(folder: Path) -> list[Path]:
     return sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
 
 
-def _scenarios(
-    traces: str,
-    forecaster: str,
-    seed: int,
-    watch: Step,
-    *,
-    cache: Path | None,
-) -> "Scenarios":
+def _scenarios(traces: str, forecaster: str, seed: int, watch: Step) -> "Scenarios":
     from fedstale.agents import Scenarios
 
     return Scenarios.of(
         recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
         seed=seed,
-        cache=cache,
         watch=watch,
     )
 

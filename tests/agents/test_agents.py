@@ -22,4 +22,4 @@ def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
     playing = agents.contenders(scenarios.testing, [agent])
     found = agents.evaluate({name: playing[name] for name in ("agent", "random")}, windows=10)
     assert set(found.table["contender"]) == {"agent", "random"}
-    assert not agents.AgentSelector(tmp_path).falls_back
+    assert not agents.AgentSelector(tmp_path).fault

@@ -187,7 +187,7 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
     weights = random_weights()
     scorer.save(scorer.Agent(weights=weights, provenance={}), tmp_path)
     selector = AgentSelector(tmp_path, sure=1.0)
-    assert not selector.falls_back
+    assert not selector.fault
     by_selector = episode_metrics(ground.simulator(8), episodes, selector)
     by_score = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
     for name in ("sent", "aggregated", "reward", "unique"):

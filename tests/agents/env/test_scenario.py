@@ -72,26 +72,6 @@ def test_a_table_does_not_change_when_the_future_does():
     np.testing.assert_array_equal(whole.values[:, :, :-1], again.values[:, :, :-1])
 
 
-def test_a_cached_table_is_read_and_a_wrong_one_is_computed_again(tmp_path):
-    traces = phones(40, 0)
-    examples = draw(TraceObserver(traces), np.arange(12), start=0.0, until=86_400.0, n=200, seed=0)
-    forecaster = LastValue().fit(examples, examples, seed=0)
-    kinds, path = JobKinds.of_fleet(traces), tmp_path / "made" / "table.npz"
-    parts = [(np.arange(12), forecaster)]
-    span = {"start": 0.0, "end": 6000.0, "cache": path}
-    first = ForecastTable.of(traces, kinds, parts, **span)
-    kept = path.read_bytes()
-    np.testing.assert_array_equal(
-        ForecastTable.of(traces, kinds, parts, **span).values, first.values
-    )
-    assert path.read_bytes() == kept
-    path.write_bytes(kept[: len(kept) // 2])
-    cut = ForecastTable.of(traces, kinds, parts, **span)
-    np.testing.assert_array_equal(cut.values, first.values)
-    other = ForecastTable.of(phones(40, 1), kinds, parts, **span)
-    assert not np.array_equal(other.values, first.values, equal_nan=True)
-
-
 def test_no_device_is_forecast_by_a_forecaster_that_learnt_from_it():
     traces = phones(40, 0)
     made = cross_fitted(traces, np.arange(20), kind="last-value", until=50_000.0, n=200)
@@ -102,10 +82,10 @@ def test_no_device_is_forecast_by_a_forecaster_that_learnt_from_it():
         Scenario.of(traces, forecaster=[*made, (np.array([3]), made[0][1])])
 
 
-def test_scenarios_share_no_device_and_testing_is_later(tmp_path):
+def test_scenarios_share_no_device_and_testing_is_later():
     traces = phones(40, 0)
     settings = EpisodeSettings(devices=(2, 8), window_s=3600.0)
-    made = Scenarios.of(traces, forecasts="oracle", settings=settings, cache=tmp_path)
+    made = Scenarios.of(traces, forecasts="oracle", settings=settings)
     parts = [set(scenario.devices) for scenario in (made.training, made.validation, made.testing)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 40
     assert made.training.end <= made.testing.start

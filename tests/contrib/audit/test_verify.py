@@ -1,6 +1,7 @@
 """Records of runs: what is changed in one is found, and picks are made again."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ SHIPPED = [
     Oort(),
     AgentSelector(),
     AgentSelector(exploration=0.2, fairness=0.1),
-    Shadow(Oort(), Random()),
+    Shadow(Oort(), Random(), path=os.devnull),
 ]
 
 

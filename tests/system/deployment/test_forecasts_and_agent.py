@@ -36,7 +36,7 @@ class Telling(AgentSelector):
         chance = rng.bit_generator.state
         chosen = super().select(candidates, k, now, rng)
         known = {"candidates": [asdict(candidate) for candidate in candidates], "k": k, "now": now}
-        known |= {"context": asdict(candidates.context), "falls_back": self.falls_back}
+        known |= {"context": asdict(candidates.context), "falls_back": bool(self.fault)}
         known["chance"] = chance
         print("CHOICE " + json.dumps({**known, "chosen": chosen}), flush=True)
         return chosen
