@@ -5,7 +5,7 @@ import sys
 import pytest
 from places import RECORDINGS, ROOT
 
-from fedstale.traces.sources import SOURCES, aibenchmark, fedscale, gnettrack, planetlab
+from fedstale.traces.sources import SOURCES, fedscale, speeds
 
 PAGE = (ROOT / "docs" / "trace-sources.md").read_text()
 needs_real = pytest.mark.skipif(
@@ -22,16 +22,9 @@ def test_the_page_shows_what_reading_the_published_files_finds():
     assert shown == table(RECORDINGS / name for name in named)
 
 
-@needs_real
-def test_the_page_tells_what_all_sessions_of_the_5g_archive_need():
-    repairs = gnettrack.read(RECORDINGS / "uccmisl-5g.zip", sessions="all").repairs
-    for kind, n in repairs.items():
-        assert f"{n:,} {kind}" in PAGE
-
-
 UNITS = {
-    "planetlab": planetlab.COMPUTE_UNIT,
-    "aibenchmark": aibenchmark.COMPUTE_UNIT,
+    "planetlab": speeds.HOSTS_UNIT,
+    "aibenchmark": speeds.PHONES_UNIT,
     "fedscale_capacity": fedscale.COMPUTE_UNIT,
 }
 

@@ -285,7 +285,6 @@ def test_every_public_name_exists_and_is_listed_once():
 
 
 ONE_OF_A_KIND = {
-    "traces/sources": "one file a source",
     "strategies/weighting": "one file a published method",
     "fedstale/cli": "what pyproject.toml starts",
 }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability
-from fedstale.traces.sources.logs import longest_log
+from fedstale.traces.sources.windows import longest_log
 
 inf = np.inf
 COPIES = 12

@@ -25,16 +25,7 @@ import httpx
 from fedstale.errors import TraceError
 from fedstale.traces import OWN_LOG, TraceSet
 from fedstale.traces.io import replacing
-from fedstale.traces.sources import (
-    aibenchmark,
-    charging,
-    fedscale,
-    flash,
-    gnettrack,
-    library,
-    mahimahi,
-    planetlab,
-)
+from fedstale.traces.sources import fedscale, links, speeds, windows
 from fedstale.traces.sources.archives import head, is_tar, names
 
 NATIVE = "native"
@@ -87,14 +78,14 @@ class TraceSource:
 
 
 _READERS: dict[str, Callable[[str | Path], TraceSet]] = {
-    "flash": flash.read,
-    "flash_days": flash.read_days,
-    "library_desktops": library.read,
-    "car_charging": charging.read,
-    "gnettrack": gnettrack.read,
-    "mahimahi": mahimahi.read,
-    "planetlab": planetlab.read,
-    "aibenchmark": aibenchmark.read,
+    "flash": windows.read_phones,
+    "flash_days": windows.read_phones_over_days,
+    "library_desktops": windows.read_desktops,
+    "car_charging": windows.read_cars,
+    "gnettrack": links.read_sessions,
+    "mahimahi": links.read_opportunities,
+    "planetlab": speeds.read_hosts,
+    "aibenchmark": speeds.read_phones,
     "fedscale_behaviour": fedscale.read_behaviour,
     "fedscale_capacity": fedscale.read_capacity,
 }
@@ -131,7 +122,7 @@ def kind_of(path: Path) -> str:
         raise TraceError(f"{path}: no such file or folder")
     if not path.is_dir():
         kind = _of_file(path)
-    elif any(mahimahi.parts(file) for file in path.iterdir() if file.is_file()):
+    elif any(links.parts(file) for file in path.iterdir() if file.is_file()):
         kind = "mahimahi"
     else:
         kind = _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
@@ -160,19 +151,19 @@ def is_foreign(path: Path) -> bool:
 
 
 def _of_names(inside: list[str]) -> str | None:
-    if any(library.is_log(name) for name in inside):
+    if any(windows.is_log(name) for name in inside):
         return "library_desktops"
     if any(name.lower().endswith(".csv") for name in inside):
         return "gnettrack"
-    if any(planetlab.HOST.search(name) for name in inside):
+    if any(speeds.HOST.search(name) for name in inside):
         return "planetlab"
     return None
 
 
 def _of_file(path: Path) -> str | None:
-    if mahimahi.parts(path):
+    if links.parts(path):
         return "mahimahi"
-    if library.is_log(path.name):
+    if windows.is_log(path.name):
         return "library_desktops"
     start = head(path)
     if start.startswith(b"PAR1") or path.suffix == ".parquet":
@@ -180,10 +171,7 @@ def _of_file(path: Path) -> str | None:
     if zipfile.is_zipfile(path) or is_tar(path):
         return _of_names(list(names(path)))
     # The name of a folder alone would make percentages of any log of a day.
-    if (
-        planetlab.HOST.search(path.absolute().as_posix())
-        and start.split(b"\n")[0].strip().isdigit()
-    ):
+    if speeds.HOST.search(path.absolute().as_posix()) and start.split(b"\n")[0].strip().isdigit():
         return "planetlab"
     return _of_content(start)
 

@@ -9,7 +9,7 @@ from places import RECORDINGS
 from published_phones import phones_of
 
 from fedstale.traces import Job
-from fedstale.traces.sources import charging, flash, library, planetlab
+from fedstale.traces.sources import speeds, windows
 
 DAY, HOUR = 86_400.0, 3600.0
 DESKTOPS = RECORDINGS / "library-desktops"
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="published recor
 
 @pytest.fixture(scope="module")
 def desktops():
-    return library.read(DESKTOPS)
+    return windows.read_desktops(DESKTOPS)
 
 
 @pytest.fixture(scope="module")
 def phones():
-    return flash.read(PHONES)
+    return windows.read_phones(PHONES)
 
 
-def windows(traces, phone):
+def windows_of(traces, phone):
     return traces.availability.windows(traces.position(phone))[0].tolist()
 
 
@@ -55,7 +55,7 @@ def test_the_published_log_is_read_as_its_events_say(desktops):
 
 
 def test_all_published_hosts_load_with_the_numbers_of_their_files():
-    traces = planetlab.read(HOSTS)
+    traces = speeds.read_hosts(HOSTS)
     assert traces.n_devices == 9659
     assert traces.device_ids.str[:8].nunique() == 8
     with tarfile.open(HOSTS) as archive:
@@ -67,7 +67,7 @@ def test_all_published_hosts_load_with_the_numbers_of_their_files():
 
 
 def test_published_cars_are_plugged_in_at_night():
-    traces = charging.read(CARS)
+    traces = windows.read_cars(CARS)
     devices = np.arange(traces.n_devices)
     assert traces.repairs["dropped: no user, plug-in or plug-out time"] == 26
     np.testing.assert_array_equal(traces.availability.logs_s, traces.availability.lengths)
@@ -99,7 +99,7 @@ def test_hours_of_the_published_file_are_where_they_were(phones):
         seconds = {
             second % DAY for start, end in raw[name] for second in range(*map(int, (start, end)))
         }
-        made = windows(traces, name)
+        made = windows_of(traces, name)
         assert seconds <= {second for start, end in made for second in range(int(start), int(end))}
         # Each gap of one second that is bridged adds that second.
         assert sum(end - start for start, end in made) <= len(seconds) + len(raw[name])
@@ -118,7 +118,7 @@ def test_phones_of_the_published_file_come_at_night_and_no_day_is_empty(phones):
 
 
 def test_phones_over_days_are_ready_as_often_as_their_authors_log_says():
-    traces = flash.read_days(PHONES_OVER_DAYS)
+    traces = windows.read_phones_over_days(PHONES_OVER_DAYS)
     devices = np.arange(traces.n_devices)
     assert traces.n_devices == 513
     assert traces.repairs["dropped: phone without a usable log"] == 192

@@ -5,7 +5,7 @@ import pytest
 from places import RECORDINGS
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import aibenchmark
+from fedstale.traces.sources import speeds
 
 REAL = RECORDINGS / "ai-benchmark-devices.json"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
@@ -15,21 +15,21 @@ def phone(model, score, **more):
     return {"Model": model, "CPU_F_AI_Score": score, **more}
 
 
-def read(tmp_path, rows, **options):
+def read(tmp_path, rows):
     file = tmp_path / "list.json"
     file.write_text(rows if isinstance(rows, str) else json.dumps(rows))
-    return aibenchmark.read(file, **options)
+    return speeds.read_phones(file)
 
 
-def speeds(traces):
+def rates(traces):
     return traces.compute.value_at(np.arange(traces.n_devices), 0.0).tolist()
 
 
 def test_the_median_phone_has_speed_one(tmp_path):
     traces = read(tmp_path, [phone("a", "50"), phone("b", "100"), phone("c", 400)])
-    assert speeds(traces) == [0.5, 1.0, 4.0]
+    assert rates(traces) == [0.5, 1.0, 4.0]
     assert traces.device_ids.tolist() == ["a", "b", "c"]
-    assert traces.compute_unit == aibenchmark.COMPUTE_UNIT
+    assert traces.compute_unit == speeds.PHONES_UNIT
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,6 @@ def test_models_listed_twice_are_told_apart_by_chip_then_android_then_memory(tmp
     assert traces.repairs["dropped: the same phone again"] == 1
 
 
-def test_another_column_can_be_the_speed(tmp_path):
-    rows = [{"Model": "a", "FP32_Score": "7"}, {"Model": "b", "CPU_F_AI_Score": "5"}]
-    assert read(tmp_path, rows, score="FP32_Score").device_ids.tolist() == ["a"]
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -94,6 +89,6 @@ def test_what_is_not_this_format_is_one_sentence(tmp_path, content, says):
 
 @needs_real
 def test_all_published_phones_load():
-    traces = aibenchmark.read(REAL)
+    traces = speeds.read_phones(REAL)
     assert traces.n_devices == 333
-    assert np.median(speeds(traces)) == pytest.approx(1.0)
+    assert np.median(rates(traces)) == pytest.approx(1.0)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import charging
+from fedstale.traces.sources import windows
 
 HOUR, DAY = 3600.0, 86_400.0
 HEAD = '"location";"user_id";"session_id";"plugin_time";"plugout_time";"connection_time"\n'
@@ -22,7 +22,7 @@ def nights(user, first, last):
 
 def read(folder, rows, head=HEAD):
     (folder / "reports.csv").write_text(head + rows)
-    return charging.read(folder / "reports.csv")
+    return windows.read_cars(folder / "reports.csv")
 
 
 def test_a_car_is_online_while_it_is_plugged_in_at_the_hours_and_days_it_was(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import flash
+from fedstale.traces.sources import windows
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -12,20 +12,20 @@ HOUR, DAY = 3600.0, 86_400.0
 def read(tmp_path, data):
     file = tmp_path / "ready_strict.json"
     file.write_text(data if isinstance(data, str) else json.dumps(data))
-    return flash.read(file)
+    return windows.read_phones(file)
 
 
 def read_days(tmp_path, data):
     file = tmp_path / "cached_timers.json"
     file.write_text(json.dumps(data))
-    return flash.read_days(file)
+    return windows.read_phones_over_days(file)
 
 
 def phone(start, end, *windows, usable=True):
     return {"isSuccess": usable, "trace_start": start, "trace_end": end, "ready_time": windows}
 
 
-def windows(traces, phone):
+def windows_of(traces, phone):
     return traces.availability.windows(traces.position(phone))[0].tolist()
 
 
@@ -36,15 +36,15 @@ def logged(traces, t, phone=0):
 
 def test_windows_keep_the_hours_of_the_clock(tmp_path):
     traces = read(tmp_path, {"a": [[10.0, 20.0], [50, 60]], "b": [[30 * HOUR, 31 * HOUR]]})
-    assert windows(traces, "a") == [[10, 20], [50, 60]]
-    assert windows(traces, "b") == [[6 * HOUR, 7 * HOUR]]
+    assert windows_of(traces, "a") == [[10, 20], [50, 60]]
+    assert windows_of(traces, "b") == [[6 * HOUR, 7 * HOUR]]
     assert traces.known == ("availability",)
     assert not traces.repairs
 
 
 def test_a_phone_is_unknown_where_it_was_not_logged_and_not_away_on_another_day(tmp_path):
     traces = read(tmp_path, {"a": [[22 * HOUR, 23 * HOUR], [26 * HOUR, 28 * HOUR]]})
-    assert windows(traces, "a") == [[2 * HOUR, 4 * HOUR], [22 * HOUR, 23 * HOUR]]
+    assert windows_of(traces, "a") == [[2 * HOUR, 4 * HOUR], [22 * HOUR, 23 * HOUR]]
     assert traces.availability.windows(0)[1] == DAY
     assert logged(traces, 25 * HOUR) == (22 * HOUR, 28 * HOUR)
     assert logged(traces, 12 * HOUR) == (12 * HOUR, 12 * HOUR)
@@ -59,7 +59,7 @@ def test_a_log_of_more_than_a_day_takes_two_days_and_one_of_days_apart_does_not(
     traces = read(tmp_path, {"a": two_days, "b": apart})
     assert traces.availability.windows(0)[1] == 2 * DAY
     assert logged(traces, 20 * HOUR) == (20 * HOUR, 46 * HOUR)
-    assert windows(traces, "b") == [[10 * HOUR, 13 * HOUR]]
+    assert windows_of(traces, "b") == [[10 * HOUR, 13 * HOUR]]
     assert dict(traces.repairs) == {"dropped: apart from the log by more than a day": 1}
 
 
@@ -81,9 +81,9 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         7,
     ]
     traces = read(tmp_path, {"a": messy})
-    assert windows(traces, "a") == [[200_000 - 2 * DAY, 200_100 - 2 * DAY]]
+    assert windows_of(traces, "a") == [[200_000 - 2 * DAY, 200_100 - 2 * DAY]]
     traces = read(tmp_path, {"a": [*messy, [-5000, 5]]})
-    assert windows(traces, "a") == [[0, 5], [250, 260], [300, 310], [DAY - 5000, DAY]]
+    assert windows_of(traces, "a") == [[0, 5], [250, 260], [300, 310], [DAY - 5000, DAY]]
     assert dict(traces.repairs) == {
         "dropped: apart from the log by more than a day": 1,
         "dropped: end before start": 1,
@@ -119,11 +119,11 @@ def test_days_keep_the_hours_and_the_weekday_of_their_log(tmp_path):
 
 def test_a_window_through_the_end_of_the_days_goes_on_at_their_beginning(tmp_path):
     traces = read_days(tmp_path, {"a": phone(6 * HOUR, 30 * HOUR, [20 * HOUR, 30 * HOUR])})
-    assert windows(traces, "a") == [[0, 6 * HOUR], [20 * HOUR, DAY]]
+    assert windows_of(traces, "a") == [[0, 6 * HOUR], [20 * HOUR, DAY]]
     traces = read_days(
         tmp_path, {"a": phone(6 * HOUR, 30 * HOUR, [6 * HOUR, 7 * HOUR], [29 * HOUR, 30 * HOUR])}
     )
-    assert windows(traces, "a") == [[5 * HOUR, 7 * HOUR]]
+    assert windows_of(traces, "a") == [[5 * HOUR, 7 * HOUR]]
 
 
 def test_phones_without_a_usable_log_are_left_out_and_counted(tmp_path):
@@ -175,7 +175,7 @@ def test_numbers_that_are_none_are_dropped(tmp_path):
     traces = read(
         tmp_path, '{"a": [[NaN, 1], [1, Infinity], [1e999, 2], [1, 2], [3, 1' + "0" * 400 + "]]}"
     )
-    assert windows(traces, "a") == [[1, 2]]
+    assert windows_of(traces, "a") == [[1, 2]]
     assert traces.repairs["dropped: not a pair of numbers"] == 4
 
 
@@ -186,4 +186,4 @@ def test_half_of_a_character_is_no_name(tmp_path):
         file = tmp_path / "halves.json"
         file.write_bytes(content)
         with pytest.raises(TraceError, match="not JSON, or truncated"):
-            flash.read(file)
+            windows.read_phones(file)

@@ -5,7 +5,7 @@ import pytest
 from places import RECORDINGS
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import gnettrack
+from fedstale.traces.sources import links
 
 REAL = RECORDINGS / "uccmisl-5g.zip"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
@@ -21,14 +21,14 @@ def log(*rows):
     return HEADER + "".join(lines)
 
 
-def read(tmp_path, text, **options):
+def read(tmp_path, text):
     file = tmp_path / "session.csv"
     file.write_text(text)
-    return gnettrack.read(file, **options)
+    return links.read_sessions(file)
 
 
-def rates(traces, channel="downlink", device=0):
-    return getattr(traces, channel).segments(device)[1].tolist()
+def rates(traces, device=0):
+    return traces.downlink.segments(device)[1].tolist()
 
 
 def test_rates_are_bits_per_second_on_a_grid_of_one_second(tmp_path):
@@ -37,14 +37,6 @@ def test_rates_are_bits_per_second_on_a_grid_of_one_second(tmp_path):
     assert traces.downlink.step_s == 1.0
     assert traces.device_ids.tolist() == ["session"]
     assert not traces.repairs
-
-
-def test_the_uplink_of_a_download_is_offered_only_on_request(tmp_path):
-    text = log((10, 8, 1), (11, 8, "-"), (12, 8, 3))
-    assert read(tmp_path, text).known == ("downlink",)
-    asked = read(tmp_path, text, uplink=True)
-    assert rates(asked, "uplink") == [1000, 0, 3000]
-    assert sum(asked.repairs.values()) == 1
 
 
 def test_readings_of_one_second_are_averaged(tmp_path):
@@ -130,7 +122,7 @@ def test_what_is_not_this_format_is_one_sentence(tmp_path, text, says):
 def test_bytes_that_are_no_text_are_one_sentence(tmp_path):
     (tmp_path / "x.csv").write_bytes(HEADER.encode() + b"\xff\xfe\xfa,1,2,3,4\n")
     with pytest.raises(TraceError):
-        gnettrack.read(tmp_path / "x.csv")
+        links.read_sessions(tmp_path / "x.csv")
 
 
 def archive(tmp_path, names):
@@ -144,37 +136,32 @@ def archive(tmp_path, names):
 def test_only_sessions_that_load_the_link_are_read_by_default(tmp_path):
     names = ["d/Download/Static/a.csv", "d/Netflix/b.csv", "__MACOSX/d/Download/._a.csv"]
     path = archive(tmp_path, names)
-    traces = gnettrack.read(path)
+    traces = links.read_sessions(path)
     assert traces.device_ids.tolist() == ["Download/Static/a"]
     assert traces.repairs["left out: session that does not load the link"] == 1
-    both = gnettrack.read(path, sessions="all")
-    assert both.device_ids.tolist() == ["Download/Static/a", "Netflix/b"]
+    path = archive(tmp_path, ["d/Static/a.csv", "d/Driving/b.csv"])
+    assert links.read_sessions(path).device_ids.tolist() == ["Driving/b", "Static/a"]
 
 
 def test_a_folder_is_read_like_the_zip_of_it(tmp_path):
     path = archive(tmp_path, ["d/Download/a.csv", "d/Netflix/b.csv"])
     with zipfile.ZipFile(path) as packed:
         packed.extractall(tmp_path / "out")
-    assert gnettrack.read(tmp_path / "out").device_ids.tolist() == ["Download/a"]
-    assert gnettrack.read(tmp_path / "out" / "d").device_ids.tolist() == ["Download/a"]
-    assert gnettrack.read(tmp_path / "out" / "d" / "Download").device_ids.tolist() == ["a"]
+    assert links.read_sessions(tmp_path / "out").device_ids.tolist() == ["Download/a"]
+    assert links.read_sessions(tmp_path / "out" / "d").device_ids.tolist() == ["Download/a"]
+    assert links.read_sessions(tmp_path / "out" / "d" / "Download").device_ids.tolist() == ["a"]
 
 
 def test_an_archive_without_sessions_is_one_sentence(tmp_path):
     with zipfile.ZipFile(tmp_path / "logs.zip", "w") as out:
         out.writestr("readme.txt", "x")
     with pytest.raises(TraceError, match="no session"):
-        gnettrack.read(tmp_path / "logs.zip")
-
-
-def test_an_unknown_choice_of_sessions_is_rejected(tmp_path):
-    with pytest.raises(TraceError, match="sessions = 'some'"):
-        read(tmp_path, log((1, 1, 1)), sessions="some")
+        links.read_sessions(tmp_path / "logs.zip")
 
 
 @needs_real
 def test_the_download_sessions_of_the_published_archive_load():
-    traces = gnettrack.read(REAL)
+    traces = links.read_sessions(REAL)
     assert traces.n_devices == 21
     driving = traces.device_ids.str.startswith("Download/Driving/")
     assert (driving.sum(), (~driving).sum()) == (16, 5)
@@ -195,5 +182,5 @@ def test_the_mean_rate_of_a_published_session_is_that_of_a_loop_over_its_rows():
     for second in range(min(by_second), max(by_second) + 1):
         held = np.mean(by_second[second]) if second in by_second else held
         expected.append(held)
-    traces = gnettrack.read(REAL)
+    traces = links.read_sessions(REAL)
     np.testing.assert_allclose(rates(traces, device=traces.position(name)), expected, rtol=1e-6)
