@@ -7,7 +7,7 @@ of the channels, as most published recordings do; what is unknown is never guess
 A device imports this file and makes no set, so pandas is imported where a set needs it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -215,19 +215,7 @@ class TraceSet:
     def from_frame(
         cls,
         frame: "pd.DataFrame",
-        *,
-        columns: Mapping[str, str] | None = None,
-        kind: str | None = None,
-        unit: str | Sequence[str] = (),
-        time_zone: str | None = None,
-        time_format: str | None = None,
-        device: str | None = None,
-        only: str | Sequence[str] = (),
-        online_values: Sequence[str] = (),
-        min_level: float | None = None,
-        max_gap_s: float | None = None,
-        compute_unit: str | None = None,
-        decimal: str | None = None,
+        **options: Any,  # noqa: ANN401 - fields of a class that pandas is loaded with
     ) -> "TraceSet":
         """Return the traces of a log in a table, as `fedstale traces convert` makes them.
 
@@ -237,20 +225,7 @@ class TraceSet:
 
         Args:
             frame: one row for each window, reading or node.
-            columns: column of each role, such as {"device": "phone", "start": "from"}.
-            kind: windows, samples, battery, rates, pings or nodes.
-            unit: of time (s, ms, us, ns, min, h, d) and of rates (bit/s, kbit/s, Mbit/s, Gbit/s,
-                B/s, kB/s, MB/s, bytes/interval, bytes/total); several, each alone or as
-                "ROLE=UNIT".
-            time_zone: IANA name of the zone of the devices' clocks.
-            time_format: of texts of time, as of strptime.
-            device: id of the device that all rows are of, where no column says it.
-            only: rows that are read, as "COLUMN=VALUE"; several must all hold.
-            online_values: what counts as online, charging or plugged; ">0" compares numbers.
-            min_level: level of the battery from which on a device is online, in its own unit.
-            max_gap_s: for how long a reading holds at most; inf for until the next one.
-            compute_unit: what one work unit of the column of speeds is, in words.
-            decimal: decimal mark of numbers in texts.
+            options: what is stated of it, by the names of `fedstale.traces.tables.TableOptions`.
 
         Returns:
             What the table knows; what was dropped or merged is counted in `repairs`.
@@ -266,21 +241,7 @@ class TraceSet:
         """
         from fedstale.traces.tables import TableOptions, read_table
 
-        options = TableOptions(
-            columns=columns or {},
-            kind=kind,
-            unit=(unit,) if isinstance(unit, str) else tuple(unit),
-            time_zone=time_zone,
-            time_format=time_format,
-            device=device,
-            only=(only,) if isinstance(only, str) else tuple(only),
-            online_values=tuple(online_values),
-            min_level=min_level,
-            max_gap_s=max_gap_s,
-            compute_unit=compute_unit,
-            decimal=decimal,
-        )
-        return read_table(frame, options).traces
+        return read_table(frame, TableOptions(**options)).traces
 
     @classmethod
     def compose(

@@ -7,7 +7,7 @@ forecasts or has those that came with the last replies.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -141,8 +141,6 @@ class EpisodeSettings:
     """Share of the episodes with clients that report `INFLATION` times their loss."""
     inflating_clients: float = 0.3
     """Share of inflating clients in such an episode."""
-    loss_from: Literal["stated", "norm"] = "stated"
-    """What the server takes for the loss of a client, as in `Validation`."""
     skew: tuple[float, float] = (0.1, 3.0)
     """Concentration of the mixtures of data; drawn on a logarithmic scale."""
     spread: tuple[float, float] = (0.2, 1.2)
@@ -166,7 +164,6 @@ class EpisodeSettings:
             "skew": 0 < self.skew[0] <= self.skew[1],
             "horizon": 0 < self.horizon[0] <= self.horizon[1] < np.inf,
             "spread": 0 <= self.spread[0] <= self.spread[1],
-            "loss_from": self.loss_from in {"stated", "norm"},
             "cooldown_s": 0 <= self.cooldown_s < np.inf,
         }
         shares = {"keep_share", "deadline_share", "request_share", "budget_share"}
@@ -177,7 +174,7 @@ class EpisodeSettings:
             if not good:
                 raise ConfigError(
                     f"episodes.{name} = {getattr(self, name)!r}: expected shares in [0, 1], pairs "
-                    "(least, most), times > 0 in s, and stated|norm; see EpisodeSettings"
+                    "(least, most), and times > 0 in s; see EpisodeSettings"
                 )
 
 

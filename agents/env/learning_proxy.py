@@ -30,8 +30,6 @@ from fedstale.traces import Array
 
 CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
 """The file of constants that comes with the package; its provenance names the runs."""
-# a, b and c of `update_norms`.
-_NORM_LOSS, _NORM_EXAMPLES, _NORM_NOISE = 0.553, 0.338, 0.379
 _LEAST = 1e-4
 _LARGEST_RATIO = 30.0
 
@@ -117,26 +115,6 @@ class LearningProxy:
         exact = self.loss_scale * np.maximum(losses, _LEAST) ** self.loss_power
         logs = self.loss_mixed * np.asarray(entropy) + self.loss_noise * np.asarray(noise)
         return np.asarray(exact * np.exp(logs))
-
-
-def update_norms(losses: Array, examples: Array, noise: npt.ArrayLike) -> Array:
-    """Return the norms of updates, in an unknown unit: L^a n^b exp(c z).
-
-    The constants are a fit to 4,962 updates of digits on recorded phones
-    (`benchmarks/results/update_norms.json`); what server steps do to the model is not in them.
-
-    Args:
-        losses: L of the model on each device's own mixture; shape (n,).
-        examples: numbers n of examples, >= 1; same shape.
-        noise: standard normal z; same shape.
-
-    Example:
-        >>> update_norms(np.array([1.0, 2.0]), np.array([1.0, 1.0]), 0.0).round(2)
-        array([1.  , 1.47])
-    """
-    losses = np.maximum(losses, _LEAST)
-    moved = _NORM_LOSS * np.log(losses) + _NORM_EXAMPLES * np.log(examples)
-    return np.asarray(np.exp(moved + _NORM_NOISE * np.asarray(noise)))
 
 
 def entropy_of(mixtures: Array) -> Array:

@@ -29,7 +29,7 @@ from fedstale.agents.env.episodes import (
     Episodes,
     RowArrays,
 )
-from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, update_norms
+from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of
 from fedstale.agents.policy import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
 from fedstale.strategies.schedule import RECHECK_S
@@ -107,7 +107,6 @@ class Simulator:
         self.traces, self.kinds = scenario.traces, scenario.kinds
         self.forecasts, self.proxy = scenario.forecasts, scenario.proxy
         self.availability = self.traces.channel("availability")
-        self.takes_norms = scenario.settings.loss_from == "norm"
         self.b, self.n = b, (n := scenario.settings.devices[1])
         self.episodes: Episodes
         """What is played in each place; set by the first `reset`."""
@@ -347,12 +346,6 @@ class Simulator:
         turn = self.known["times_picked"][at] % NOISES
         noise = self.episodes.noise[at[0], at[1], turn]
         of_model = (mixture * losses).sum(axis=1)
-        if self.takes_norms:
-            # What a client states is not seen; its draw of noise is that of another turn's loss.
-            another = self.episodes.noise[at[0], at[1], (turn + NOISES // 2) % NOISES]
-            self.job_loss[at] = update_norms(of_model, self.episodes.examples[at], another)
-            self.job_square_loss[at] = np.nan
-            return
         proxy = self.proxy_of(at[0])
         honest = proxy.reported(of_model, self.entropy[at], noise)
         self.job_loss[at] = np.where(self.episodes.inflates[at], INFLATION, 1.0) * honest

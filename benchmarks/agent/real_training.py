@@ -231,12 +231,8 @@ class TrainingSimulator(Simulator):
         seeds, mixtures = self.episodes.noise[at][:, 0], self.episodes.mixtures[at]
         chosen = examples_of(seeds, mixtures, int(counts.max()))
         self._updates, mean, square = train(self._versions[self._place[at]], chosen, counts)
-        if self.takes_norms:
-            mean, square = np.linalg.norm(self._updates, axis=1), np.full(mean.size, np.nan)
-        else:
-            times = np.where(self.episodes.inflates[at], INFLATION, 1.0)
-            mean, square = times * mean, times**2 * square
-        self.job_loss[at], self.job_square_loss[at] = mean, square
+        times = np.where(self.episodes.inflates[at], INFLATION, 1.0)
+        self.job_loss[at], self.job_square_loss[at] = times * mean, times**2 * square
         super()._accept(rows, accepted)
 
     def _merge(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:

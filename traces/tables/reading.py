@@ -56,17 +56,18 @@ class TableOptions:
     "*" is each column that has no other role and is named by its device, "none" is no column."""
     kind: str | None = None
     """One of windows, samples, battery, rates, pings and nodes."""
-    unit: tuple[str, ...] = ()
-    """Units of time and of rates, each alone or as ROLE=UNIT."""
+    unit: str | Sequence[str] = ()
+    """Units of time (s, ms, us, ns, min, h, d) and of rates (bit/s or B/s with k, M or G,
+    bytes/interval, bytes/total), each alone or as ROLE=UNIT."""
     time_zone: str | None = None
     """IANA name of the zone of the devices' clocks, such as Europe/Oslo."""
     time_format: str | None = None
     """Format of texts of time, as of strptime; a year may stand before it where texts have none."""
     device: str | None = None
     """Id of the one device that the whole table is of."""
-    only: tuple[str, ...] = ()
-    """COLUMN=VALUE of the rows that are read."""
-    online_values: tuple[str, ...] = ()
+    only: str | Sequence[str] = ()
+    """COLUMN=VALUE of the rows that are read; several must all hold."""
+    online_values: str | Sequence[str] = ()
     """What counts as online, charging or plugged, as texts or as a comparison such as ">0";
     anything else then does not."""
     min_level: float | None = None
@@ -79,6 +80,10 @@ class TableOptions:
     """Decimal mark of numbers in texts, "." or ","."""
 
     def __post_init__(self) -> None:
+        for name in ("unit", "only", "online_values"):
+            value = getattr(self, name)
+            several = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, name, several)
         wrong = {
             "kind": (self.kind in (None, *get_args(Kind)), f"one of {', '.join(get_args(Kind))}"),
             "decimal": (self.decimal in (None, ".", ","), "'.' or ','"),

@@ -13,7 +13,6 @@ from small_episodes import SIMPLE, episodes, fleet, one_kind, send, simulator_of
 
 from fedstale.agents.env.episodes import AGES, INFLATION, EpisodeSettings
 from fedstale.agents.env.forecast_table import TrueForecasts
-from fedstale.agents.env.learning_proxy import update_norms
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.simulation import Costs, TraceGrid
@@ -125,22 +124,19 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
     np.testing.assert_allclose(when, merged_at, atol=RECHECK_S)
 
 
-@pytest.mark.parametrize("loss_from", ["stated", "norm"])
-def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
+def test_the_server_knows_after_a_round_what_a_history_holds():
     traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)]], compute=[1.0, 0.5, 1.0])
     examples, inflates = np.array([10.0, 40.0, 10.0]), np.array([True, False, False])
     made = episodes([0, 1, 2], concurrency=3, buffer_size=3, examples=examples, inflates=inflates)
-    simulator = simulator_of(traces, made, loss_from=loss_from)
+    simulator = simulator_of(traces, made)
     send(simulator, 0, 1, 2)
-    history, checks = History(), Checks(Validation(loss_from=loss_from))
+    history, checks = History(), Checks(Validation())
     for node in range(3):
         history.picked(node, 0.0)
-    norms = update_norms(np.full(3, SIMPLE.first_loss), examples, 0.0)
     for node, seconds in ((0, 100.0), (1, 200.0)):
         stated = SIMPLE.first_loss * (INFLATION if inflates[node] else 1.0)
         metrics = {"train_loss": stated, "square_loss": stated**2}
         update = ClientUpdate(delta={}, base={}, current={}, staleness=0, metrics=metrics)
-        update.norm = float(norms[node])
         loss, square_loss = checks.losses(update)
         history.finished(
             node,
@@ -159,9 +155,8 @@ def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
     for name in ("times_picked", "times_finished", "times_failed", "picked_at", "p_finish"):
         np.testing.assert_array_equal(getattr(seen, name), getattr(known, name), err_msg=name)
     np.testing.assert_allclose(seen.utility, known.utility)
-    # The first states ten times its loss: that tells where losses are believed, and only there.
-    by = seen.utility[1] / seen.utility[0]
-    assert by == pytest.approx(4.0 / INFLATION if loss_from == "stated" else 4.0 * 4.0**0.338)
+    # The first states ten times its loss.
+    assert seen.utility[1] / seen.utility[0] == pytest.approx(4.0 / INFLATION)
     assert simulator.known["times_failed"][0].tolist() == [0, 0, 1]
 
 
