@@ -111,13 +111,14 @@ def tune(
 
 def _show_end(found: "Tuning", folder: Path) -> None:
     """Say what is best, if anything is."""
-    from fedstale.contrib.tuning import BEST, PAGE
+    from fedstale.comparison import PAGE
+    from fedstale.contrib.tuning import BEST, HELD_OUT
 
     front = "" if len(found.space.objectives) == 1 else f"{len(found.front)} on the front\n"
     typer.echo(f"{front}{found.verdict}")
     typer.echo(f"worst held-out seeds: {'; '.join(found.worst_seeds)}")
     typer.echo(f"settings: {folder / BEST}")
-    typer.echo(f"report: {folder / PAGE}")
+    typer.echo(f"report: {folder / HELD_OUT / PAGE}")
 
 
 def _show(trial: "Trial") -> None:

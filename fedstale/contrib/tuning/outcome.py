@@ -10,12 +10,10 @@ import os
 import secrets
 import shutil
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +32,12 @@ from fedstale.files import hold
 from fedstale.flower import command_line
 from fedstale.live import progress_line
 from fedstale.parallel import WorkerPool
-from fedstale.reports import (
-    FROM_ZERO,
-    Figure,
-    accuracy_axis,
-    by_kind,
-    cell_text,
-    curve,
-    time_unit,
-    write_figures,
-    write_text,
-)
+from fedstale.reports import write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
 
-CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
+CSV, BEST, PLAN, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "held-out"
 _LOCK = ".lock"
 _BEST, _NEXT, _DEFAULTS = "best", "runner-up", "defaults"
 _ONE_SEED = (
@@ -311,9 +299,7 @@ def _judged(
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, **options)
-    found = Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
-    write_page(found)
-    return found
+    return Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
 
 
 def forget_others(runs: Sequence[PlannedRun]) -> None:
@@ -374,96 +360,3 @@ def _values(space: Space, one: Variant) -> dict[int, float]:
     objective, end_s = space.objectives[0], space.until_s
     found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
     return {run.seed: value for run, value in found if np.isfinite(value)}
-
-
-_WORDS = {
-    "complete": "came to the end",
-    "stopped": "stopped at a rung",
-    "failed": "failed",
-    "open": "not over",
-}
-"""Ways to end, in the order of their looks."""
-
-
-def write_page(found: Tuning) -> Path:
-    """Write the page of a search, and return the file."""
-    space, trials = found.space, found.tried
-    figures = [_rungs(space, trials, i) for i in range(len(space.objectives))]
-    n_ended = Counter(trial.status for trial in trials)
-    cards = [
-        ("configurations", str(len(trials))),
-        ("stopped at a rung", str(n_ended["stopped"])),
-        ("failed", str(n_ended["failed"])),
-        ("tuning seeds", str(len(space.seeds))),
-        ("held-out seeds", str(len(space.held_out["seeds"]))),
-    ]
-    return write_figures(
-        "Settings searched on virtual time",
-        f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
-        [figure for figure in figures if figure.traces],
-        found.folder / PAGE,
-        cards=cards,
-        tables={
-            "On held-out seeds and devices": found.comparison.words,
-            "The configurations, best first": _best_first(space, trials),
-        },
-        texts={"What was searched": tomli_w.dumps(dict(space.table))},
-    )
-
-
-def _best_first(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
-    """Tabulate the configurations by the rung that they reached, then by the first objective."""
-    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
-    unit, length_s = time_unit(space.until_s)
-    rows = []
-    for trial in trials:
-        last, is_failed = trial.last, trial.status == "failed"
-        row: dict[str, object] = {"configuration": str(trial.number)}
-        row |= {o.unit: last and last.values[i] for i, o in enumerate(space.objectives)}
-        row[f"at ({unit})"] = last and space.instants_s[last.rung] / length_s
-        row |= {"state": _WORDS[trial.status], **trial.parameters}
-        row |= {"why": trial.reason} if trial.reason else {}
-        place = (is_failed, -last.rung if last else 1, sign * last.values[0] if last else np.inf)
-        rows.append((place, trial.number, row))
-    return pd.DataFrame([row for *_, row in sorted(rows, key=itemgetter(0, 1))], dtype=object)
-
-
-def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
-    """Return an objective against virtual time, a line a configuration."""
-    unit, length_s = time_unit(space.until_s)
-    objective, named, rungs = space.objectives[number], set[str](), range(len(space.instants_s))
-    traces = []
-    for trial in trials:
-        if not trial.reports:
-            continue
-        x = np.array([space.instants_s[report.rung] for report in trial.reports]) / length_s
-        y = [report.values[number] for report in trial.reports]
-        words = {
-            "text": [f"configuration {trial.number}"] * len(y),
-            "hovertemplate": "%{text}: %{y} at %{x}",
-            "showlegend": trial.status not in named,
-        }
-        named.add(trial.status)
-        name, look = _WORDS[trial.status], list(_WORDS).index(trial.status)
-        traces.append(curve(name, look, x, y, mode="lines+markers", **words))
-    better = "lower" if objective.is_lower_better else "higher"
-    is_accuracy = objective.kind == "metric" and by_kind([objective.text])[0]
-    axis = accuracy_axis(traces) if is_accuracy else {} if objective.kind == "metric" else FROM_ZERO
-    return Figure(
-        id=f"rungs-{number}",
-        title=f"{objective.text} at the rungs",
-        about=f"A line is a configuration's {objective.in_words}, in the mean over the tuning "
-        f"seeds; {better} is better. A run that has not reached its target counts with all of its "
-        "time.",
-        traces=traces,
-        x_title=f"virtual time ({unit})",
-        y_title=objective.unit,
-        layout={"xaxis": FROM_ZERO, "yaxis": axis},
-        is_wide=True,
-        header=["configuration", "how it ended", *(f"at {s:,.0f} s" for s in space.instants_s)],
-        rows=[
-            [str(trial.number), _WORDS[trial.status], *(cell_text(known.get(i)) for i in rungs)]
-            for trial in trials
-            for known in ({report.rung: report.values[number] for report in trial.reports},)
-        ],
-    )

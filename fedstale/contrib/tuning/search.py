@@ -235,9 +235,10 @@ class Proposals:
     def _tell(self, trial: Trial) -> None:
         """Tell Optuna how a configuration ended; a failure is the worst that can be."""
         asked, last = self._asked.pop(trial.number), trial.last
+        # Of several objectives Optuna keeps the values at the end alone.
+        for report in trial.reports if len(self.space.objectives) == 1 else ():
+            asked.report(report.values[0], step=report.rung)
         if trial.status == "stopped":
-            for report in trial.reports:
-                asked.report(report.values[0], step=report.rung)
             self._study.tell(asked, state=TrialState.PRUNED)
             return
         worst = [WORST if o.is_lower_better else -WORST for o in self.space.objectives]

@@ -35,7 +35,10 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     assert lines[0].startswith("Configuration ")
     assert "held-out seeds" in lines[0]
     assert lines[1].startswith("worst held-out seeds: best: ")
-    assert lines[2:] == ["settings: tunings/space/best.toml", "report: tunings/space/tuning.html"]
+    assert lines[2:] == [
+        "settings: tunings/space/best.toml",
+        "report: tunings/space/held-out/comparison.html",
+    ]
     said = result.stderr.splitlines()
     assert "one seed alone" in said[0]
     assert said[1] == "configuration 0: strategy.concurrency=5"
