@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant, limits_of
-from fedstale.comparison.statistics import LEAST, NOTHING, Estimate, estimate, kaplan_meier
+from fedstale.comparison.statistics import LEAST, NOTHING, Estimate, estimate
 from fedstale.errors import ConfigError
 from fedstale.reports import (
     FROM_ZERO,
@@ -32,9 +32,7 @@ from fedstale.reports import (
     by_kind,
     curve,
     forest,
-    marks,
     parts_in_words,
-    stepped,
     time_unit,
     write_figures,
     write_text,
@@ -237,7 +235,6 @@ def figures(comparison: Comparison) -> list[Figure]:
         title = f"Speed-up to {comparison.target}"
         about = f"How many times as fast as {comparison.reference}, by seed; 1 is as fast, right "
         about += "of it is faster."
-        found.append(_times(comparison))
         ratios = forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
         found.append(replace(ratios, layout={**ratios.layout, "xaxis": {"type": "log"}}))
     for i, metric in enumerate(comparison.shown):
@@ -300,41 +297,3 @@ def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array
     """Return the last value measured until each instant, NaN before the first."""
     times, values = run.curve(metric, comparison.sources[metric])
     return np.append(np.nan, values)[np.searchsorted(times, instants, side="right")]
-
-
-def _times(comparison: Comparison) -> Figure:
-    """Return the share of a variant's runs that had reached the target, against virtual time."""
-    unit, length_s = time_unit(comparison.horizon_s)
-    traces: list[dict[str, Any]] = []
-    for i, one in enumerate(comparison.variants):
-        if not one.times:
-            continue
-        instants, shares = kaplan_meier(one.times.values())
-        x = np.concatenate([[0.0], instants, [max(comparison.horizon_s, instants[-1])]]) / length_s
-        y = np.concatenate([[0.0], shares, shares[-1:]])
-        traces.append(stepped(one.name, i, x, y, hovertemplate="%{y:.0%} at %{x:.4~g}"))
-        ended = {seed: time.at_s for seed, time in one.times.items() if not time.ever}
-        if ended:
-            ends = np.array(list(ended.values()))
-            heights = np.append(0.0, shares)[np.searchsorted(instants, ends, side="right")]
-            text = [f"{one.name}, seed {seed}: its time was over" for seed in ended]
-            more: dict[str, Any] = {"text": text, "hovertemplate": "%{text}"}
-            places = (ends / length_s).tolist(), heights.tolist()
-            traces.append(marks(one.name, i, *places, "-open", **more))
-    return Figure(
-        id="times",
-        title=f"Runs that had reached {comparison.target}",
-        about="Share of the runs of a variant against virtual time (Kaplan and Meier). A hollow "
-        "mark is where the time of a run was over that had not reached it.",
-        traces=traces,
-        x_title=f"virtual time ({unit})",
-        y_title="runs",
-        layout={"yaxis": {"tickformat": ".0%", "range": [0, 1]}},
-        is_wide=True,
-        header=["variant", "seed", f"virtual time ({unit})", "reached"],
-        rows=[
-            [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
-            for one in comparison.variants
-            for seed, time in one.times.items()
-        ],
-    )

@@ -13,18 +13,14 @@ References:
     Student. The Probable Error of a Mean. Biometrika 6 (1908).
     Mandelkern. Setting Confidence Intervals for Bounded Parameters. Statistical Science 17 (2002).
     Cohen. Statistical Power Analysis for the Behavioral Sciences. 2nd edition (1988).
-    Kaplan, Meier. Nonparametric Estimation from Incomplete Observations. Journal of the American
-    Statistical Association 53 (1958).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 from typing import Literal
 
 import numpy as np
-
-from fedstale.reports import Array
 
 LEAST = 3
 """Values that give an interval at least."""
@@ -106,30 +102,6 @@ class Reached:
     """Whether it did."""
     device_s: float = np.nan
     """What all devices had spent by then, in s."""
-
-
-def kaplan_meier(times: Iterable[Reached]) -> tuple[Array, Array]:
-    """Return the share of runs that had reached the target by each instant.
-
-    A run that never did counts as one that was watched until its time was over (Kaplan and Meier,
-    1958).
-
-    Args:
-        times: of at least one run.
-
-    Returns:
-        Instants in s, increasing, and the share from each of them on; both of shape (instants,).
-    """
-    from scipy.stats import CensoredData, ecdf  # noqa: PLC0415 - as in `estimate`
-
-    times = list(times)
-    found = ecdf(
-        CensoredData(
-            uncensored=[time.at_s for time in times if time.ever],
-            right=[time.at_s for time in times if not time.ever],
-        )
-    ).cdf
-    return found.quantiles, found.probabilities
 
 
 Bound = Literal["exact", "at least", "at most", "unknown"]

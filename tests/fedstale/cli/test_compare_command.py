@@ -86,7 +86,7 @@ def test_the_report_shows_means_and_differences_and_obeys_no_name(run_command, r
     page = (tmp_path / "out" / "comparison.html").read_text(encoding="utf-8")
     text = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     plots = plots_of(text)
-    assert set(plots) == {"mean-0", "times", "speed-up", "difference-0"}
+    assert set(plots) == {"mean-0", "speed-up", "difference-0"}
     (mean,) = (t for t in plots["mean-0"]["traces"] if t.get("name") == "strategy=fedavg")
     # The end of the hour: (0.8 + 0.7 + 0.7) / 3.
     assert mean["y"][-1] == pytest.approx(2.2 / 3)

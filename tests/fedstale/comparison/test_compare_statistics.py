@@ -8,7 +8,6 @@ from fedstale.comparison.statistics import (
     Reached,
     difference,
     estimate,
-    kaplan_meier,
     pairs_needed,
     speed_up,
 )
@@ -141,20 +140,3 @@ def test_nothing_is_said_where_nobody_got_there_or_a_time_is_zero():
     assert speed_up(never, never) is None
     assert speed_up(reached([0.0]), reached([5.0])) is None
     assert speed_up({1: Reached(at_s=1.0, ever=True)}, {2: Reached(at_s=1.0, ever=True)}) is None
-
-
-def product_limit(times, t):
-    """Return 1 minus the product over instants of the share that did not reach the target."""
-    left = 1.0
-    for at in sorted({at for at, ever in times if ever and at <= t}):
-        at_risk = sum(other >= at for other, _ in times)
-        left *= 1.0 - sum(other == at and ever for other, ever in times) / at_risk
-    return 1.0 - left
-
-
-@given(st.lists(st.tuples(st.integers(1, 6).map(float), st.booleans()), min_size=1, max_size=8))
-def test_the_share_that_reached_a_target_is_the_product_of_kaplan_and_meier(times):
-    instants, shares = kaplan_meier([Reached(at_s=at, ever=ever) for at, ever in times])
-    assert (np.diff(instants) > 0).all()
-    for at, share in zip(instants, shares, strict=True):
-        assert share == pytest.approx(product_limit(times, at))
