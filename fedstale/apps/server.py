@@ -14,13 +14,13 @@ from fedstale.live import watched
 
 @runtime_checkable
 class OtherForm(Protocol):
-    """A stage with which the server holds products, of which devices have the factors."""
+    """A stage that keeps products on the server and their factors on devices."""
 
     def products(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return what the server holds of a model."""
+        """Multiply the factors of a model."""
 
     def factors(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return what devices are sent of it."""
+        """Factorise a model for devices."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""What all commands do alike: options, what they write and say, and how they end.
+"""The part that commands share: options, output and exit codes.
 
 What is wrong is one sentence on stderr with exit code 2, and no traceback.
 """

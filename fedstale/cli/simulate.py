@@ -1,4 +1,4 @@
-"""`fedstale simulate`: make a run, show how it goes on, and say what came of it."""
+"""`fedstale simulate`: make a run, show its progress, and print its result."""
 
 import json
 import shutil

@@ -49,7 +49,7 @@ class JournalHistory:
 
     def __init__(self, folder: str | Path, available: str) -> None:
         self._reader = JournalReader(Path(folder), DAYS * DAY_S)
-        self._available, self._is_told = available, False
+        self._available, self._is_logged = available, False
 
     def observation(
         self, history: MessageHistory, instants: Array, utc_offset_s: float, state: RecordDict
@@ -78,15 +78,15 @@ class JournalHistory:
                     observed[i] = _observed(observed[i], readings, rules, history)
         except Exception as problem:
             # Whatever it was, it must not cost a forecast.
-            self._tell(problem)
+            self._log(problem)
             return of_messages
-        self._is_told = False
+        self._is_logged = False
         return joined(observed)
 
-    def _tell(self, problem: Exception) -> None:
+    def _log(self, problem: Exception) -> None:
         """Log why the journal does not serve, once until it does."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             logger.warning("forecasts are made of messages alone: %s", problem)
 
 

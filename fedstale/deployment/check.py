@@ -1,4 +1,4 @@
-"""What would go wrong when an app goes out to devices, found before it does.
+"""Faults of an app on devices, found before it is deployed.
 
 Flower sends a bundle of some of the app's files and unpacks it in front of everything that is
 installed on a device. What the bundle lacks, hides or leaves out only shows on the device.

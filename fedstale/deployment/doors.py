@@ -63,7 +63,7 @@ _BODIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Where the proxy listens, and how much it lets through from one address."""
+    """Addresses of the proxy, and its limits for one client address."""
 
     devices: Address
     """For SuperNodes; open to the network."""

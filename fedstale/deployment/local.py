@@ -198,7 +198,7 @@ class LocalDeployment:
                 return commands.superlink(at, self.tls, self.database, self.secret)
 
     def _check_closed(self) -> None:
-        """Say what strangers find, or why they cannot be kept out.
+        """Probe the devices' door as a stranger, and say the result.
 
         Raises:
             FedstaleError: the proxy lets something through.

@@ -92,7 +92,7 @@ class NodeProcesses:
     def __init__(self, supernode: Sequence[str], superexec: Sequence[str]) -> None:
         """Keep the commands of both."""
         self._commands = supernode, superexec
-        self._is_told = False
+        self._is_terminated = False
 
     def run(self) -> int:
         """Run both until the SuperNode ends; return its exit status, or 0 if this was told to.
@@ -110,7 +110,7 @@ class NodeProcesses:
                 if ended and ended.si_pid not in (self._supernode.pid, self._superexec.pid):
                     os.waitpid(ended.si_pid, 0)
             if self._superexec.poll() is not None and self._supernode.poll() is None:
-                if self._is_told:
+                if self._is_terminated:
                     self._supernode.wait()
                     continue
                 if self._superexec.returncode == FLOWERS_WAY:
@@ -123,10 +123,10 @@ class NodeProcesses:
                 time.sleep(max(began + _PAUSE_S - time.monotonic(), 0.0))
                 self._superexec, began = _started(self._commands[1]), time.monotonic()
         self._stop(self._superexec)
-        return 0 if self._is_told else status if status >= 0 else _KILLED - status
+        return 0 if self._is_terminated else status if status >= 0 else _KILLED - status
 
     def _end(self, *_: object) -> None:
-        self._is_told = True
+        self._is_terminated = True
         for process in (self._supernode, self._superexec):
             process.terminate()
 

@@ -50,7 +50,7 @@ _LONGEST_HOLD_S = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """How much one registered node may send; what is more is refused before it is stored or read.
+    """Limits of one registered node; more than that is refused before it is stored or read.
 
     A SuperNode gives up a reply that is refused with 413, and goes on; with 503 it tries again.
     """
@@ -85,7 +85,7 @@ class _Hour:
     n_replies: int = 0
     of_replies: dict[str, int] = field(default_factory=dict)
     """Bytes of each reply, by the session of its upload."""
-    told: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
     """Limits that the log has told of."""
 
 
@@ -183,9 +183,9 @@ class FleetGate:
         return hour
 
     def _refuse(self, status: int, node: int, limit: str, most: int, n: int) -> tuple[int, str]:
-        told = self._hour(node).told
-        if limit not in told:
-            told.add(limit)
+        logged = self._hour(node).logged
+        if limit not in logged:
+            logged.add(limit)
             logger.warning("node %d: refused: %s = %d: got %d", node, limit, most, n)
         return status, f"{limit} = {most}: got {n}"
 
@@ -247,7 +247,7 @@ class WaitsForDatabase:
         self._app, self._folder = app, folder
         self._failed: set[str] = set()
         """Paths that have failed, and have not succeeded since."""
-        self._told_at = -_AGAIN_S
+        self._logged_at = -_AGAIN_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on; the log tells of the first that fails, and once a minute from then."""
@@ -263,21 +263,21 @@ class WaitsForDatabase:
         except (OperationalError, OSError) as problem:
             if has_begun or not is_for_now(problem):
                 raise
-            self._tell(scope["path"], problem)
+            self._log(scope["path"], problem)
             await JSONResponse({"detail": "the database cannot be written"}, 503)(
                 scope, receive, send
             )
         else:
             if self._failed and scope.get("path") in self._failed:
                 self._failed.clear()
-                self._told_at = -_AGAIN_S
+                self._logged_at = -_AGAIN_S
                 logger.warning("the database in %s is written again", self._folder)
 
-    def _tell(self, path: str, problem: Exception) -> None:
+    def _log(self, path: str, problem: Exception) -> None:
         self._failed.add(path)
-        if time.monotonic() < self._told_at + _AGAIN_S:
+        if time.monotonic() < self._logged_at + _AGAIN_S:
             return
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
         why = problem.orig if isinstance(problem, OperationalError) else problem
         logger.error(
             "the database in %s cannot be written: %s; %.1f MB are free there. Nodes and "

@@ -34,7 +34,7 @@ _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
 
 
 class WaitingTask:
-    """Whether a complete message has come whose task was not acquired yet.
+    """Flag of a complete message that waits for its task to be acquired.
 
     One event loop waits for it; other threads say that it is so.
     """

@@ -138,7 +138,7 @@ class WarmExecutor:
             spec = replace(spec, parent_pid=self.owner)
             if not is_warm:
                 become(spec, app.stage.fileno())
-            answer(spec, app.stage.fileno(), lambda: _tell(app.imported, known))
+            answer(spec, app.stage.fileno(), lambda: _report_imports(app.imported, known))
         self._apps[pid] = app
         self.n_forks += is_warm
         return supernode.launched()
@@ -159,7 +159,7 @@ class WarmExecutor:
         for pid, status in _ended():
             if pid in self._apps:
                 with closing(self._apps.pop(pid)) as app:
-                    self._try(_told(app.imported))
+                    self._try(_imports_in(app.imported))
                     if leaves_waiting(app.stage.fileno()):
                         _log.error("a ClientApp was killed as it spoke with its SuperNode")
                         raise SystemExit(STUCK)
@@ -332,7 +332,7 @@ def _nameless(name: str) -> IO[str]:
     return os.fdopen(os.memfd_create(name), "w+", encoding="utf-8")
 
 
-def _tell(report: IO[str], known: set[str]) -> None:
+def _report_imports(report: IO[str], known: set[str]) -> None:
     """Write which modules were imported here and are no files of an app, in their order."""
     apps = command_line.flower_home() / "apps"
     names = []
@@ -345,7 +345,7 @@ def _tell(report: IO[str], known: set[str]) -> None:
     report.flush()
 
 
-def _told(report: IO[str]) -> list[str]:
+def _imports_in(report: IO[str]) -> list[str]:
     """Return the modules that a ClientApp has imported; none if it was killed, or ended itself."""
     report.seek(0)
     try:

@@ -1,4 +1,4 @@
-"""What fedstale takes of Flower's inside; see `features` for the names, and what goes without them.
+"""Access to Flower's inside; `features` lists the names, and the behaviour without them.
 
 Outside of this package stand only `flwr.app`, `flwr.serverapp` and `flwr.clientapp`. Messages come
 with the door; each of the other files is one part of Flower, and is imported where that part runs.

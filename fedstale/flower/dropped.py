@@ -1,4 +1,4 @@
-"""What Flower has dropped, and what it is called now: for apps that were written for an older one.
+"""Names that Flower has dropped, with those of today: for apps of an older Flower.
 
 The table, dropped.toml, has modules that apps were taught to import, and names that left a module
 which is still there. Where a new name has the place of an old one, the new one is named, also where

@@ -47,7 +47,7 @@ class Feature:
         return [name for name in self.names if not resolves(name)]
 
     def fault(self) -> str:
-        """Return why it is off with the Flower of this environment; "" where it is on.
+        """Return the reason that it is off with the installed Flower; "" if it is on.
 
         Ends the sentence "it is off, since Flower ...".
         """
@@ -335,7 +335,7 @@ def _feature(name: str) -> Feature:
 
 @cache
 def has(name: str) -> bool:
-    """Return whether a feature is on; the log says once why one is off.
+    """Test if a feature is on; the log says once the reason if it is off.
 
     Args:
         name: of one of `FEATURES`.

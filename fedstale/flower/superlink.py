@@ -116,7 +116,7 @@ def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree
 
 
 def stamp_window_s() -> tuple[float, float]:
-    """Return how early a time stamp may be that Flower takes, and how late in any case, in s.
+    """Return the limits of a time stamp in s: early, and late in any case.
 
     It takes one that is late by the first more than that, too.
     """

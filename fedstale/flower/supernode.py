@@ -1,4 +1,4 @@
-"""What a node runs of Flower's: SuperNode, SuperExec and ClientApp, and where they are changed.
+"""Flower's programs on a node, SuperNode, SuperExec and ClientApp, and the changes to them.
 
 All names here were read in Flower 1.41 to 1.43. Flower's programs find their parts by name in their
 own modules, and a part is replaced there before its program starts. Each name is imported where it

@@ -211,7 +211,7 @@ def _routes(exporter: Exporter) -> list[Route]:
         encode, kind = exposition.choose_encoder(request.headers.get("accept", ""))
         return Response(encode(exporter.registry), media_type=kind)
 
-    def told(amiss: Callable[[], str]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def status_of(amiss: Callable[[], str]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def answer(request: Request) -> Response:
             why = amiss()
             return PlainTextResponse(f"{why or 'ok'}\n", 503 if why else 200)
@@ -220,8 +220,8 @@ def _routes(exporter: Exporter) -> list[Route]:
 
     return [
         Route("/metrics", metrics),
-        Route("/healthz", told(exporter.unhealthy)),
-        Route("/readyz", told(exporter.unready)),
+        Route("/healthz", status_of(exporter.unhealthy)),
+        Route("/readyz", status_of(exporter.unready)),
     ]
 
 

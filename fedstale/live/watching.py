@@ -1,4 +1,4 @@
-"""What watches a run: progress lines, Ctrl-C, and what the run config of an app asks for.
+"""Watchers of a run: progress lines, Ctrl-C, and those that an app's run config asks for.
 
 Most are callbacks, which count rounds and look at the clock a few times a second of wall time.
 """

@@ -256,7 +256,7 @@ def _too_late(account: _Account, late: pd.DataFrame) -> Advice:
 
 
 def waits_of(jobs: pd.DataFrame) -> tuple[Array, Array]:
-    """Return how long replies that came too late took, in s; inf where they never came.
+    """Return the durations of late replies in s; inf for those that never came.
 
     Args:
         jobs: all jobs of a run, by `with_causes`.

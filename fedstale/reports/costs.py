@@ -130,7 +130,7 @@ def account_figure(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figu
 
 
 def failures(run: "Run") -> Figure | None:
-    """Return how many jobs came to nothing, by how they ended, or None if none did."""
+    """Return the figure of wasted jobs by status, or None if there are none."""
     wasted = run.jobs[run.jobs["outcome"] == "wasted"]
     if wasted.empty:
         return None

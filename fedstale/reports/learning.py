@@ -1,4 +1,4 @@
-"""What the model learnt: metrics against time and costs, and how updates were aggregated.
+"""Figures of learning: metrics against time and costs, staleness and weights.
 
 Metrics are drawn for one run or for several together; staleness and weights for one.
 """

@@ -99,7 +99,7 @@ class Run:
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """What was run on what, by name: strategy, selector and traces, as far as it is known."""
+        """Strategy, selector and traces, by name, as far as they are known."""
         return parts_of(tomllib.loads(self.config_text), self.summary)
 
     @property

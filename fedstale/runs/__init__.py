@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, on which simulation, deployment and reports stand."""
+"""The folder of a run, for simulation, deployment and reports."""
 
 from fedstale.runs.accounts import (
     COST_COLUMNS,

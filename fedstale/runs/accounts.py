@@ -174,7 +174,7 @@ def in_words(part: object) -> str | None:
 
 
 def in_a_line(reason: str) -> str:
-    r"""Return why a job failed as one line, with where in the app that was, if it says so.
+    r"""Shorten the reason of a failed job to one line, with its place in the app if stated.
 
     Example:
         >>> in_a_line("TypeError: \n\n\tfit returned 2 elements.\nExpected: (client.py:3)")

@@ -153,7 +153,7 @@ class RunFolder:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is written how the run ended."""
+        """Whether the summary is written."""
         return (self.path / SUMMARY).is_file()
 
     @classmethod
@@ -207,7 +207,7 @@ class RunFolder:
         self._lock.close()
 
     def reopen(self) -> None:
-        """Forget how the run ended, because it goes on; what it measured stays until it ends."""
+        """Remove the summary of a run that goes on; its metrics stay until it ends."""
         (self.path / SUMMARY).unlink(missing_ok=True)
 
     @contextmanager

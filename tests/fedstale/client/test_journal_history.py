@@ -197,7 +197,7 @@ def test_an_observation_is_that_of_the_trace_which_the_journal_becomes(story, ra
             t = told[k][0] + later
             history = with_a_job()
             seen = journal.observation(history, np.array([MIDNIGHT + t]), 0.0, RecordDict())
-            assert not journal._is_told
+            assert not journal._is_logged
             expected = TraceObserver(traces).at([0], t - begun, history_s=28 * DAY)
             for field in fields(expected.own):
                 np.testing.assert_allclose(
@@ -266,7 +266,7 @@ def test_a_log_begins_after_a_day_in_which_nobody_recorded(tmp_path):
         now = MIDNIGHT + start + 49 * 60.0 + 5.0
         journal = JournalHistory(folder, "online")
         seen = journal.observation(MessageHistory(), np.array([now]), 0.0, RecordDict())
-        assert not journal._is_told
+        assert not journal._is_logged
         return seen
 
     for gap_s, same_run in ((6 * HOUR, False), (6 * HOUR, True), (2 * DAY, True)):
