@@ -32,7 +32,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstale.apps import characters, classification, client, play
+from fedstale.apps import characters, classification, client
 from fedstale.simulation import Costs, Executor, InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.types import Array
@@ -301,7 +301,7 @@ class Shakespeare(TrainingApp):
             raise FileNotFoundError(f"{TEXT}: expected the play that the app is trained on")
         super().__init__()
         self.mean_loss, self.fixed = characters.mean_loss, {"max_norm": self.task.MAX_NORM}
-        self.held_out = characters.encode(play.held_out(str(TEXT)), self.task.LENGTH)
+        self.held_out = characters.encode(characters.held_out(str(TEXT)), self.task.LENGTH)
 
     def own_lines(self, partition: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the lines of a device of n to train on, and those to evaluate on."""

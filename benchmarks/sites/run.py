@@ -36,7 +36,7 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 
-from fedstale.apps import characters, play
+from fedstale.apps import characters
 from fedstale.contrib.sites import Adapters
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
@@ -157,7 +157,7 @@ def run(of: Run, text: str, base: str) -> dict[str, float]:
     config = app.run_config({**MODEL, "base": base, "ranks": arm.ranks, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
-        test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
+        test = characters.encode(characters.held_out(text), task.LENGTH)[::TEST_EVERY]
         n_bytes = BYTES_OF_A_RANK * max(task.ranks(config))
         grid = sites(client, config, n_bytes=n_bytes, until_s=UNTIL_S, seed=seed)
         network = task.model(config, seed)

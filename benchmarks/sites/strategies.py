@@ -31,7 +31,7 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from threadpoolctl import threadpool_limits
 
-from fedstale.apps import characters, play
+from fedstale.apps import characters
 from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedAvg, FedBuff, StaleStrategy
@@ -140,7 +140,7 @@ def curve(
     config = app.run_config({**MODEL, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
-        test = characters.encode(play.held_out(text), task.LENGTH)[::TEST_EVERY]
+        test = characters.encode(characters.held_out(text), task.LENGTH)[::TEST_EVERY]
         grid = grid_of(client, config)
         network, merged = task.model(config, seed), Merged()
         strategy.seed = seed

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.reports.figure import Array, byte_text
+from fedstale.reports.figure import Array
 from fedstale.runs import (
     EXPIRED,
     IN_FLIGHT,
@@ -81,8 +81,6 @@ class Advice:
     """That these jobs cost, in h; of "no job in flight", hours of virtual time."""
     share: float = 0.0
     """The same as a share of all; of the jobs where no device-hours are known."""
-    n_bytes: float = 0.0
-    """That these jobs moved, both ways."""
     setting: str
     """What governs it: a key of the run config, an argument of the strategy, or what to look at."""
     value: float | None = None
@@ -94,12 +92,8 @@ class Advice:
 
     def __str__(self) -> str:
         hours = f" took {self.device_hours:.3g} device-hours ({self.share:.0%} of all)"
-        n, what = f"{self.n_jobs:,} " if self.n_jobs else "", self.what
-        if self.n_jobs == 1:
-            for many, one in (("replies", "reply"), ("jobs", "job"), ("messages", "message")):
-                what = re.sub(f"^{many}", one, what)
-            what = what.replace(" were ", " was ")
-        return f"{n}{what}{hours if self.device_hours else ''}: {self.proposal}."
+        n = f"{self.n_jobs:,} " if self.n_jobs else ""
+        return f"{n}{self.what}{hours if self.device_hours else ''}: {self.proposal}."
 
 
 @dataclass(slots=True)
@@ -137,7 +131,6 @@ class _Account:
             n_jobs=len(lost),
             device_hours=0.0 if self.unit == "jobs" else spent_s / _HOUR_S,
             share=spent_s / self.total_s,
-            n_bytes=float(lost["moved_bytes"].sum()),
             **more,
         )
 
@@ -460,7 +453,6 @@ def _uploads(account: _Account) -> Advice | None:
         what="uploads",
         device_hours=uploaded_s / _HOUR_S,
         share=share,
-        n_bytes=float(jobs["uploaded_bytes"].sum()),
         setting=setting,
         saves=saved,
         proposal=f"{setting} sends a quarter of the bytes and saves {saved:.0%} of the "
@@ -528,7 +520,6 @@ def table(advice: Sequence[Advice]) -> pd.DataFrame:
                 "governed by": each.setting,
                 "jobs": f"{each.n_jobs:,}" if each.n_jobs else NOTHING,
                 "device-hours": NOTHING if is_idle or not each.device_hours else hours,
-                "traffic": byte_text(each.n_bytes) if each.n_bytes else NOTHING,
             }
         )
     return pd.DataFrame(rows)

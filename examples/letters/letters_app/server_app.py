@@ -5,7 +5,7 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedstale.apps import characters, play, server
+from fedstale.apps import characters, server
 from letters_app import task
 
 TEST_EVERY = 8
@@ -18,7 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds."""
     config = context.run_config
-    test_set = characters.encode(play.held_out(str(config["text"])), task.LENGTH)
+    test_set = characters.encode(characters.held_out(str(config["text"])), task.LENGTH)
     server.serve(
         grid,
         context,

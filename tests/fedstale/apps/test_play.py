@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstale.apps import play
+from fedstale.apps import characters
 
 
 def test_each_role_keeps_what_it_says_and_nothing_else(tmp_path):
@@ -14,7 +14,7 @@ def test_each_role_keeps_what_it_says_and_nothing_else(tmp_path):
         "A heading nobody says\n\nROMEO:\nAy me:\nsad hours.\n\nJULIET:\nRomeo!\n\nAlone.\n\n"
         "ROMEO:\nMy dear?\n"
     )
-    assert play.read_roles(str(path)) == {
+    assert characters.read_roles(str(path)) == {
         "ROMEO": "Ay me:\nsad hours.\nMy dear?\n",
         "JULIET": "Romeo!\nAlone.\n",
     }
@@ -23,26 +23,26 @@ def test_each_role_keeps_what_it_says_and_nothing_else(tmp_path):
 def test_a_compressed_play_reads_like_a_plain_one(small_play, tmp_path):
     path = tmp_path / "p.txt.gz"
     path.write_bytes(gzip.compress(Path(small_play).read_bytes()))
-    assert play.read_roles(str(path)) == play.read_roles(small_play)
-    assert set(play.read_roles(small_play)) == {"HAMLET", "OPHELIA", "GHOST"}
+    assert characters.read_roles(str(path)) == characters.read_roles(small_play)
+    assert set(characters.read_roles(small_play)) == {"HAMLET", "OPHELIA", "GHOST"}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
 def test_devices_share_out_the_text_that_is_not_held_out(small_play, n):
-    texts = play.assign(small_play, n)
-    everything = "".join(play.read_roles(small_play).values())
+    texts = characters.assign(small_play, n)
+    everything = "".join(characters.read_roles(small_play).values())
     assert len(texts) == n
-    assert min(map(len, texts)) >= play.MIN_CHARACTERS
-    dealt = sorted("".join(texts) + play.held_out(small_play))
+    assert min(map(len, texts)) >= characters.MIN_CHARACTERS
+    dealt = sorted("".join(texts) + characters.held_out(small_play))
     assert dealt == sorted(everything)
-    assert 0.08 < len(play.held_out(small_play)) / len(everything) < 0.12
+    assert 0.08 < len(characters.held_out(small_play)) / len(everything) < 0.12
 
 
 def test_impossible_numbers_of_devices_are_refused(small_play):
     with pytest.raises(ValueError, match="num-partitions = 0"):
-        play.assign(small_play, 0)
+        characters.assign(small_play, 0)
     with pytest.raises(ValueError, match=r"num-partitions = 1000.*use fewer devices"):
-        play.assign(small_play, 1000)
+        characters.assign(small_play, 1000)
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_text_that_is_no_play_is_refused_in_one_sentence(tmp_path, name, conte
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"^text = .*{name}.*expected"):
-        play.read_roles(str(path))
+        characters.read_roles(str(path))

@@ -122,13 +122,6 @@ def test_fewer_epochs_are_proposed_as_a_number_of_epochs():
     assert value() is None
 
 
-def test_one_of_a_kind_is_said_of_one():
-    jobs = of_rounds([10.0, 20.0, 300.0], next_at_s=60.0, status="late")
-    (first, *_) = advise(with_causes(jobs), end_s=100.0)
-    assert first.n_jobs == 1
-    assert str(first).startswith("1 reply that came after the timeout")
-
-
 @pytest.mark.parametrize(
     ("staleness", "setting"), [(0.0, "min_available_nodes"), (1.0, "the devices")]
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from clothes import FILES, drawn, idx, write_clothes
-from fashion_runs import SMALL, simulated, written
+from fashion_runs import simulated, written
 from flwr.app import ArrayRecord
 
 import fedstale
@@ -69,18 +69,6 @@ def test_two_runs_of_the_command_learn_and_write_the_same_bytes(small_clothes, t
     assert said["loss"].dropna().iloc[-1] == pytest.approx(loss, rel=1e-4)
     right = (logits.argmax(axis=1) == labels).mean()
     assert said["accuracy"].dropna().iloc[-1] == pytest.approx(right)
-
-
-def test_a_batch_gives_the_results_of_one_by_one(small_clothes, tmp_path):
-    for out, executor in (("one", "inline"), ("batch", "batched")):
-        settings = SMALL.replace("num-server-rounds=6", "num-server-rounds=2")
-        options = ("--traces", "synthetic:30", "--executor", executor)
-        said, code = simulated(small_clothes, tmp_path / out, *options, settings=settings)
-        assert code == 0, said
-    one, batch = (fedstale.read_run(tmp_path / out) for out in ("one", "batch"))
-    assert written(tmp_path / "one")[0] == written(tmp_path / "batch")[0]
-    for name, weights in one.model.items():
-        np.testing.assert_allclose(batch.model[name], weights, atol=1e-4)
 
 
 def test_a_folder_that_lacks_a_file_is_one_sentence_that_names_the_package(tmp_path):
@@ -146,12 +134,6 @@ def test_a_damaged_file_is_one_sentence(reader, tmp_path, which, content, said):
     assert "\n" not in str(problem.value)
 
 
-@pytest.mark.parametrize("data", ["x" * 5000, "a\0b", "/proc/self/mem/x"])
-def test_a_folder_that_cannot_be_is_one_sentence(reader, data):
-    with pytest.raises(ConfigError, match="no train-images-idx3-ubyte or"):
-        reader.read_folder(data)
-
-
 def test_devices_share_the_training_images_and_no_test_image(task, small_clothes):
     mine = []
     for partition in range(7):
@@ -179,16 +161,6 @@ def test_training_lowers_the_loss_counts_its_examples_and_repeats_to_the_byte(
     assert replies[0]["metrics"]["train_loss"] < classification.evaluate(network, mine)[0]
     bytes_of = [[a.tobytes() for a in r["arrays"].to_numpy_ndarrays()] for r in (*replies, other)]
     assert bytes_of[0] == bytes_of[1] != bytes_of[2]
-
-
-def test_evaluation_of_many_examples_is_that_of_all_at_once(task):
-    images, labels = drawn(2310, 4)
-    data = torch.tensor(images, dtype=torch.uint8), torch.tensor(labels)
-    network = task.Network(3)
-    logits = network(data[0]).detach().double()
-    loss = torch.nn.functional.cross_entropy(logits, data[1]).item()
-    right = (logits.argmax(dim=1) == data[1]).double().mean().item()
-    assert classification.evaluate(network, data) == pytest.approx((loss, right), rel=1e-5)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors.torch import save_file
 
-from fedstale.apps import characters
 from fedstale.flower import stamp
 from fedstale.strategies.stages import WORK
 
@@ -65,10 +64,6 @@ def same(one, other):
     return all(torch.equal(x, other.to_torch_state_dict()[k]) for k, x in one.items())
 
 
-def test_the_model_has_one_to_three_million_weights(task):
-    assert 1e6 < sum(p.numel() for p in task.Network().parameters()) < 3e6
-
-
 def test_no_character_sees_a_later_one(task):
     network = task.Network(1, width=32, layers=2)
     codes = torch.randint(90, (2, task.LENGTH), generator=torch.Generator().manual_seed(0))
@@ -97,28 +92,6 @@ def test_moments_stay_at_the_site_and_go_on(site, task):
     assert not same(again["arrays"].to_torch_state_dict(), fresh(reply["arrays"])["arrays"]), (
         "moments change the steps"
     )
-
-
-def test_two_jobs_of_a_site_alone_are_one_run_of_adamw(site, task, small_play):
-    client_app = importlib.import_module("letters_app.client_app")
-    examples, _ = characters.of_device(small_play, 0, 3, length=task.LENGTH)
-    network = task.Network(1, width=32, layers=1)
-    start = network.state_dict()
-    # All examples are in each batch, so their order only matters to rounding.
-    mine = site(**{"batch-size": len(examples)})
-    reply = mine(mine(arrays_of(network))["arrays"])
-    whole = task.Network(1, width=32, layers=1)
-    whole.load_state_dict(start)
-    optimizer = torch.optim.AdamW(
-        whole.parameters(), lr=0.002, betas=client_app.BETAS, weight_decay=0.1
-    )
-    for _ in range(8):
-        optimizer.zero_grad()
-        client_app.characters.mean_loss(whole, examples).backward()
-        torch.nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
-        optimizer.step()
-    for name, x in reply["arrays"].to_torch_state_dict().items():
-        torch.testing.assert_close(x, whole.state_dict()[name], rtol=0, atol=1e-4)
 
 
 def test_a_site_takes_exactly_the_steps_that_it_is_asked_for(site, task):

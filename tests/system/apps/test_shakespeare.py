@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 from places import APPS, PLAY
 
 import fedstale
-from fedstale.apps import characters, play
+from fedstale.apps import characters
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_training_on_a_device_lowers_its_loss_and_repeats_to_the_byte(answer, ta
     replies = [answer("train", task.Network(1), **{"local-epochs": 3}) for _ in range(2)]
     torch.manual_seed(5)
     replies.append(answer("train", task.Network(1), **{"local-epochs": 3}))
-    mine, _ = characters.split(characters.encode(play.assign(small_play, 3)[0], task.LENGTH))
+    mine, _ = characters.split(characters.encode(characters.assign(small_play, 3)[0], task.LENGTH))
     assert replies[0]["metrics"]["num-examples"] == len(mine)
     assert replies[0]["metrics"]["train_loss"] < characters.evaluate(task.Network(1), mine)[0]
     trained = [[a.tobytes() for a in r["arrays"].to_numpy_ndarrays()] for r in replies]
