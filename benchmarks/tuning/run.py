@@ -197,7 +197,7 @@ def asha(space: Space, readings: Readings, order: Sequence[int]) -> Search:
             if rung == last:
                 ends[number] = value
                 break
-            report = Report(rung=rung, values=(value,), n_never=(0,))
+            report = Report(rung=rung, value=value)
             decision = scheduler.on_trial_result(controller, trial, result_of(space, report))
             if decision == "STOP":
                 break

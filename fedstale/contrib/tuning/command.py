@@ -48,18 +48,12 @@ def tune(
         ),
     ] = None,
     search: Annotated[
-        Literal["tpe", "random", "grid"],
-        typer.Option(
-            help="What proposes configurations; tpe is NSGA-II where there are several objectives."
-        ),
+        Literal["tpe", "random"], typer.Option(help="What proposes configurations.")
     ] = "tpe",
     stop: Annotated[
-        Literal["asha", "none"] | None,
-        typer.Option(
-            help="What stops configurations that are behind at a rung; default asha, and none of "
-            "several objectives."
-        ),
-    ] = None,
+        Literal["asha", "none"],
+        typer.Option(help="What stops configurations that are behind at a rung."),
+    ] = "asha",
     seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -114,8 +108,7 @@ def _show_end(found: "Tuning", folder: Path) -> None:
     from fedstale.comparison import PAGE
     from fedstale.contrib.tuning import BEST, HELD_OUT
 
-    front = "" if len(found.space.objectives) == 1 else f"{len(found.front)} on the front\n"
-    typer.echo(f"{front}{found.verdict}")
+    typer.echo(found.verdict)
     typer.echo(f"worst held-out seeds: {'; '.join(found.worst_seeds)}")
     typer.echo(f"settings: {folder / BEST}")
     typer.echo(f"report: {folder / HELD_OUT / PAGE}")
@@ -128,9 +121,9 @@ def _show(trial: "Trial") -> None:
         note(f"configuration {trial.number}: {words}")
     elif trial.status != "open":
         last = trial.last
-        values = ", ".join(f"{value:.4g}" for value in last.values) if last is not None else "-"
+        value = "-" if last is None else f"{last.value:.4g}"
         why = f" ({trial.reason})" if trial.reason else ""
-        note(f"configuration {trial.number} {_ENDS[trial.status]}: {values}{why}")
+        note(f"configuration {trial.number} {_ENDS[trial.status]}: {value}{why}")
 
 
 _ENDS = {"complete": "came to the end", "stopped": "was stopped at a rung", "failed": "failed"}

@@ -237,8 +237,7 @@ def reach(
     """
     started, at_s = time.perf_counter(), space.instants_s[rung]
     runs: list[Run] = []
-    values: tuple[float, ...] = (math.nan,) * len(space.objectives)
-    n_never: tuple[int, ...] = (0,) * len(space.objectives)
+    value, n_never, objective = math.nan, 0, space.objective
     failure = refusal = ""
     try:
         for planned in space.runs(trial.parameters, folder):
@@ -250,19 +249,17 @@ def reach(
     except FedstaleError as problem:
         failure = str(problem)
     if not failure:
-        found = [objective.of(runs, at_s, space.until_s) for objective in space.objectives]
-        values, n_never = zip(*found, strict=True)
-        pairs = zip(space.objectives, values, strict=True)
-        if without := [objective.text for objective, value in pairs if math.isnan(value)]:
-            failure = f"{without[0]} is not a number, or was not measured, at {at_s:,.0f} s"
+        value, n_never = objective.of(runs, at_s, space.until_s)
+        if math.isnan(value):
+            failure = f"{objective.text} is not a number, or was not measured, at {at_s:,.0f} s"
         try:
-            for objective in space.objectives if trial.number == 0 else ():
+            if trial.number == 0:
                 objective.require_measured(runs, at_end=rung == len(space.rungs_s))
         except ConfigError as problem:
             refusal = str(problem)
     return Report(
         rung=rung,
-        values=values,
+        value=value,
         n_never=n_never,
         failure=failure,
         refusal=refusal,
@@ -334,7 +331,6 @@ def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> Trial
 
 def result_of(space: Space, report: Report) -> dict[str, float]:
     """Return a report as ASHA wants it: its time, and a score of which more is better."""
-    value, is_lower_better = report.values[0], space.objectives[0].is_lower_better
-    score = -value if is_lower_better else value
+    score = -report.value if space.objective.is_lower_better else report.value
     factor = 1 / space.keep
     return {TIME: factor**report.rung, SCORE: -WORST if math.isnan(score) else score}

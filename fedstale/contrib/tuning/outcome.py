@@ -10,12 +10,13 @@ import os
 import secrets
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -32,12 +33,12 @@ from fedstale.files import hold
 from fedstale.flower import command_line
 from fedstale.live import progress_line
 from fedstale.parallel import WorkerPool
-from fedstale.reports import write_text
+from fedstale.reports import write_figures, write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
 
-CSV, BEST, PLAN, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "held-out"
+CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
 _LOCK = ".lock"
 _BEST, _NEXT, _DEFAULTS = "best", "runner-up", "defaults"
 _ONE_SEED = (
@@ -75,10 +76,7 @@ class Tuning:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Configurations that came to the end, best first in the first objective.
-
-        Of several objectives only those that none beats.
-        """
+        """Configurations that came to the end, best first."""
         return _ranked(self.space, self.tried)
 
     @property
@@ -92,21 +90,15 @@ class Tuning:
         return table_of(self.space, self.tried)
 
     @property
-    def front(self) -> pd.DataFrame:
-        """The rows of configurations that no other beats."""
-        front = {trial.number for trial in _front(self.space, self.tried)}
-        return self.trials[self.trials["trial"].isin(front)].reset_index(drop=True)
-
-    @property
     def gain(self) -> Estimate:
-        """Best minus defaults in the first objective, paired by held-out seed."""
+        """Best minus defaults in the objective, paired by held-out seed."""
         by_name = {one.name: _values(self.space, one) for one in self.comparison.variants}
         return difference(by_name[_BEST], by_name[_DEFAULTS])
 
     @property
     def verdict(self) -> str:
         """Whether the best configuration is better than the defaults, in sentences."""
-        objective, gain = self.space.objectives[0], self.gain
+        objective, gain = self.space.objective, self.gain
         name = f"Configuration {self.best.number}"
         if gain.n < LEAST:
             told = f", by {gain.ends()}" if gain.n else ""
@@ -126,9 +118,8 @@ class Tuning:
 
     @property
     def worst_seeds(self) -> list[str]:
-        """The worst held-out seed of each variant in the first objective, in sentences."""
-        objective = self.space.objectives[0]
-        choose = max if objective.is_lower_better else min
+        """The worst held-out seed of each variant, in sentences."""
+        choose = max if self.space.objective.is_lower_better else min
         found = []
         for one in self.comparison.variants:
             values = _values(self.space, one)
@@ -149,7 +140,7 @@ def tune(
     out: str | Path | None = None,
     workers: int | None = None,
     search: Search = "tpe",
-    stop: Stop | None = None,
+    stop: Stop = "asha",
     seed: int = 0,
     address: str | None = None,
     watch: Callable[[Trial], None] | None = None,
@@ -166,9 +157,8 @@ def tune(
             returned object.
         workers: configurations at a time; None takes one for each core, of the cluster if there
             is one. With one, the same call gives the same result.
-        search: what proposes configurations: tpe (NSGA-II for several objectives), random or grid.
-        stop: asha stops those that are behind at the rungs, none stops nothing; None is asha for
-            one objective.
+        search: what proposes configurations: tpe or random.
+        stop: asha stops those that are behind at the rungs, none stops nothing.
         seed: of all proposals.
         address: auto or HOST:PORT of a Ray cluster whose nodes run configurations; None of this
             machine.
@@ -184,12 +174,14 @@ def tune(
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed = {seed!r}: expected a whole number >= 0")
+    for name, value, kinds in (("search", search, Search), ("stop", stop, Stop)):
+        if value not in get_args(kinds):
+            raise ConfigError(f"{name} = {value!r}: expected one of {get_args(kinds)}")
     if find_spec("ray") is None:
         raise ConfigError(f"a search {needs('ray')}")
     if address is not None:
         check_address(address)
     space = Space.read(space)
-    stops = space.check(search, stop)
     if len(space.seeds) == 1:
         logging.getLogger(__name__).warning("%s", _ONE_SEED.format(*space.seeds))
     progress = progress if watch is None else False
@@ -199,7 +191,7 @@ def tune(
             space=space,
             folder=result_folder(out, stack).resolve(),
             search=search,
-            stop=stops,
+            stop=stop,
             seed=seed,
             workers=workers,
             address=address,
@@ -262,23 +254,19 @@ def _searched(task: SearchJob, notify: Callable[[object], None]) -> None:
 
 
 def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return one row a configuration: parameters, values at each rung, and how it ended."""
-    rows = []
+    """Tabulate the configurations: parameters, values at each rung, and how each ended."""
+    objective, rows = space.objective, []
     for trial in trials:
+        last, by_rung = trial.last, {report.rung: report.value for report in trial.reports}
         row: dict[str, object] = {"trial": trial.number, **trial.parameters}
-        by_rung = {report.rung: report for report in trial.reports}
-        for i, objective in enumerate(space.objectives):
-            for rung, at_s in enumerate(space.instants_s):
-                report = by_rung.get(rung)
-                row[f"{objective.unit} at {at_s:.10g} s"] = (
-                    np.nan if report is None else report.values[i]
-                )
-            if objective.kind == "time":
-                row[f"never: {objective.text}"] = trial.last.n_never[i] if trial.last else 0
-        last = trial.last
-        stopped = trial.status == "stopped" and last is not None
+        for rung, at_s in enumerate(space.instants_s):
+            row[f"{objective.unit} at {at_s:.10g} s"] = by_rung.get(rung, np.nan)
+        if objective.kind == "time":
+            row["never"] = last.n_never if last else 0
         row["status"] = trial.status
-        row["stopped_at_s"] = space.instants_s[last.rung] if stopped and last else np.nan
+        row["stopped_at_s"] = (
+            space.instants_s[last.rung] if last and trial.status == "stopped" else np.nan
+        )
         rows.append({**row, "reason": trial.reason, "wall_s": round(trial.wall_s, 3)})
     return pd.DataFrame(rows)
 
@@ -299,7 +287,9 @@ def _judged(
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, **options)
-    return Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
+    found = Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
+    write_page(found)
+    return found
 
 
 def forget_others(runs: Sequence[PlannedRun]) -> None:
@@ -314,10 +304,7 @@ def forget_others(runs: Sequence[PlannedRun]) -> None:
 
 
 def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the configurations that are to be judged, by the names of their variants.
-
-    Of several objectives they are on the front, and best in the first.
-    """
+    """Return the configurations that are to be judged, by the names of their variants."""
     over = _ranked(space, trials)
     if not over:
         failures = [trial.reason for trial in trials if trial.reason]
@@ -325,38 +312,60 @@ def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
         raise ConfigError(
             f"{len(failures)} of {len(trials)} configurations failed and none came to its end{why}"
         )
-    first = space.objectives[0]
-    n_seeds = len(space.seeds)
-    if first.kind == "time" and all(t.reports[-1].n_never[0] == n_seeds for t in over):
+    objective, n_seeds = space.objective, len(space.seeds)
+    if objective.kind == "time" and all(t.reports[-1].n_never == n_seeds for t in over):
         raise ConfigError(
-            f"objective = {first.text!r}: no configuration reached it in any run until "
+            f"objective = {objective.text!r}: no configuration reached it in any run until "
             f"{space.until_s:,.0f} s; expected a nearer target or a later until"
         )
     return dict(zip((_BEST, _NEXT), over, strict=False))
 
 
 def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    """Rank the configurations that may be held out by the first objective, best first."""
+    """Rank the configurations that came to the end, best first."""
     over = [trial for trial in trials if trial.status == "complete"]
-    over = over if len(space.objectives) == 1 else _front(space, trials)
-    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
-    return sorted(over, key=lambda trial: (sign * trial.reports[-1].values[0], trial.number))
-
-
-def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the configurations that came to the end and that none beats.
-
-    One beats another that is at least as good in all objectives and better in one.
-    """
-    over = [trial for trial in trials if trial.status == "complete"]
-    signs = np.array([1.0 if o.is_lower_better else -1.0 for o in space.objectives])
-    costs = np.array([trial.reports[-1].values for trial in over]).reshape(-1, signs.size) * signs
-    beaten = [any((other <= own).all() and (other < own).any() for other in costs) for own in costs]
-    return [trial for trial, is_beaten in zip(over, beaten, strict=True) if not is_beaten]
+    sign = 1.0 if space.objective.is_lower_better else -1.0
+    return sorted(over, key=lambda trial: (sign * trial.reports[-1].value, trial.number))
 
 
 def _values(space: Space, one: Variant) -> dict[int, float]:
-    """Return the values of a variant's runs in the first objective, by seed."""
-    objective, end_s = space.objectives[0], space.until_s
+    """Return the values of a variant's runs in the objective, by seed."""
+    objective, end_s = space.objective, space.until_s
     found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
     return {run.seed: value for run, value in found if np.isfinite(value)}
+
+
+def write_page(found: Tuning) -> Path:
+    """Write the page of a search, and return the file."""
+    space, trials = found.space, found.tried
+    n_ended = Counter(trial.status for trial in trials)
+    cards = [
+        ("configurations", str(len(trials))),
+        ("stopped at a rung", str(n_ended["stopped"])),
+        ("failed", str(n_ended["failed"])),
+        ("tuning seeds", str(len(space.seeds))),
+        ("held-out seeds", str(len(space.held_out["seeds"]))),
+    ]
+    return write_figures(
+        "Settings searched on virtual time",
+        f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
+        [],
+        found.folder / PAGE,
+        cards=cards,
+        tables={
+            "On held-out seeds and devices": found.comparison.words,
+            "The configurations, best first": table_of(space, _best_first(space, trials)),
+        },
+        texts={"What was searched": tomli_w.dumps(dict(space.table))},
+    )
+
+
+def _best_first(space: Space, trials: Sequence[Trial]) -> list[Trial]:
+    """Sort configurations by the rung that they reached, then by the objective; failures last."""
+    sign = 1.0 if space.objective.is_lower_better else -1.0
+
+    def place(trial: Trial) -> tuple[bool, int, float]:
+        rung, value = (trial.last.rung, trial.last.value) if trial.last else (-1, np.inf)
+        return trial.status == "failed", -rung, sign * value
+
+    return sorted(trials, key=place)

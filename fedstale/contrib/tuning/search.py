@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -47,10 +46,10 @@ class Report:
 
     rung: int
     """Number of the instant: `Space.instants_s` has them."""
-    values: tuple[float, ...]
-    """Of each objective; NaN if a run failed."""
-    n_never: tuple[int, ...]
-    """Of each objective, how many runs have not reached its target."""
+    value: float
+    """Of the objective; NaN if a run failed."""
+    n_never: int = 0
+    """Runs that have not reached its target."""
     failure: str = ""
     """Why a run failed; empty if none did."""
     refusal: str = ""
@@ -61,13 +60,11 @@ class Report:
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> "Report":
         """Read a report that was written down; JSON has no NaN."""
-        values = tuple(math.nan if value is None else float(value) for value in table["values"])
-        return cls(**{**table, "values": values, "n_never": tuple(table["n_never"])})
+        return cls(**{**table, "value": math.nan if table["value"] is None else table["value"]})
 
     def table(self) -> dict[str, Any]:
         """Return the report as `from_table` reads it."""
-        values = [value if math.isfinite(value) else None for value in self.values]
-        return {**asdict(self), "values": values}
+        return {**asdict(self), "value": self.value if math.isfinite(self.value) else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +120,13 @@ class Proposals:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.task, self.space = task, task.space
-        self._grid = self.space.grid() if task.search == "grid" else None
         self._asked: dict[int, optuna.Trial] = {}
         path = task.folder / STUDY
-        low, high = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
-        ways = [low if o.is_lower_better else high for o in self.space.objectives]
+        direction = "minimize" if self.space.objective.is_lower_better else "maximize"
         try:
             self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
             self._study = optuna.create_study(
-                study_name="search", storage=self._storage, directions=ways, load_if_exists=True
+                study_name="search", storage=self._storage, direction=direction, load_if_exists=True
             )
         except (SQLAlchemyError, RuntimeError, ValueError) as problem:
             raise ConfigError(
@@ -205,10 +200,7 @@ class Proposals:
         trials = self.trials
         if self._is_enough(trials):
             return None
-        number = len(trials)
-        if self._grid is not None:
-            self._study.enqueue_trial(self._grid[number], user_attrs={"number": number})
-        return Trial(number=number, parameters=self._ask(number))
+        return Trial(number=len(trials), parameters=self._ask(len(trials)))
 
     def reported(self, trial: Trial) -> None:
         """Keep what a configuration has come to."""
@@ -235,19 +227,16 @@ class Proposals:
     def _tell(self, trial: Trial) -> None:
         """Tell Optuna how a configuration ended; a failure is the worst that can be."""
         asked, last = self._asked.pop(trial.number), trial.last
-        # Of several objectives Optuna keeps the values at the end alone.
-        for report in trial.reports if len(self.space.objectives) == 1 else ():
-            asked.report(report.values[0], step=report.rung)
         if trial.status == "stopped":
+            for report in trial.reports:
+                asked.report(report.value, step=report.rung)
             self._study.tell(asked, state=TrialState.PRUNED)
             return
-        worst = [WORST if o.is_lower_better else -WORST for o in self.space.objectives]
-        is_whole = trial.status == "complete" and last is not None
-        self._study.tell(asked, list(last.values) if is_whole and last else worst)
+        worst = WORST if self.space.objective.is_lower_better else -WORST
+        self._study.tell(asked, last.value if trial.status == "complete" and last else worst)
 
     def _is_enough(self, trials: Sequence[Trial]) -> bool:
-        enough = self.space.trials if self._grid is None else len(self._grid)
-        if enough is not None and len(trials) >= enough:
+        if self.space.trials is not None and len(trials) >= self.space.trials:
             return True
         wall_s = sum(trial.wall_s for trial in trials) / (self.task.workers or math.inf)
         return wall_s >= self.space.budget_s
@@ -256,11 +245,8 @@ class Proposals:
         """Make the sampler of one configuration, with a seed of its own."""
         sequence = np.random.SeedSequence(self.task.seed, spawn_key=(number,))
         seed = int(sequence.generate_state(1)[0])
-        if self.task.search != "tpe":
-            return optuna.samplers.RandomSampler(seed=seed)
-        if len(self.space.objectives) > 1:
-            return optuna.samplers.NSGAIISampler(seed=seed)
-        return optuna.samplers.TPESampler(seed=seed)
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        return samplers[self.task.search](seed=seed)
 
 
 def _trial(kept: optuna.trial.FrozenTrial) -> Trial:

@@ -10,9 +10,9 @@ Ray.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from optuna.distributions import (
     CategoricalDistribution,
@@ -27,8 +27,8 @@ from fedstale.errors import ConfigError, nearest
 from fedstale.simulation import FlowerApp
 from fedstale.traces import TraceSet
 
-Search = Literal["tpe", "random", "grid"]
-"""How configurations are proposed; TPE is NSGA-II where there are several objectives."""
+Search = Literal["tpe", "random"]
+"""How configurations are proposed."""
 Stop = Literal["asha", "none"]
 """What stops configurations early, at the rungs."""
 Domain = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -59,7 +59,7 @@ class Space:
     domains: Mapping[str, Domain]
     """Optuna's distribution of each searched key."""
     seeds: tuple[int, ...]
-    objectives: tuple[Objective, ...]
+    objective: Objective
     until_s: float
     """Virtual time of a run in s."""
     rungs_s: tuple[float, ...]
@@ -67,7 +67,7 @@ class Space:
     held_out: Mapping[str, Any]
     """`traces` and `seeds` on which nothing is tuned."""
     trials: int | None = None
-    """Configurations to try; None of no limit but the budget, or the whole grid."""
+    """Configurations to try; None of no limit but the budget."""
     budget_s: float = math.inf
     """Wall time in s, after which no configuration is begun."""
     keep: float = _KEEP
@@ -107,6 +107,8 @@ class Space:
         trials, keep, budget = given.get("trials"), given.get("keep", _KEEP), given.get("budget")
         if trials is not None and (type(trials) is not int or trials < 1):
             raise ConfigError(f"{where}: trials = {trials!r}: expected a whole number >= 1")
+        if trials is None and budget is None:
+            raise ConfigError(f"{where}: trials is missing: expected a number, or a budget")
         if type(keep) not in (int, float) or not 0 < keep < 1:
             raise ConfigError(f"{where}: keep = {keep!r}: expected a share above 0 and below 1")
         until_s = instant_s(given.get("until"), f"{where}: until")
@@ -121,7 +123,7 @@ class Space:
                 given.get("search"), FlowerApp.find(given["app"]).defaults, f"{where}: search"
             ),
             seeds=seeds_in(given.get("seeds"), f"{where}: seeds"),
-            objectives=_objectives(given.get("objective"), where),
+            objective=Objective.parse(given.get("objective")),
             until_s=until_s,
             rungs_s=_rungs(given.get("rungs"), until_s, where),
             held_out=_held_out(given, where),
@@ -135,39 +137,6 @@ class Space:
         for traces in {space.shared["traces"], space.held_out["traces"]}:
             TraceSet.load(traces, seed=0)
         return space
-
-    def check(self, search: Search, stop: Stop | None) -> Stop:
-        """Check that a way of searching fits, and return what stops configurations.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        for name, value, kinds in (("search", search, Search), ("stop", stop or "none", Stop)):
-            if value not in get_args(kinds):
-                raise ConfigError(f"{name} = {value!r}: expected one of {get_args(kinds)}")
-        if search == "grid":
-            n = len(self.grid())
-            if self.trials is not None and self.trials < n:
-                raise ConfigError(
-                    f"trials = {self.trials}: the grid has {n} configurations; leave trials out"
-                )
-        elif self.trials is None and self.budget_s == math.inf:
-            raise ConfigError("trials is missing: expected a number of configurations, or a budget")
-        if len(self.objectives) > 1 and stop == "asha":
-            raise ConfigError(
-                f"stop = {stop!r}: of several objectives none says alone what is to be stopped; "
-                "expected 'none'"
-            )
-        return stop or ("asha" if len(self.objectives) == 1 else "none")
-
-    def grid(self) -> list[dict[str, Plain]]:
-        """List all configurations of the grid, the last key changing fastest.
-
-        Raises:
-            ConfigError: a range has no step.
-        """
-        values = [_values(domain, key) for key, domain in self.domains.items()]
-        return [dict(zip(self.domains, one, strict=True)) for one in product(*values)]
 
     @property
     def instants_s(self) -> tuple[float, ...]:
@@ -184,7 +153,6 @@ class Space:
             held_out: whether on the seeds and devices on which nothing is tuned.
             reference: the variant that the others are compared with.
         """
-        first = self.objectives[0]
         table = {
             **self.shared,
             "seeds": list(self.held_out["seeds"] if held_out else self.seeds),
@@ -193,8 +161,8 @@ class Space:
         }
         if held_out:
             table["traces"] = self.held_out["traces"]
-        if first.kind == "time":
-            table["target"] = first.text.removeprefix("time to ")
+        if self.objective.kind == "time":
+            table["target"] = self.objective.text.removeprefix("time to ")
         return Plan.from_table(table, where="space")
 
     def settings(self, parameters: Parameters) -> dict[str, Any]:
@@ -336,29 +304,6 @@ def _first(domain: Domain) -> Plain:
     """Return the first choice, or the lowest value."""
     found = domain.choices[0] if isinstance(domain, CategoricalDistribution) else domain.low
     return cast("Plain", found)
-
-
-def _values(domain: Domain, key: str) -> list[Plain]:
-    """List the values of a domain in steps."""
-    if isinstance(domain, CategoricalDistribution):
-        return list(cast("tuple[Plain, ...]", domain.choices))
-    if domain.step is None:
-        raise ConfigError(
-            f"search.{key} has no step: a grid needs one, or a list of values; search by 'random' "
-            "or 'tpe' needs none"
-        )
-    n = round((domain.high - domain.low) / domain.step) + 1
-    return [domain.low + i * domain.step for i in range(n)]
-
-
-def _objectives(value: object, where: str) -> tuple[Objective, ...]:
-    texts = value if isinstance(value, list) else [value]
-    if value is None or not texts:
-        raise ConfigError(f"{where}: objective is missing: expected such as 'accuracy'")
-    found = tuple(Objective.parse(text) for text in texts)
-    if len(set(found)) < len(found):
-        raise ConfigError(f"{where}: objective = {value!r}: expected each once")
-    return found
 
 
 def _rungs(value: object, until_s: float, where: str) -> tuple[float, ...]:

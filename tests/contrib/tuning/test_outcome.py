@@ -1,23 +1,41 @@
 """What is said of a search, and what is held out, of trials and runs that are written by hand."""
 
-from dataclasses import replace
+import re
 from functools import partial
 
 import made_tuning
 import pytest
 from compared_runs import BASE as BASE_RUN
 from compared_runs import write_finished
-from made_tuning import ended, trial
+from made_tuning import ended
+from markupsafe import escape
 
 from fedstale.comparison.plan import PlannedRun, state_of
-from fedstale.contrib.tuning.objective import Objective
-from fedstale.contrib.tuning.outcome import forget_others
+from fedstale.contrib.tuning.outcome import forget_others, write_page
 
 
 @pytest.fixture
 def judged(tmp_path):
     """Return a function that makes a search whose held-out runs measured some accuracies."""
     return partial(made_tuning.judged, tmp_path)
+
+
+def test_the_page_begins_with_the_verdict_and_lists_configurations_best_first(judged):
+    found = judged(ended(0.8, 0.9, 0.85), ended(0.5, 0.61, 0.54), tried=made_tuning.TRIED)
+    page = write_page(found).read_text(encoding="utf-8")
+    table = page.split("best first</h2>")[1]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)<", row) for row in re.findall("<tr>(.*?)</tr>", table)]
+    columns = ["trial", "status", "reason"]
+    places = [rows[0].index(name) for name in columns]
+    assert [[row[place] for place in places] for row in rows[1:7]] == [
+        ["3", "complete", "-"],
+        ["1", "complete", "-"],
+        ["4", "stopped", "-"],
+        ["0", "stopped", "-"],
+        ["5", "failed", "every client failed"],
+        ["2", "failed", "ValueError: no data here"],
+    ]
+    assert page.index(escape(found.verdict)) < page.index("<table")
 
 
 def test_an_interval_above_the_defaults_makes_the_best(judged):
@@ -76,20 +94,3 @@ def test_held_out_runs_of_another_best_make_room_and_others_stay(tmp_path):
     write_finished(runs[1].folder)
     forget_others([*runs, PlannedRun(variant="new", config=BASE_RUN, folder=tmp_path / "new")])
     assert [state_of(run) for run in runs] == ["new", "done"]
-
-
-def test_the_front_holds_what_none_beats_and_is_ranked_by_the_first_objective(judged):
-    tried = (
-        trial(0, 0.7, 10.0),
-        trial(1, 0.9, 30.0),
-        trial(2, 0.7, 20.0),
-        trial(3, 0.9, 40.0),
-        trial(4, 0.99, 1.0, status="failed"),
-        trial(5, 0.8, 15.0),
-    )
-    objectives = tuple(map(Objective.parse, ("accuracy", "bytes")))
-    found = judged(ended(0.8), ended(0.5), tried=tried)
-    found = replace(found, space=replace(found.space, objectives=objectives))
-    assert list(found.front["trial"]) == [0, 1, 5]
-    assert [one.number for one in found.ranked] == [1, 5, 0]
-    assert found.best.number == 1

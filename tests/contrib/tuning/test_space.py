@@ -14,20 +14,6 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.traces import TraceSet
 
 
-def test_ranges_and_lists_make_a_grid_with_the_last_key_changing_fastest():
-    grid = space(
-        search={
-            "strategy": ["FedBuff(5, 2)", "GapAware(5, 2)"],
-            "strategy.concurrency": {"from": 5, "to": 16, "step": 5},
-        },
-        run_config={},
-    ).grid()
-    assert [tuple(one.values()) for one in grid] == [
-        (name, size) for name in ("FedBuff(5, 2)", "GapAware(5, 2)") for size in (5, 10, 15)
-    ]
-    assert all(type(one["strategy.concurrency"]) is int for one in grid)
-
-
 def test_a_range_has_whole_numbers_where_it_is_written_so_and_no_default_is_a_fraction():
     whole = {"from": 0, "to": 2}
     found = space(search={"local-epochs": whole, "alpha": whole}).domains
@@ -138,12 +124,12 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ({"budget": "soon"}, "budget = 'soon': expected a time"),
         ({"seeds": []}, "seeds = []: expected at least 1"),
         ({"seeds": [1, 1]}, "expected each once"),
-        ({"objective": None}, "objective is missing"),
+        ({"objective": None}, "objective = None: expected a metric"),
         ({"objective": "time to 0.8"}, "objective = 'time to 0.8': expected a metric"),
         ({"objective": "time to 30m"}, "objective = 'time to 30m': expected a metric"),
-        ({"objective": ["bytes", "bytes"]}, "expected each once"),
+        ({"objective": ["accuracy"]}, "expected a metric"),
         ({"trials": 0}, "trials = 0: expected a whole number >= 1"),
-        ({"trials": None}, "trials is missing: expected a number of configurations, or a budget"),
+        ({"trials": None}, "trials is missing: expected a number, or a budget"),
         ({"keep": 1.0}, "keep = 1.0: expected a share above 0 and below 1"),
         ({"executor": "ray"}, "executor = 'ray': configurations run side by side already"),
         ({"objectiv": "loss"}, "unknown key 'objectiv': expected 'objective'"),
@@ -165,14 +151,8 @@ def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
 @pytest.mark.parametrize(
     ("how", "changes", "words"),
     [
-        ({"search": "grid"}, {}, "search.learning-rate has no step"),
         ({"search": "bayes"}, {}, "search = 'bayes': expected one of"),
-        ({"stop": "asha"}, {"objective": ["accuracy", "bytes"]}, "expected 'none'"),
-        (
-            {"search": "grid"},
-            {"search": {"strategy.concurrency": [1, 2, 3, 4, 5]}},
-            "trials = 4: the grid has 5 configurations",
-        ),
+        ({"stop": "late"}, {}, "stop = 'late': expected one of"),
         ({"workers": 0}, {}, "workers = 0: expected a number of processes >= 1"),
         ({"seed": -1}, {}, "seed = -1: expected a whole number >= 0"),
     ],

@@ -27,9 +27,9 @@ def called(tmp_path):
 
 def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     search = {"strategy.concurrency": [5, 10]}
-    changes = {"search": search, "until": "4m", "rungs": ["2m"], "seeds": [1], "trials": None}
+    changes = {"search": search, "until": "4m", "rungs": ["2m"], "seeds": [1], "trials": 2}
     changes["held-out"] = {"seeds": [11, 12, 13]}
-    result = called("--workers", "1", "--search", "grid", **changes)
+    result = called("--workers", "1", "--search", "random", **changes)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Configuration ")
@@ -41,10 +41,10 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     ]
     said = result.stderr.splitlines()
     assert "one seed alone" in said[0]
-    assert said[1] == "configuration 0: strategy.concurrency=5"
+    assert said[1].startswith("configuration 0: strategy.concurrency=")
     assert [line for line in said[1:] if not line.startswith("configuration ")] == []
     # What is over is judged again from its files, without a word on the way.
-    again = called("--workers", "1", "--search", "grid", "--json", "--quiet", **changes)
+    again = called("--workers", "1", "--search", "random", "--json", "--quiet", **changes)
     told = json.loads(again.stdout)
     assert told["verdict"] == lines[0]
     assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
