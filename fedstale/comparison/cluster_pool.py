@@ -44,7 +44,6 @@ _KEEP_S = 30.0
 """Wall time between two folders that come back on the way."""
 _LOSSES = 3
 """Workers that one run may lose."""
-_ONE_PROCESS = ("inline", "batched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +169,7 @@ class ClusterPool:
             worker = self._idle.pop()
         else:
             actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Worker)
-            # A search's own actors are in a group of another machine, which would take it in. One
-            # thread carries out a run, and one hears that it is to stop.
+            # One thread carries out a run, and one hears that it is to stop.
             options = {"scheduling_strategy": "SPREAD", "max_concurrency": 2}
             worker = actor.options(**options).remote(self._bundles, self._ours)
         begun = replace(job, begun="half" if is_begun else "new", traces=None)
@@ -307,17 +305,3 @@ def _carried_out(task: _Task, report: Report) -> str:
 @lru_cache(maxsize=4)
 def _traces(spec: str, seed: int) -> TraceSet:
     return TraceSet.load(spec, seed=seed)
-
-
-def require_one_process(configs: Iterable[SimulationConfig]) -> None:
-    """Check that each run takes one core, as it does on a worker.
-
-    Raises:
-        ConfigError: one asks for processes or actors of its own.
-    """
-    for config in configs:
-        if config.executor not in _ONE_PROCESS or config.client_limit_s is not None:
-            raise ConfigError(
-                f"executor = {config.executor!r}: with an address each run is one process on one "
-                "core of the cluster; leave executor, workers, gpus and client-limit-s out"
-            )

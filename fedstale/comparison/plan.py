@@ -14,8 +14,8 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -43,6 +43,7 @@ _OWN = ("seeds", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
 _SETTINGS = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _REPORT_EVERY_S = 0.5
+_ONE_PROCESS = ("inline", "batched")
 
 State = Literal["new", "half", "failed", "done"]
 Watch = Callable[[Mapping[Path, float]], None]
@@ -74,6 +75,10 @@ class RunJob:
     def as_of_now(self) -> "RunJob":
         """Return the job with how far its run has come; errors as of `state_of`."""
         return replace(self, begun=state_of(self.run))
+
+
+TracesOf = Callable[[PlannedRun], Shared[TraceSet] | None]
+"""Gives the traces of a run that other processes of this machine need too; None of all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,18 +250,10 @@ def run_all(
     watch(shares)
     failed: dict[Path, str] = {}
     try:
-        with ExitStack() as stack:
-            pool: ClusterPool | WorkerPool[RunJob]
-            if address is not None and todo:
-                pool, workers = _cluster(address, todo, workers, log, stack)
-                jobs = (RunJob(run=run, begun=states[run.folder]) for run in todo)
-            else:
-                pool = stack.enter_context(WorkerPool(_simulated, log))
-                shared = _shared_traces(todo, log.parent, stack)
-                jobs = (
-                    RunJob(run=run, begun=states[run.folder], traces=shared(run)) for run in todo
-                )
-            for job, news, what in pool.work(jobs, workers or n_cores()):
+        on = address if todo else None
+        with run_pool(todo, workers=workers, log=log, address=on) as (pool, at_a_time, traces):
+            jobs = (RunJob(run=r, begun=states[r.folder], traces=traces(r)) for r in todo)
+            for job, news, what in pool.work(jobs, at_a_time):
                 run, folder = job.run, job.run.folder
                 if news == "rejected":
                     raise _not_begun(run, what)
@@ -305,9 +302,45 @@ def state_of(run: PlannedRun) -> State:
     return ended.get(str(status), "done")
 
 
-def _shared_traces(
-    runs: Sequence[PlannedRun], folder: Path, stack: ExitStack
-) -> Callable[[PlannedRun], Shared[TraceSet] | None]:
+@contextmanager
+def run_pool(
+    runs: Sequence[PlannedRun], *, workers: int | None, log: Path, address: str | None = None
+) -> Iterator[tuple["ClusterPool | WorkerPool[RunJob]", int, TracesOf]]:
+    """Open what carries out runs: processes of this machine, or the nodes of a cluster.
+
+    Args:
+        runs: the runs; traces that several need are read once.
+        workers: runs at a time; None takes one for each core.
+        log: file that gets what runs print.
+        address: of the Ray cluster; None of this machine.
+
+    Yields:
+        The pool, how many runs it carries out at a time, and a function that gives their traces.
+
+    Raises:
+        ConfigError: the cluster cannot be joined, or a run asks for more than one process.
+    """
+    with ExitStack() as stack:
+        if address is None:
+            pool = stack.enter_context(WorkerPool(_simulated, log))
+            yield pool, workers or n_cores(), _shared_traces(runs, log.parent, stack)
+            return
+        check_address(address)
+        # Ray is an extra, and takes seconds to import.
+        from fedstale.comparison.cluster_pool import ClusterPool, bundles_of  # noqa: PLC0415
+
+        configs = [run.config for run in runs]
+        _require_one_process(configs)
+        cores = stack.enter_context(joined(address))
+        if not (cores or workers):
+            raise ConfigError(
+                f"address = {address!r}: it has no cores yet; pass a number of workers"
+            )
+        there = stack.enter_context(ClusterPool(bundles_of(configs), log))
+        yield there, workers or cores, lambda run: None
+
+
+def _shared_traces(runs: Sequence[PlannedRun], folder: Path, stack: ExitStack) -> TracesOf:
     """Return a function that gives the traces of a run; None if no other run needs them.
 
     They are read when they are first needed, into files that all processes map into their memory.
@@ -335,27 +368,18 @@ def _shared_traces(
     return of
 
 
-def _cluster(
-    address: str, runs: Sequence[PlannedRun], workers: int | None, log: Path, stack: ExitStack
-) -> tuple["ClusterPool", int]:
-    """Join a cluster until the stack is closed, and return what carries out runs there.
+def _require_one_process(configs: Iterable[SimulationConfig]) -> None:
+    """Check that each run takes one core, as it does on a worker of a cluster.
 
-    With it comes how many runs at a time.
+    Raises:
+        ConfigError: one asks for processes or actors of its own.
     """
-    check_address(address)
-    # Ray is an extra, and takes seconds to import.
-    from fedstale.comparison.cluster_pool import (  # noqa: PLC0415
-        ClusterPool,
-        bundles_of,
-        require_one_process,
-    )
-
-    configs = [run.config for run in runs]
-    require_one_process(configs)
-    cores = stack.enter_context(joined(address))
-    if not (cores or workers):
-        raise ConfigError(f"address = {address!r}: it has no cores yet; pass a number of workers")
-    return stack.enter_context(ClusterPool(bundles_of(configs), log)), workers or cores
+    for config in configs:
+        if config.executor not in _ONE_PROCESS or config.client_limit_s is not None:
+            raise ConfigError(
+                f"executor = {config.executor!r}: with an address each run is one process on one "
+                "core of the cluster; leave executor, workers, gpus and client-limit-s out"
+            )
 
 
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
@@ -405,7 +429,7 @@ def _simulated(job: RunJob, report: Report) -> str:
     config, shared = job.run.config, job.traces
     traces = shared.open() if shared else TraceSet.load(config.traces, seed=config.seed)
     result = simulated(job, traces, report)
-    if result.status == "interrupted":
+    if result.status == "interrupted" and result.end_s < job.pause_at:
         raise KeyboardInterrupt
     return (result.reason or "it failed") if result.status == "failed" else ""
 

@@ -175,7 +175,7 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
     assert list(found.trials["status"]) == ["complete"] * 2
     assert files(tmp_path / "there") == files(tmp_path / "here")
     values = [
-        [report["values"] for report in trial["reports"]]
+        [report["value"] for report in trial["reports"]]
         for name in ("there", "here")
         for trial in decisions(tmp_path / name)
     ]
@@ -191,18 +191,18 @@ def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own
     body = text.index('"""\n', text.index('"""', begin) + 3) + 4
     client.write_text("import os\n" + text[:body] + words + text[body:], encoding="utf-8")
     given = table(
-        **{**own, "search": {"learning-rate": [0.9, 0.1]}, "trials": None},
+        **{**own, "search": {"learning-rate": [0.9, 0.1]}, "trials": 2},
         until="4m",
         rungs=["2m"],
     )
     found = {
-        name: tune(given, out=tmp_path / name, search="grid", workers=1, **address)
+        name: tune(given, out=tmp_path / name, search="random", workers=1, **address)
         for name, address in {"there": {"address": nodes.address}, "here": {}}.items()
     }
-    assert list(found["there"].trials["status"]) == ["failed", "complete"]
-    assert decisions(tmp_path / "there")[1] == decisions(tmp_path / "here")[1]
-    reasons = [tuning.trials["reason"][0] for tuning in found.values()]
-    assert reasons == ["its process ended"] * 2
+    for tuning in found.values():
+        rows = tuning.trials[["learning-rate", "status"]].to_numpy().tolist()
+        assert sorted(rows) == [[0.1, "complete"], [0.9, "failed"]]
+        assert "its process ended" in "".join(tuning.trials["reason"])
 
 
 @pytest.mark.slow
