@@ -8,7 +8,6 @@ import html
 import logging
 import shutil
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,12 +29,12 @@ from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.flower import command_line
 from fedstale.live import progress_line
-from fedstale.reports import write_figures, write_text
+from fedstale.reports import write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
 from fedstale.traces import outline
 
-CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
+CSV, BEST, PLAN, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "held-out"
 _LOCK = ".lock"
 _BEST, _NEXT, _DEFAULTS = "best", "runner-up", "defaults"
 _ONE_SEED = (
@@ -256,9 +255,7 @@ def _judged(
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
     forget_others(plan.runs(folder / HELD_OUT / RUNS))
     comparison = compare(plan, out=folder / HELD_OUT, **options)
-    found = Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
-    write_page(found)
-    return found
+    return Tuning(space=space, folder=folder, tried=tuple(trials), comparison=comparison)
 
 
 def forget_others(runs: Sequence[PlannedRun]) -> None:
@@ -302,39 +299,3 @@ def _values(space: Space, one: Variant) -> dict[int, float]:
     objective, end_s = space.objective, space.until_s
     found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
     return {run.seed: value for run, value in found if np.isfinite(value)}
-
-
-def write_page(found: Tuning) -> Path:
-    """Write the page of a search, and return the file."""
-    space, trials = found.space, found.tried
-    n_ended = Counter(trial.status for trial in trials)
-    cards = [
-        ("configurations", str(len(trials))),
-        ("stopped at a rung", str(n_ended["stopped"])),
-        ("failed", str(n_ended["failed"])),
-        ("tuning seeds", str(len(space.seeds))),
-        ("held-out seeds", str(len(space.held_out["seeds"]))),
-    ]
-    return write_figures(
-        "Settings searched on virtual time",
-        f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
-        [],
-        found.folder / PAGE,
-        cards=cards,
-        tables={
-            "On held-out seeds and devices": found.comparison.words,
-            "The configurations, best first": table_of(space, _best_first(space, trials)),
-        },
-        texts={"What was searched": tomli_w.dumps(dict(space.table))},
-    )
-
-
-def _best_first(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    """Sort configurations by the rung that they reached, then by the objective; failures last."""
-    sign = 1.0 if space.objective.is_lower_better else -1.0
-
-    def place(trial: Trial) -> tuple[bool, int, float]:
-        rung, value = (trial.last.rung, trial.last.value) if trial.last else (-1, np.inf)
-        return trial.status == "failed", -rung, sign * value
-
-    return sorted(trials, key=place)

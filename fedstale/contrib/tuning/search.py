@@ -244,9 +244,9 @@ class Proposals:
     def _tell(self, trial: Trial) -> None:
         """Tell Optuna how a configuration ended; a failure is the worst that can be."""
         asked, last = self._asked.pop(trial.number), trial.last
+        for report in trial.reports:
+            asked.report(report.value, step=report.rung)
         if trial.status == "stopped":
-            for report in trial.reports:
-                asked.report(report.value, step=report.rung)
             self._study.tell(asked, state=TrialState.PRUNED)
             return
         worst = WORST if self.space.objective.is_lower_better else -WORST
