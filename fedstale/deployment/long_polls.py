@@ -15,8 +15,8 @@ the SuperLink keeps it until the node confirms it, and gives it again to one tha
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -104,6 +104,18 @@ class LongPolls:
         left = self._ready.pop(node, set()).difference(message_ids)
         if message_ids and left:
             self._ready[node] = left
+
+    @contextmanager
+    def announcing(self, nodes: Collection[int]) -> Iterator[None]:
+        """Count the messages that are being pushed to nodes as incomplete."""
+        for node in nodes:
+            self._incomplete[node] += 1
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self._end(node)
+                self._wake(node)
 
     def pushed(self, request: Any, response: Any) -> None:  # noqa: ANN401 - Flower's
         """Note the messages that a ServerApp has pushed, before their objects."""
@@ -201,14 +213,18 @@ class LongPollMiddleware:
         if kind == "PullMessagesRequest" and scope["path"] == _PULL:
             await self._pull(request.node.node_id, scope, receive, send)
             return
-        await self._app(scope, receive, send)
-        response = flower.response_of(scope)
-        if response is None or not scope["path"].startswith(_FROM_APPS):
-            return
-        if kind == "PushAppMessagesRequest":
-            self._polls.pushed(request, response)
-        elif kind == "PushObjectRequest":
-            self._polls.stored(request.session_id, request.object_id)
+        if not scope["path"].startswith(_FROM_APPS):
+            await self._app(scope, receive, send)
+        elif kind == "PushAppMessagesRequest":
+            # The SuperLink knows of them before its response tells which objects are missing.
+            with self._polls.announcing({m.metadata.dst_node_id for m in request.messages_list}):
+                await self._app(scope, receive, send)
+                if (response := flower.response_of(scope)) is not None:
+                    self._polls.pushed(request, response)
+        else:
+            await self._app(scope, receive, send)
+            if kind == "PushObjectRequest" and flower.response_of(scope) is not None:
+                self._polls.stored(request.session_id, request.object_id)
 
     async def _pull(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
         event = self._polls.enter(node)

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -228,6 +229,31 @@ def test_a_message_is_not_given_away_before_its_last_object(link, asked, is_held
     assert question.came_at - completed_at < 1.0
 
 
+def test_a_question_amid_a_push_gets_no_message_without_its_objects(link, monkeypatch):
+    """Ask after the SuperLink has stored a message, and before it has said what is missing."""
+    app, message, stored = ServerApp(link), order(link, link.victim), threading.Event()
+
+    real = InMemoryLinkState.store_message_and_object_tree
+
+    def slowed(self, *args, **kwargs):
+        found = real(self, *args, **kwargs)
+        stored.set()
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(InMemoryLinkState, "store_message_and_object_tree", slowed)
+    with ThreadPoolExecutor() as pool:
+        response = pool.submit(app.announce, message)
+        assert stored.wait(10)
+        question = Question(link, link.victim)
+        session = response.result().session_id
+    time.sleep(0.2)
+    assert question.came_at is None
+    app.upload(message, session)
+    question.join(10)
+    assert question.found == [message.metadata.message_id]
+
+
 def test_a_complete_message_does_not_wait_for_another_upload(link):
     app, first, second = ServerApp(link), order(link, link.victim), order(link, link.victim, 20)
     app.grid.push_messages([first])
@@ -285,11 +311,13 @@ def test_questions_beyond_the_limits_are_answered_at_once(limits):
         assert all(question.came_at is None for question in first)
 
 
-def test_of_two_questions_the_last_gets_the_message(link):
+def test_of_two_questions_the_last_gets_the_message(link, asked):
     first = Question(link, link.victim)
     held(link, 1)
     second = Question(link, link.victim)
     held(link, 2)
+    # A question that is being asked may be given a message whose objects are on their way.
+    until(lambda: len(asked) == 2)
     (message_id,) = ServerApp(link).grid.push_messages([order(link, link.victim)])
     second.join(10)
     assert second.found == [message_id]
