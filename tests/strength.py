@@ -40,9 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HEART = (
     *("traces/trip.py", "traces/availability.py", "traces/forecast/dataset.py"),
     *("strategies/schedule.py", "strategies/weighting/gap.py"),
-    *(f"strategies/server/{name}.py" for name in ("loop", "dispatch", "jobs")),
-    *(f"strategies/server/{name}.py" for name in ("validation", "buffer")),
-    *(f"fedstale/simulation/{name}.py" for name in ("clock", "trace_grid", "jobs", "costs")),
+    *(f"strategies/server/{name}.py" for name in ("loop", "jobs", "checks", "buffer")),
+    *(f"fedstale/simulation/{name}.py" for name in ("trace_grid", "jobs", "costs")),
     *("agents/env/simulator.py", "agents/policy/features.py"),
 )
 N_MUTANTS, AT_LEAST = 120, 5
@@ -67,8 +66,8 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
     (
         "traces/trip.py",
         "trips",
-        "for i in range(0, max(n, 1), _CHUNK):",
-        "for i in range(0, max(n, 2), _CHUNK):",
+        "for i in range(0, max(devices.size, 1), _CHUNK):",
+        "for i in range(0, max(devices.size, 2), _CHUNK):",
     ): "One chunk either way.",
     (
         "strategies/server/buffer.py",
