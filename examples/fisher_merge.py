@@ -66,20 +66,16 @@ class FisherMean(Stage):
         }
 
     def ended(self, job: Job, end: End) -> None:
-        """Forget the Fisher of a reply that was rejected for something else."""
+        """Forget the Fisher of a reply that was rejected for something else, or left out."""
         if end.how != "accepted":
             self._fishers.pop(job.message_id, None)
 
-    def left_out(self, update: ClientUpdate, reason: str) -> None:
-        """Forget that of an update which goes into no step."""
-        self._fishers.pop(update.message_id, None)
-
-    def weighed(self, update: ClientUpdate) -> None:
+    def accepted(self, update: ClientUpdate) -> None:
         """Multiply an update by its Fisher, once its staleness has been weighed."""
-        for name, delta in update.delta.items():
+        for name, delta in update.delta.items() if update.weight >= 0 else ():
             np.multiply(delta, self._factor(update, name), out=delta)
 
-    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Divide the mean by that of the Fishers."""
         n = sum(update.examples for update in updates)
         for name, array in mean.items():
@@ -87,6 +83,7 @@ class FisherMean(Stage):
             np.divide(array, total, out=array)
         for update in updates:
             self._fishers.pop(update.message_id, None)
+        return {}
 
     def _factor(self, update: ClientUpdate, name: str) -> np.ndarray | float:
         return self._fishers.get(update.message_id, {}).get(name, 0.0) + self.damping

@@ -19,7 +19,7 @@ class Padded(Stage):
     Foundation Models. EMNLP 2024; without its pruning and weights.
     """
 
-    needs_start = True
+    requires = frozenset({"start"})
 
     def __init__(self) -> None:
         self._sent: dict[int, dict[str, Any]] = {}

@@ -4,8 +4,13 @@ import re
 
 import numpy as np
 import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from places import ROOT
 from virtual_grid import VirtualGrid, adder, identity, record
+
+from fedstale.simulation import check_stage
+from fedstale.strategies import FedAvg
 
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 SECTIONS = {
@@ -60,3 +65,17 @@ def test_the_stage_of_a_walk_through_sends_its_rate_and_wants_it_back():
     rates = {message.content["config"]["lr"] for _, message in grid.sent}
     assert min(rates) < max(rates) == 0.1
     assert names["strategy"].rejections["rejected: lr"] >= 2
+
+
+def test_the_stage_of_a_walk_through_keeps_the_contract_of_a_stage():
+    names, app = {"__name__": "page"}, ClientApp()
+    exec(compile(block("A stage"), "A stage", "exec"), names)
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 1, "lr": message.content["config"]["lr"]})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    initial_arrays, stage = record(w=np.zeros(3)), names["FallingRate"]
+    check_stage(lambda **options: FedAvg(stages=[stage()], **options), app, initial_arrays)

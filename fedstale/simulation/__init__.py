@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
     from fedstale.simulation.nodes import NodeConfigs, enrolled, node_configs
     from fedstale.simulation.run import simulate
+    from fedstale.simulation.stage_contract import check_stage
     from fedstale.simulation.trace_grid import TraceGrid
 else:
     __getattr__, __dir__ = names_of(__name__)
@@ -53,6 +54,7 @@ __all__ = [
     "RunsAfter",
     "TraceGrid",
     "WorkHook",
+    "check_stage",
     "dry_run",
     "end_of_app",
     "ending",

@@ -457,7 +457,7 @@ def write_run(
             },
             "metrics": metrics.latest,
             "not_numbers": metrics.not_numbers,
-            **{name: value for stage in run.stages for name, value in stage.summary().items()},
+            **run.summary,
         }
     )
     return report_at_end(folder.path)

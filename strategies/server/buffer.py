@@ -90,6 +90,8 @@ class Buffer(Stateful):
     def __post_init__(self) -> None:
         self._discarded = 0
         """Buffers discarded in a row."""
+        self._added: dict[str, float] = {}
+        """Metrics of the stages, of the last step."""
         self.open()
 
     def open(self) -> None:
@@ -138,8 +140,9 @@ class Buffer(Stateful):
             if self._stale:
                 self._weigh_stale()
             delta, counts = self._reducer.result()
+            self._added = {}
             for stage in self.stages:
-                stage.step(delta, self.updates)
+                self._added |= stage.step(delta, self.updates)
             floats = copy_of(before.floats)
             staleness = max(map(attrgetter("staleness"), self.updates))
             self.optimizer.step(floats, delta, staleness=staleness)
@@ -155,10 +158,7 @@ class Buffer(Stateful):
 
     def metrics(self) -> dict[str, float]:
         """Return what the clients measured, reduced as their updates are, and what stages add."""
-        metrics = self._reducer.metrics()
-        for stage in self.stages:
-            metrics |= stage.metrics()
-        return metrics
+        return self._reducer.metrics() | self._added
 
     def _take_early(self) -> None:
         """Take in what waits to be limited, without what is rejected now."""
@@ -180,7 +180,7 @@ class Buffer(Stateful):
             add_scaled(update.delta, update.base, 1.0)
             add_scaled(update.delta, update.current, -1.0)
         for stage in self.stages:
-            stage.weighing(update)
+            stage.accepted(update)
         if update.staleness and self.weighting.needs_whole_buffer:
             self._stale.append(update)
         else:
@@ -195,9 +195,10 @@ class Buffer(Stateful):
             self._reduce(update, weight)
 
     def _reduce(self, update: ClientUpdate, weight: float) -> None:
+        update.weight = weight
         for stage in self.stages:
-            stage.weighed(update)
-        update.weight, update.base, update.current = weight, {}, {}
+            stage.accepted(update)
+        update.base, update.current = {}, {}
         self._reducer.add(update)
 
     def _discard(self, reason: str) -> None:

@@ -9,7 +9,7 @@ until it answers, or until the job would have timed out.
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import starmap
 from math import inf
@@ -32,6 +32,7 @@ from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.stages import Pick, Stage
 from fedstale.strategies.types import (
     Bits,
+    End,
     Ending,
     History,
     Job,
@@ -233,6 +234,8 @@ class Dispatcher:
     """Of the model."""
     latest: ArrayRecord
     """Version 0 of the model as Flower sends it; later the last version that was sent."""
+    on_pick: list[Callable[[Pick], None]] = field(default_factory=list)
+    """Called with each choice of nodes."""
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
 
@@ -251,7 +254,7 @@ class Dispatcher:
         if not free.everyone.is_ascending:
             # A grid may answer in any order; what is picked depends on the set alone.
             free = NodeSet.of(np.sort(free.ids))
-        drawn_from = self.rng.bit_generator.state if self.stages else {}
+        drawn_from = self.rng.bit_generator.state if self.on_pick else {}
         candidates = self.history.candidates(free, context, self.jobs.nodes_out)
         # A selector of a user's may return what `node_ids` holds.
         chosen = list(map(int, self.selector.select(candidates, k, now, self.rng)))
@@ -261,18 +264,18 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
-        for stage in self.stages:
-            stage.picked(Pick("train", free, k, chosen, context, drawn_from))
+        for told in self.on_pick:
+            told(Pick("train", free, k, chosen, context, drawn_from))
         return chosen
 
     def draw(self, online: NodeSet, k: int) -> list[int]:
         """Draw k of the online nodes, to evaluate the current version."""
-        drawn_from = self.rng.bit_generator.state if self.stages else {}
+        drawn_from = self.rng.bit_generator.state if self.on_pick else {}
         which = self.rng.choice(len(online), k, replace=False)
         chosen: list[int] = online.at(which).tolist()
         context = SelectionContext(version=self.versions.version)
-        for stage in self.stages:
-            stage.picked(Pick("evaluate", online, k, chosen, context, drawn_from))
+        for told in self.on_pick:
+            told(Pick("evaluate", online, k, chosen, context, drawn_from))
         return chosen
 
     def send(self, nodes: list[int], purpose: Purpose, now: float) -> list[Job]:
@@ -334,12 +337,12 @@ class Dispatcher:
                 )
                 if job.purpose == "train":
                     self.history.failed(job.node_id)
+                for stage in self.stages:
+                    stage.ended(job, End("not sent"))
                 continue
             self.jobs.open(job, self.ttl_s[job.purpose])
             if job.purpose != "query":
                 self.versions.hold(job.base_version)
-        for stage in self.stages if jobs else ():
-            stage.sent(jobs)
 
     def record(self) -> ArrayRecord:
         """Return the current version as Flower sends it; it is made once.

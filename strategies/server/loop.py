@@ -98,12 +98,16 @@ class EventLoop(Stateful):
             folder=strategy.checkpoints.folder,
         )
         stages = (*grid.runtime.own_stages, *stages)
-        self.stages: tuple[Stage, ...] = tuple(sorted(stages, key=lambda stage: stage.is_last))
+        self.stages: tuple[Stage, ...] = tuple(
+            sorted(stages, key=lambda stage: "last" in stage.requires)
+        )
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
-        if strategy.robust is not None or any(stage.bounds_norms for stage in self.stages):
+        if strategy.robust is not None or any(
+            "own norms" in stage.requires for stage in self.stages
+        ):
             # A rule withstands large updates, and needs their number: without them it makes no
             # step.
             validation = replace(validation, norm_bound=None)
@@ -143,6 +147,8 @@ class EventLoop(Stateful):
         self.buffer = Buffer(
             strategy, weighting, optimizer, self.versions, self.checks, self.stages
         )
+        self.on_end: list[Callable[[BaseException | None, int], None]] = []
+        """Called when the run is over."""
         self.failures = self.n_versions = 0
         self._crashes: dict[int, int] | None = {}
         """Errors in a row of the client of each node that was asked; None once one succeeds."""
@@ -181,8 +187,8 @@ class EventLoop(Stateful):
             problem = ended
             raise
         finally:
-            for stage in self.stages:
-                stage.end(problem, self.versions.version)
+            for told in self.on_end:
+                told(problem, self.versions.version)
 
     def _keep(self, version: int) -> None:
         """Keep the run after a version."""
@@ -372,8 +378,6 @@ class EventLoop(Stateful):
             self.pace.lose()
         else:
             self.end(job, End("accepted", facts=facts))
-            for stage in self.stages:
-                stage.accepted(update)
             self.buffer.add(update)
             if self.buffer.rejected:
                 self._reject_early(now)
@@ -389,8 +393,9 @@ class EventLoop(Stateful):
     def _leave_out(self, update: ClientUpdate, reason: str) -> None:
         """Note that the update of an accepted reply is not aggregated."""
         self.runtime.rejected(update.message_id, reason=reason)
+        job = Job(update.node_id, "train", update.base_version, update.job_id, update.message_id)
         for stage in self.stages:
-            stage.left_out(update, reason)
+            stage.ended(job, End("left out", reason))
 
     # How jobs end.
 

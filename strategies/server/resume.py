@@ -32,6 +32,7 @@ _OF_PROCESS = ("checkpoints", "resume", "stages", "recheck_s", "until")
 def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) -> None:
     """Begin the stages of a run, or restore the states that they had."""
     earlier, loop.runtime.stages = loop.runtime.stages, loop.stages
+    loop.runtime.summary = {}
     before, strategy = state or {}, loop.strategy
     for name in before.keys() - {stage.name for stage in loop.stages}:
         logger.warning("the run goes on without the stage %s that it had", name)
@@ -57,6 +58,9 @@ def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) ->
         repeats=checkpointer is not None and checkpointer.jobs_survive,
         is_resumed=state is not None,
         earlier=earlier,
+        on_pick=loop.dispatcher.on_pick,
+        on_end=loop.on_end,
+        summary=loop.runtime.summary,
     )
     for stage in loop.stages:
         stage.begin(run, before.get(stage.name))
@@ -138,13 +142,13 @@ def _kinds(loop: "EventLoop") -> dict[str, str]:
         "optimizer": loop.buffer.optimizer,
     }
     kinds = {name: type(part).__name__ for name, part in parts.items()}
-    fixed = [stage for stage in loop.strategy.stages if stage.is_fixed]
+    fixed = [stage for stage in loop.strategy.stages if "same settings" in stage.requires]
     return kinds | {"seed": str(loop.strategy.seed), "stages": repr(fixed)}
 
 
 def _settings(loop: "EventLoop") -> dict[str, str]:
     """Return the strategy's other settings, without places and without addresses in memory."""
     texts = {k: v for k, v in loop.strategy.settings().items() if k not in _OF_PROCESS}
-    stages = [stage for stage in loop.strategy.stages if not stage.of_process]
+    stages = [stage for stage in loop.strategy.stages if "any settings" not in stage.requires]
     texts |= {"stages": repr(stages)} if stages else {}
     return {name: re.sub(r" at 0x[0-9a-f]+", "", text) for name, text in texts.items()}

@@ -271,6 +271,8 @@ class Runtime:
         """What runs the latest loop; None where the app sends its messages itself."""
         self.stages: tuple[Stage, ...] = ()
         """Those of the latest loop of a strategy."""
+        self.summary: dict[str, object] = {}
+        """What those stages add to the run's summary."""
         self.own_stages: tuple[Stage, ...] = ()
         """What every strategy has here besides its own."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of

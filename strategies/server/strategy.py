@@ -13,7 +13,7 @@ from inspect import Parameter, Signature, currentframe, signature, unwrap
 from math import ceil
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypedDict
+from typing import Annotated, Literal, Self, TypedDict, get_args
 
 from annotated_types import MinLen
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -31,7 +31,7 @@ from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
-from fedstale.strategies.stages import LocalWork, Stage
+from fedstale.strategies.stages import LocalWork, Requirement, Stage
 from fedstale.strategies.types import (
     Checked,
     Count,
@@ -253,6 +253,9 @@ class StaleStrategy(Checked, Strategy):
         accepted = "one that sends queries at most: answers are waited for once"
         require(len(asking) < 2, "stages", asking, accepted)
         for stage in self.stages:
+            known = frozenset(get_args(Requirement))
+            accepted = f"some of {sorted(known)}"
+            require(stage.requires <= known, f"{stage.name}.requires", stage.requires, accepted)
             stage.check(self)
         if self.normalise == "weights" and size == 1:
             logger.warning(
@@ -425,7 +428,7 @@ class StaleStrategy(Checked, Strategy):
                     )
 
         for stage in self.stages:
-            if stage.needs_start:
+            if "start" in stage.requires:
                 raise ConfigError(
                     f"{type(self).__name__} cannot be wrapped with the stage {stage!r}, which "
                     "changes messages and replies that another strategy's loop takes as they are"

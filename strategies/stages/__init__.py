@@ -1,6 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
-from fedstale.strategies.stages.base import Pick, Remade, Stage, StageRun
+from fedstale.strategies.stages.base import Pick, Remade, Requirement, Stage, StageRun
 from fedstale.strategies.stages.compatibility import (
     Compatibility,
     fault_of_releases,
@@ -35,6 +35,7 @@ __all__ = [
     "Pick",
     "Privacy",
     "Remade",
+    "Requirement",
     "Stage",
     "StageRun",
     "StepsDone",

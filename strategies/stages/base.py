@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from flwr.app import ArrayRecord, RecordDict
 
@@ -63,6 +63,23 @@ class StageRun:
     simulation does."""
     earlier: Sequence["Stage"]
     """Stages of the strategies that ran before in the same run."""
+    on_pick: list[Callable[["Pick"], None]]
+    """Called with each choice of nodes."""
+    on_end: list[Callable[[BaseException | None, int], None]]
+    """Called when the run is over, with the exception that ended it and its last version."""
+    summary: dict[str, object]
+    """Of the run, to which a stage may add."""
+
+
+Requirement = Literal["start", "last", "own norms", "same settings", "any settings"]
+"""What a stage may require:
+
+- "start": that `StaleStrategy.start` runs the rounds, and no loop of another strategy's;
+- "last": to come behind all others, since it gives messages the form in which they travel;
+- "own norms": that `Validation` leaves the norms of updates to it;
+- "same settings": that a run which goes on has the same one;
+- "any settings": that a run may go on with another one or without it, as it changes no model.
+"""
 
 
 class Pick(NamedTuple):
@@ -115,16 +132,8 @@ class Stage(Part):
     that `saved` names are in its checkpoints.
     """
 
-    of_process: ClassVar[bool] = False
-    """Whether it changes no model, so that a run may go on with another one, or without it."""
-    is_fixed: ClassVar[bool] = False
-    """Whether a run that goes on must have the same one, with the same settings."""
-    bounds_norms: ClassVar[bool] = False
-    """Whether it bounds the norms of updates itself, and `Validation` does not."""
-    needs_start: ClassVar[bool] = False
-    """Whether only `StaleStrategy.start` can keep it, and no loop of another strategy's."""
-    is_last: ClassVar[bool] = False
-    """Whether it comes behind all others: it gives messages the form in which they travel."""
+    requires: ClassVar[frozenset[Requirement]] = frozenset()
+    """What it needs of the strategy and of a run that goes on."""
     query: ClassVar[str] = ""
     """Type of the query messages that it asks for; one stage of a strategy may."""
     wait_s: float = inf
@@ -152,9 +161,6 @@ class Stage(Part):
         """Return the nodes to ask before any candidate is picked, which waits for the answers."""
         return []
 
-    def picked(self, pick: Pick) -> None:
-        """Nodes were picked, by the selector to train or by chance to evaluate."""
-
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
         """Return the content that is sent to a node.
 
@@ -164,9 +170,6 @@ class Stage(Part):
         """
         return content
 
-    def sent(self, jobs: Sequence[Job]) -> None:
-        """Messages were handed to the grid at one instant; one that it did not take has no id."""
-
     def incoming(self, job: Job, content: RecordDict) -> None:
         """A reply of sound size has come, without an error.
 
@@ -175,35 +178,22 @@ class Stage(Part):
         """
 
     def accepted(self, update: ClientUpdate) -> None:
-        """The update of a reply was checked, and waits for a server step."""
+        """An update is on its way into a server step, and may be changed in place.
 
-    def weighing(self, update: ClientUpdate) -> None:
-        """An update is about to be weighed; it may be changed in place."""
+        It is called before the update is weighed, and after that, when it has a `weight`.
+        """
 
-    def weighed(self, update: ClientUpdate) -> None:
-        """An update was weighed, and is about to be added to the others; likewise."""
-
-    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
-        """A buffer has become a mean, which is about to be a server step; likewise.
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
+        """Return metrics of a server step that is about to be made of a mean; likewise.
 
         Args:
             mean: change of the floating-point arrays.
             updates: behind it, without their arrays.
         """
-
-    def metrics(self) -> dict[str, float]:
-        """Return the stage's metrics of a step, by name."""
         return {}
 
     def ended(self, job: Job, end: End) -> None:
-        """A job has ended, in whatever way; each job does once."""
+        """A job that `outgoing` was given has ended, in whatever way.
 
-    def left_out(self, update: ClientUpdate, reason: str) -> None:
-        """The update of an accepted reply goes into no server step after all."""
-
-    def end(self, problem: BaseException | None, version: int) -> None:
-        """The run is over, by itself or by an exception, after some versions."""
-
-    def summary(self) -> State:
-        """Return the stage's part of the run's summary; empty for none."""
-        return {}
+        Each does once, but for an accepted one whose update is "left out" of a step later.
+        """

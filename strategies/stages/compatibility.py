@@ -28,7 +28,7 @@ class Compatibility(Stage):
     Strategies have it on real devices.
     """
 
-    of_process = True
+    requires = frozenset({"any settings"})
 
     def __init__(self) -> None:
         self._remade = Remade()

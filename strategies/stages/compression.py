@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from fedstale.strategies.messages import Requested, is_stated
 from fedstale.strategies.stages.base import Stage, StageRun
-from fedstale.strategies.types import ClientUpdate, End, FormatName, Job, require
+from fedstale.strategies.types import End, FormatName, Job, require
 
 WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
 """Formats that can be rounded stochastically."""
@@ -41,7 +41,7 @@ class Compression(Stage):
         float16|int8|int4|int2, or None
     """
 
-    needs_start = True
+    requires = frozenset({"start"})
     saved = ("_able", "_accepted", "_last")
 
     def __init__(
@@ -93,16 +93,11 @@ class Compression(Stage):
             self._able.pop(job.node_id, None)
             self._last.pop(job.node_id, None)
 
-    def accepted(self, update: ClientUpdate) -> None:
-        """Note that an update waits for a server step."""
-        self._accepted[update.node_id] = update.message_id
-
-    def left_out(self, update: ClientUpdate, reason: str) -> None:
-        """Note that an update was left out of its buffer after all."""
-        if self._accepted.get(update.node_id) == update.message_id:
-            del self._accepted[update.node_id]
-
     def ended(self, job: Job, end: End) -> None:
-        """Send in full after an error: the node may have lost the mod, and is asked again."""
+        """Note whose update counts; send in full after an error, which may have cost the mod."""
         if end.how == "failed":
             self._able.pop(job.node_id, None)
+        elif job.purpose == "train" and end.how == "accepted":
+            self._accepted[job.node_id] = job.message_id
+        elif end.how == "left out" and self._accepted.get(job.node_id) == job.message_id:
+            del self._accepted[job.node_id]

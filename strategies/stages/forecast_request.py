@@ -48,7 +48,7 @@ class ForecastRequest(Stage):
         30.0
     """
 
-    needs_start = True
+    requires = frozenset({"start"})
     saved = ("requested_at",)
     query = QUERY
 

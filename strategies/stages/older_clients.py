@@ -34,9 +34,7 @@ class OlderClients(Stage):
         is_on: whether it is known that clients are of the older API.
     """
 
-    of_process = True
-    needs_start = True
-    is_last = True
+    requires = frozenset({"start", "last", "any settings"})
     saved = ("is_on",)
 
     def __init__(self, *, is_on: bool = True) -> None:

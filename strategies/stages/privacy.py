@@ -97,8 +97,7 @@ class Privacy(Stage):
     """
 
     saved = ("_times", "_worst", "_n_drawn")
-    is_fixed = True
-    bounds_norms = True
+    requires = frozenset({"same settings", "own norms"})
 
     def __init__(
         self,
@@ -144,23 +143,19 @@ class Privacy(Stage):
         super().begin(run, state)
         self._rng = np.random.default_rng()
 
-    def weighing(self, update: ClientUpdate) -> None:
-        """Clip an update, and take out the changes of integer arrays if there is noise."""
+    def accepted(self, update: ClientUpdate) -> None:
+        """Clip an update before it is weighed, and again, so that no weight lets it count for more.
+
+        If there is noise, the changes of integer arrays are taken out.
+        """
         self.clip(update)
         if self.noise_multiplier:
             scale(update.counts, 0.0)
 
-    def weighed(self, update: ClientUpdate) -> None:
-        """Clip an update again, so that no weight lets it count for more."""
-        self.clip(update)
-
-    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
-        """Add noise to the mean of a step, and account for its updates."""
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
+        """Add noise to the mean of a step, account for its updates, and return epsilon."""
         self.add_noise(mean, len(updates))
         self.count([update.node_id for update in updates])
-
-    def metrics(self) -> dict[str, float]:
-        """Return epsilon and its delta; none without noise."""
         if not self.noise_multiplier:
             return {}
         return {"epsilon": self.epsilon(), "epsilon_at_delta": self.delta}

@@ -26,7 +26,7 @@ Purpose = Literal["train", "evaluate", "query"]
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")
 MOST_REASON = 2000
 """Characters of a device's error that are kept."""
-Ending = Literal["accepted", "rejected", "failed", "timed out", "cancelled"]
+Ending = Literal["accepted", "rejected", "failed", "timed out", "cancelled", "not sent", "left out"]
 
 
 class RejectionError(ProtocolError):
@@ -72,6 +72,7 @@ class End(NamedTuple):
     """How a job ended."""
 
     how: Ending
+    """An accepted job may end once more, "left out": its update goes into no step after all."""
     reason: str = ""
     """In words, where something went wrong."""
     facts: Mapping[str, float] = {}

@@ -383,26 +383,6 @@ def test_an_error_of_a_site_costs_its_own_reply_alone(pools):
 # Going on.
 
 
-def test_a_run_that_goes_on_is_as_one_that_never_stopped(pools, tmp_path):
-    def strategy(**options):
-        return FedAvg(stages=[pools.Pools(PUBLIC, predict, every=3)], **options)
-
-    whole, there = run(strategy(), sites(), n=8)
-    for stop in (1, 4):
-        folder = tmp_path / str(stop)
-        run(strategy(checkpoints=folder), sites(), n=stop)
-        rest, grid = run(strategy(resume=folder), sites(), n=8)
-        assert set(rest) == {0, *range(stop + 1, 9)}
-        for version in range(stop + 1, 9):
-            for name, x in whole[version].items():
-                np.testing.assert_array_equal(rest[version][name], x)
-        after = [message for _, message in there.sent if int(message.metadata.group_id) >= stop]
-        for (_, one), other in zip(grid.sent, after, strict=True):
-            (held, said), (wanted, of) = about(one), about(other)
-            assert said == of
-            assert str(held) == str(wanted)
-
-
 def test_a_run_goes_on_with_the_same_exchanges_alone(pools, tmp_path):
     run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=3)], checkpoints=tmp_path), sites())
     with pytest.raises(ResumeError, match=r"every=3.*every=2"):

@@ -76,8 +76,7 @@ class Pools(Stage):
             is sent.
     """
 
-    needs_start = True
-    is_fixed = True
+    requires = frozenset({"start", "same settings"})
     saved = ("_pools", "_predictions", "_made", "_like")
 
     def __init__(self, public: Array, predict: Predict, *, every: int) -> None:
@@ -236,7 +235,7 @@ class Pools(Stage):
         if end.how == "accepted" and self.name in job.notes:
             self._pools[job.node_id] = job.notes[self.name]
 
-    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
         """Divide the changes of each pool by what that pool sent, not by what all sent."""
         sent: dict[str, float] = {}
         for update in updates:
@@ -245,3 +244,4 @@ class Pools(Stage):
         for name, array in mean.items():
             if own := sent.get(name.partition(".")[0]):
                 scale({name: array}, sum(sent.values()) / own)
+        return {}

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from hashlib import sha256
 from math import isfinite, isnan
@@ -25,7 +25,6 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.strategies.stages import Pick, Stage, StageRun
 from fedstale.strategies.types import (
     MOST_REASON,
-    ClientUpdate,
     End,
     Job,
     NodeSet,
@@ -61,8 +60,7 @@ class AuditRecord(Stage):
         path: of the file; None for record.jsonl in the folder of the run.
     """
 
-    of_process = True
-    needs_start = True
+    requires = frozenset({"start", "any settings"})
 
     def __init__(self, path: str | Path | None = None) -> None:
         accepted = "a file, or None for one in the folder of the run"
@@ -76,6 +74,8 @@ class AuditRecord(Stage):
         self._about: State = {}
         self._candidates = _NO_NODES
         """At the last pick."""
+        self._sent: list[Job] = []
+        """Training jobs that have gone at one instant, and are in no line yet."""
 
     # Beginning and going on.
 
@@ -88,7 +88,9 @@ class AuditRecord(Stage):
             ResumeError: the file is not the one that the checkpoint was written beside, or there
                 was none.
         """
-        self._repeats, self._now = run.repeats, run.now
+        self._repeats, self._now, self._summary = run.repeats, run.now, run.summary
+        run.on_pick.append(self._note_pick)
+        run.on_end.append(self._close)
         self._file_of(run)
         if not run.is_resumed:
             self._begin(run)
@@ -156,11 +158,12 @@ class AuditRecord(Stage):
 
     def state_dict(self) -> State:
         """Return what a checkpoint must hold; the lines so far are on the disk then."""
+        self._note_sent()
         self._flush(sync=True)
         where = {"n": self.n, "head": self.head, "bytes": self._n_bytes, "about": self._about}
         return where | {"candidates": self._candidates.ids}
 
-    def end(self, problem: BaseException | None, version: int) -> None:
+    def _close(self, problem: BaseException | None, version: int) -> None:
         """Write the last line, for a run that ended by itself or by an exception, and close."""
         if self._file is None:
             return
@@ -173,15 +176,12 @@ class AuditRecord(Stage):
                 self._add("end", {"how": how, "reason": reason[:MOST_REASON], "version": version})
                 self._flush(sync=True)
         self._file = None
+        self._summary["record"] = {"lines": self.n, "head": self.head}
         logger.info("record %s: %d lines, head %s", self._path, self.n, self.head)
-
-    def summary(self) -> State:
-        """Return how many lines there are, and the head."""
-        return {"record": {"lines": self.n, "head": self.head}}
 
     # What happens.
 
-    def picked(self, pick: Pick) -> None:
+    def _note_pick(self, pick: Pick) -> None:
         """Note what a selector was given and what it picked, or how many were drawn to evaluate."""
         if pick.purpose == "evaluate":
             self._add("evaluate", {"online": len(pick.free), "k": pick.k})
@@ -208,9 +208,17 @@ class AuditRecord(Stage):
         if not self._repeats:
             self._flush()
 
-    def sent(self, jobs: Sequence[Job]) -> None:
-        """Note which nodes jobs went to, in one line for all that go at once."""
-        if jobs[0].purpose != "train":
+    def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
+        """Keep a training job for the line that is written once all of the instant have gone."""
+        if job.purpose == "train":
+            self._sent.append(job)
+        return content
+
+    def _note_sent(self) -> None:
+        """Note which nodes jobs went to, in one line for all that went at once."""
+        jobs, self._sent = self._sent, []
+        # The grid may have taken none of them, which has ended the run.
+        if not jobs or isnan(jobs[0].sent_at):
             return
         unsent = [job.node_id for job in jobs if not job.message_id]
         line = {"now": jobs[0].sent_at, "job": jobs[0].job_id, "nodes": [j.node_id for j in jobs]}
@@ -223,15 +231,13 @@ class AuditRecord(Stage):
 
     def ended(self, job: Job, end: End) -> None:
         """Note how a training job ended, and what its reply says of its node."""
-        if job.purpose == "train":
+        if end.how == "left out":
+            self._add("left-out", {"job": job.job_id, "reason": end.reason[:MOST_REASON]})
+        elif job.purpose == "train" and end.how != "not sent":
             reason = {"reason": end.reason[:MOST_REASON]} if end.reason else {}
             facts = {name: plain(value) for name, value in end.facts.items()}
             job_of = {"job": job.job_id, "node": job.node_id, "how": end.how}
             self._add("ended", {**job_of, **reason, **facts})
-
-    def left_out(self, update: ClientUpdate, reason: str) -> None:
-        """Note that the update of an accepted reply was not aggregated."""
-        self._add("left-out", {"job": update.job_id, "reason": reason[:MOST_REASON]})
 
     # The candidates, as changes since the last pick.
 
@@ -253,6 +259,7 @@ class AuditRecord(Stage):
     # The file.
 
     def _add(self, kind: str, facts: Mapping[str, object]) -> None:
+        self._note_sent()
         try:
             text = _encoded(facts)
         except ValueError:

@@ -90,8 +90,7 @@ class Relay(Stage):
         TrimmedMean(f=2) needs 5 models with its own; expected more neighbours, or a smaller f
     """
 
-    needs_start = True
-    is_fixed = True
+    requires = frozenset({"start", "same settings"})
     saved = ("_sites", "_loose", "_bare", "_current")
 
     def __init__(
@@ -289,39 +288,39 @@ class Relay(Stage):
         """Return the node that is a site; None if no node has been."""
         return next((node for node, number in self._sites.items() if number == site), None)
 
-    def accepted(self, update: ClientUpdate) -> None:
-        """Keep the model of a reply that was checked as its site's last."""
-        site, record = self._came
-        holder, is_new = self._holder(site), update.node_id not in self._sites
-        if holder is not None:
-            del self._sites[holder]
-        self._sites[update.node_id] = site
-        self._loose.pop(site, None)
-        self._bare.pop(update.node_id, None)
-        # What a node that is back has learnt from the first model alone is worth less.
-        if not (is_new and site in self._records):
-            self._records[site] = record_of(model_of(record))
-
-    def left_out(self, update: ClientUpdate, reason: str) -> None:
-        """Forget a model that is rejected after all."""
-        self._records.pop(self._sites.get(update.node_id, self.n_sites), None)
-
     def ended(self, job: Job, end: End) -> None:
-        """Note whose number is free, and who may have lost what it kept."""
-        if end.how in ("failed", "timed out") and job.node_id in self._sites:
+        """Keep a good model; note whose number is free, and who may have lost what it kept."""
+        if end.how == "accepted" and job.purpose == "train":
+            self._keep(job.node_id)
+        elif end.how == "left out":
+            self._records.pop(self._sites.get(job.node_id, self.n_sites), None)
+        elif end.how in ("failed", "timed out") and job.node_id in self._sites:
             self._loose[self._sites[job.node_id]] = None
             if end.how == "failed":
                 self._bare[job.node_id] = None
 
+    def _keep(self, node_id: int) -> None:
+        """Keep the model of a reply that was checked as its site's last."""
+        site, record = self._came
+        holder, is_new = self._holder(site), node_id not in self._sites
+        if holder is not None:
+            del self._sites[holder]
+        self._sites[node_id] = site
+        self._loose.pop(site, None)
+        self._bare.pop(node_id, None)
+        # What a node that is back has learnt from the first model alone is worth less.
+        if not (is_new and site in self._records):
+            self._records[site] = record_of(model_of(record))
+
     # The server's model.
 
-    def weighed(self, update: ClientUpdate) -> None:
+    def accepted(self, update: ClientUpdate) -> None:
         """Note the server's model; integer arrays stay as they were given."""
         self._current = dict(update.current) if self.rule is not None else {}
         for count in update.counts.values():
             count[...] = 0.0
 
-    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> None:
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
         """Make what the rule makes of all last models the server's; or none, without a rule."""
         target = self._current
         if self.rule is not None:
@@ -332,6 +331,7 @@ class Relay(Stage):
         for name, x in mean.items():
             x[...] = target[name] - self._current[name] if target else 0.0
         self._current = {}
+        return {}
 
 
 def bytes_in(record: ArrayRecord) -> Array:

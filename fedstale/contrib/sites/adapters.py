@@ -11,7 +11,7 @@ A pair is two arrays whose names differ in `lora_A` and `lora_B` alone, or in `l
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,8 +87,7 @@ class Adapters(Stage):
         {'q.lora_A.weight': (2, 3), 'q.lora_B.weight': (4, 2)}
     """
 
-    needs_start = True
-    is_fixed = True
+    requires = frozenset({"start", "same settings"})
     saved = ("_sent", "_out")
 
     def __init__(self, rank: Count) -> None:
@@ -188,19 +187,15 @@ class Adapters(Stage):
         if version not in self._sent:
             self._sent[version] = self._factored(content.array_records[self._key])
             self._forget()
+        if job.purpose == "train":
+            self._out[version] = self._out.get(version, 0) + 1
         if self._last[0] != version:
             self._last = version, record_of(self._sent[version])
         return self._remade.of(content, lambda made: made.update({self._key: self._last[1]}))
 
-    def sent(self, jobs: Sequence[Job]) -> None:
-        """Count the jobs in flight of a version."""
-        for job in jobs:
-            if job.purpose == "train" and job.message_id:
-                self._out[job.base_version] = self._out.get(job.base_version, 0) + 1
-
     def ended(self, job: Job, end: End) -> None:
         """Forget what was sent of an older version with the last of its jobs."""
-        if job.purpose == "train":
+        if job.purpose == "train" and end.how != "left out":
             self._out[job.base_version] -= 1
             self._forget()
 

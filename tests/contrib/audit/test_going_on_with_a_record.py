@@ -118,7 +118,7 @@ def start(made, *, n=8, rounds=12, die_after=None, order=sorted):
 def killed(made, after):
     """Start a strategy and kill it: nothing that it would do at its end is done."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(AuditRecord, "end", lambda self, problem, version: self._file.close())
+        patched.setattr(AuditRecord, "_close", lambda self, problem, version: self._file.close())
         with pytest.raises(KilledError):
             start(made, die_after=after)
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,15 @@ from flwr.app.error import Error
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import Checkpoints, FedBuff, ForecastRequest, Stage, StaleStrategy, stages
+from fedstale.strategies import (
+    Checkpoints,
+    FedAvg,
+    FedBuff,
+    ForecastRequest,
+    Stage,
+    StaleStrategy,
+    stages,
+)
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.types import RejectionError
 
@@ -25,34 +34,31 @@ def _identity():
 class Notes(Stage):
     """Notes what it is told."""
 
-    saved = ("n_sent",)
+    saved = ("n_out",)
 
     def __init__(self, told=None):
-        self.told, self.n_sent = told, 0
+        self.told, self.n_out = told, 0
 
     def __deepcopy__(self, memo):
         return type(self)(self.told)
 
     def note(self, what, job, *more):
         if self.told is not None:
-            self.told.append((what, job.message_id, *more))
+            self.told.append((what, job, *more))
 
-    def sent(self, jobs):
-        self.n_sent += len(jobs)
-        for job in jobs:
-            self.note("sent", job)
+    def outgoing(self, job, content):
+        self.n_out += 1
+        self.note("out", job)
+        return content
 
     def incoming(self, job, content):
         self.note("incoming", job)
 
     def accepted(self, update):
-        self.note("accepted", update)
+        self.note("accepted", update, update.weight)
 
     def ended(self, job, end):
         self.note("ended", job, end.how, end.reason)
-
-    def left_out(self, update, reason):
-        self.note("left out", update, reason)
 
 
 def failing(message, grid):
@@ -79,10 +85,10 @@ NODES = {10: adder(1.0, 5.0), 11: failing, 12: silent, 13: unreadable, 14: adder
 def test_every_job_is_sent_and_ends_once():
     told = []
     start(NODES, FedBuff(4, 2, stages=[Notes(told)], min_evaluate_nodes=1), rounds=12)
-    sent = Counter(message_id for what, message_id, *_ in told if what == "sent")
-    ended = Counter(message_id for what, message_id, *_ in told if what == "ended")
-    assert sent == ended
-    assert set(sent.values()) == {1}
+    out = Counter(job.message_id for what, job, *_ in told if what == "out")
+    ended = Counter(job.message_id for what, job, *_ in told if what == "ended")
+    assert out == ended
+    assert set(out.values()) == {1}
     hows = {how for what, _, *more in told if what == "ended" for how in more[:1]}
     assert hows == {"accepted", "rejected", "failed", "timed out", "cancelled"}
 
@@ -97,7 +103,24 @@ def test_a_job_that_fails_ends_with_its_reason():
 def test_what_is_accepted_came_in_and_ended_before():
     told = []
     start({10: NODES[10]}, FedBuff(1, 1, stages=[Notes(told)]), rounds=2)
-    assert [what for what, *_ in told] == ["sent", "incoming", "ended", "accepted"] * 2
+    assert [what for what, *_ in told] == ["out", "incoming", "ended", *["accepted"] * 2] * 2
+    # Before and after it is weighed.
+    weights = [weight for what, _, *more in told if what == "accepted" for weight in more]
+    np.testing.assert_array_equal(weights, [nan, 1.0] * 2)
+
+
+def test_a_job_whose_message_the_grid_does_not_take_ends_too(monkeypatch):
+    told, push = [], VirtualGrid.push_messages
+
+    def take(grid, messages):
+        ids = iter(push(grid, [m for m in messages if m.metadata.dst_node_id != 14]))
+        return [None if m.metadata.dst_node_id == 14 else next(ids) for m in messages]
+
+    monkeypatch.setattr(VirtualGrid, "push_messages", take)
+    start({10: NODES[10], 14: NODES[14]}, FedAvg(stages=[Notes(told)]), rounds=2)
+    hows = {(job.node_id, more[0]) for what, job, *more in told if what == "ended"}
+    assert (14, "not sent") in hows
+    assert not any(job.node_id == 14 for what, job, *_ in told if what == "incoming")
 
 
 class Rejecting(Stage):
@@ -115,8 +138,8 @@ def test_a_stage_may_reject_a_reply():
     assert strategy.rejections["rejected: mine"] >= 1
     assert {reason for _, reason in grid.refused} == {"not from here"}
     # Those behind it do not see the reply, and see the end of its job.
-    came = {message_id for what, message_id, *_ in told if what == "incoming"}
-    rejected = {m for what, m, *more in told if what == "ended" and more[0] == "rejected"}
+    came = {job for what, job, *_ in told if what == "incoming"}
+    rejected = {job for what, job, *more in told if what == "ended" and more[0] == "rejected"}
     assert rejected
     assert not came & rejected
 
@@ -158,7 +181,7 @@ def test_a_run_that_goes_on_has_the_state_and_the_notes_of_its_stages(tmp_path):
 
         def begin(self, run, state):
             super().begin(run, state)
-            type(self).seen.append((run.is_resumed, self.n_sent))
+            type(self).seen.append((run.is_resumed, self.n_out))
 
     Kept.seen = []
     nodes = {k: adder(1.0, 5.0) for k in (10, 11)}
@@ -179,11 +202,12 @@ def test_a_strategy_that_is_started_twice_begins_with_fresh_stages():
         def __init__(self):
             self.n = 0
 
-        def sent(self, jobs):
-            self.n += len(jobs)
+        def begin(self, run, state):
+            run.on_end.append(lambda problem, version: type(self).counts.append(self.n))
 
-        def end(self, problem, version):
-            type(self).counts.append(self.n)
+        def outgoing(self, job, content):
+            self.n += 1
+            return content
 
     Counting.counts = []
     strategy = FedBuff(1, 1, stages=[Counting()])

@@ -11,7 +11,6 @@ from fedstale.client import CompressionMod, ForecastMod
 from fedstale.client.compression import NEXT_RECORD, OWED_RECORD
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
-    Checkpoints,
     Compression,
     FedAvg,
     FedBuff,
@@ -309,25 +308,6 @@ def test_a_node_that_has_lost_the_mod_fails_once_and_is_sent_the_model_in_full()
     assert count == 1
     assert len([1 for _, reason in grid.refused if "fedstale.int8" in reason]) == 1
     assert forms(device.received[-1])["w"] is None
-
-
-def test_an_interrupted_run_goes_on_with_the_same_bits(tmp_path):
-    def nodes():
-        return {k: Device(k, delay=1.0 + k) for k in (1, 2)}
-
-    def strategy(**settings):
-        return StaleStrategy(stages=[Compression("int2", down="int8")], seed=3, **settings)
-
-    _, whole = start(strategy(), nodes(), 6)
-    first = nodes()
-    start(strategy(checkpoints=Checkpoints(tmp_path)), first, 3)
-    # Devices keep what they owe; no job was in flight between two rounds.
-    later = VirtualGrid(first)
-    later.sent = [None] * 6  # message ids count on, as those of a SuperLink never repeat
-    result = strategy(resume=tmp_path).start(later, record(**MODEL), num_rounds=6)
-    assert forms(first[1].received[3])["w"] == "int8"
-    for name, array in whole.items():
-        np.testing.assert_array_equal(result.arrays[name].numpy(), array)
 
 
 def test_robust_rules_caps_and_privacy_see_decoded_updates():

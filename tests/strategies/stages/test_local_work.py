@@ -13,13 +13,11 @@ from virtual_grid import VirtualGrid, record
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies import (
-    Checkpoints,
     Compression,
     FedAvg,
     FedBuff,
     LocalWork,
     Privacy,
-    StaleStrategy,
     robust,
 )
 from fedstale.strategies.selection import Fastest
@@ -345,23 +343,6 @@ def test_whole_jobs_are_no_reason_to_warn(caplog, stages):
     with caplog.at_level(logging.WARNING):
         start(FedAvg(stages=stages), {1: Device(1, reads=False)}, 2)
     assert not caplog.records
-
-
-def test_a_run_that_was_cut_off_goes_on_with_the_same_shares(tmp_path):
-    def nodes():
-        return {1: Device(1, forecast_s=400.0), 2: Device(2, forecast_s=4000.0)}
-
-    def strategy(**settings):
-        return StaleStrategy(stages=[LocalWork(within_s=250.0)], normalise="steps", **settings)
-
-    _, whole = start(strategy(), nodes(), 6)
-    first = nodes()
-    start(strategy(checkpoints=Checkpoints(tmp_path)), first, 3)
-    later = VirtualGrid(first)
-    later.sent = [None] * 6
-    result = strategy(resume=tmp_path).start(later, record(**MODEL), num_rounds=6)
-    assert shares(first[2])[3:] == [0.125] * 3
-    np.testing.assert_array_equal(result.arrays["w"].numpy(), whole["w"])
 
 
 # What selectors see.
