@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy, fitted
-from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout, training_picks_of
 from fedstale.agents.env.scenario import (
     Scenario,
     Scenarios,
@@ -13,7 +12,16 @@ from fedstale.agents.env.scenario import (
     online_share,
 )
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.env.windows import Action, WindowList
+from fedstale.agents.env.windows import (
+    TERMS,
+    Action,
+    Policy,
+    Rollout,
+    WindowList,
+    picks_of,
+    rollout,
+    training_picks_of,
+)
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:

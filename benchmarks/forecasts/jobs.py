@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from fedstale.traces import Array, Availability, Index, Job, TraceSet
-from fedstale.traces.forecast import Adaptation, Calibration, Forecaster, Observation, fleet_scores
+from fedstale.traces.forecast import Adaptation, Calibration, Forecaster, Observation
 from fedstale.traces.forecast.backtest import blocks, covered, pinball, scored
 from fedstale.traces.forecast.survival import PHASES, JobForecast
 
+GRID = np.linspace(0.0, 1.0, 201)
+"""Levels of the quantiles of scores, as `Calibration` has them."""
 _COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
 
 
@@ -145,3 +147,27 @@ def job_scores(
         rows.append((name, phase, "median_error_s", middle, np.nan, np.nan, known))
         rows += scored((name, phase), metrics, block, known)
     return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:
+    """Return the quantiles of the scores of a fleet that was not trained on.
+
+    A score is by how much, in logarithms, the truth lay outside an end; less than 0 is inside.
+
+    Args:
+        forecast: of n jobs.
+        outcome: what the times were, in s, NaN where unknown; shape (n, 3).
+
+    Returns:
+        Shape (3, 2, 201), for `Calibration`. Zeros, which correct nothing, where no outcome is
+        known.
+    """
+    y = np.log(np.maximum(outcome, 1e-6))
+    quantiles = np.log(np.maximum(forecast.times_s, 1e-6))
+    outside = np.stack([quantiles[..., 0] - y, y - quantiles[..., 2]], axis=-1)
+    scores = np.zeros((len(PHASES), 2, GRID.size))
+    for p, end in np.ndindex(scores.shape[:2]):
+        known = outside[np.isfinite(outcome[:, p]), p, end]
+        if known.size:
+            scores[p, end] = np.quantile(known, GRID)
+    return scores

@@ -13,9 +13,9 @@ from agent.many_worlds import (
 )
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.learning_proxy import fitted
-from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
+from fedstale.agents.env.windows import picks_of, rollout
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import Random

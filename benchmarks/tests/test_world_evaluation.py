@@ -19,9 +19,9 @@ from agent.many_worlds import (
 )
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.learning_proxy import fitted
-from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
+from fedstale.agents.env.windows import picks_of, rollout
 from fedstale.agents.evaluation import AGENT
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import stream

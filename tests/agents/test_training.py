@@ -11,9 +11,9 @@ from shared_fleets import synthetic
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.rounds import rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
+from fedstale.agents.env.windows import rollout, training_picks_of
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy import scorer
 from fedstale.agents.policy.scorer import by_agent

@@ -9,7 +9,6 @@ from fedstale.traces.forecast.base import (
     forecaster_folder,
 )
 from fedstale.traces.forecast.baselines import LastValue, Persistence
-from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.dataset import (
     Examples,
     Split,
@@ -31,7 +30,14 @@ from fedstale.traces.forecast.observation import (
     TraceObserver,
 )
 from fedstale.traces.forecast.sessions import DAYS, HORIZONS_S, OwnSessions
-from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
+from fedstale.traces.forecast.survival import (
+    PHASES,
+    Adaptation,
+    Calibration,
+    DeviceForecast,
+    JobForecast,
+    survival_at,
+)
 
 __all__ = [
     "AVAILABLE_S",
@@ -61,7 +67,6 @@ __all__ = [
     "draw_parts",
     "embedded",
     "examples_at",
-    "fleet_scores",
     "forecaster_class",
     "forecaster_folder",
     "log_spans",

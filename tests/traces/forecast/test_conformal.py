@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.traces.forecast import Adaptation, Calibration, JobForecast, fleet_scores
+from fedstale.traces.forecast import Adaptation, Calibration, JobForecast
+
+
+def fleet_scores(forecast, outcome):
+    """Quantiles of how far, in logarithms, outcomes lay outside of each end."""
+    y, q = np.log(outcome), np.log(forecast.times_s)
+    outside = np.stack([q[..., 0] - y, y - q[..., 2]], axis=-1)
+    return np.moveaxis(np.quantile(outside, np.linspace(0, 1, 201), axis=0), 0, -1)
 
 
 def forecast(n, low=50.0, middle=100.0, high=200.0):
