@@ -172,13 +172,11 @@ def taken(whole: T, which: npt.NDArray[Any] | slice) -> T:
 
     A field may be such a dataclass itself.
     """
-    values = {field.name: getattr(whole, field.name) for field in fields(whole)}
-    return type(whole)(
-        **{
-            name: value[which] if isinstance(value, np.ndarray) else taken(value, which)
-            for name, value in values.items()
-        }
-    )
+    made = {}
+    for field in fields(whole):
+        value = getattr(whole, field.name)
+        made[field.name] = value[which] if isinstance(value, np.ndarray) else taken(value, which)
+    return type(whole)(**made)
 
 
 def rows_of(parts: Sequence["Channel"]) -> npt.NDArray[np.int32]:

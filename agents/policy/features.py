@@ -168,24 +168,36 @@ def features(
 
 
 # Columns whose logarithms are compared with their median over the candidates of a choice.
-_COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
-_DURATIONS = ("forecast_duration_s", "duration_s")
+_COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples")
+_DURATIONS = _COMPARED[:2]
 # Of the scores of the rule that an agent starts as.
 _RULE = BALANCED
+
+_LOGITS = ("p_finish_logit", "p_available_logit", "success_logit")
+_AGES = ("forecast_age", "versions_since", "staleness", "picked_since")
+_RATIOS = (
+    *("forecast_duration_ratio", "duration_ratio", "utility_ratio", "loss_ratio", "examples_ratio"),
+    *("forecast_duration_to_deadline", "duration_to_deadline"),
+    *("times_picked_ratio", "forecast_reliability"),
+)
+_FLAGS = (
+    *("forecast_unknown", "p_available_unknown", "forecast_duration_unknown", "duration_unknown"),
+    "utility_unknown",
+)
 
 
 def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
-    largest = _largest(np.where(mask, get("utility"), np.nan))
-    medians = {"largest": largest.astype(np.float32)}
     every = slice(None) if mask.shape[1] <= _CHUNK else _sample(np.arange(mask.shape[1]))
-    expected = _expected(*(_log(get(name)[:, every]) for name in _DURATIONS))
-    medians["expected"] = row_medians(expected, mask[:, every]).astype(np.float32)
-    for name in _COMPARED:
-        few = get(name)[:, every]
-        logs = np.log1p(few) if name == "times_picked" else _log(few)
-        medians[name] = row_medians(logs, mask[:, every]).astype(np.float32)
-    return medians
+    logs = _log(np.stack([get(name)[:, every] for name in _COMPARED]))
+    picked = np.log1p(get("times_picked")[:, every])
+    rows = np.stack([*logs, picked, _expected(*logs[:2])])
+    each = rows.shape[0] * rows.shape[1], rows.shape[2]
+    known = np.broadcast_to(mask[:, every], rows.shape).reshape(each)
+    found = row_medians(rows.reshape(each), known).reshape(*rows.shape[:2], 1)
+    largest = _largest(np.where(mask, get("utility"), np.nan))
+    names = (*_COMPARED, "times_picked", "expected", "largest")
+    return {name: x.astype(np.float32) for name, x in zip(names, (*found, largest), strict=True)}
 
 
 def _largest(utility: Array) -> Array:
@@ -207,49 +219,44 @@ def _fill(
 ) -> AnyFloats:
     """Write all features but the rank of some columns, and return the heuristic's scores."""
 
+    def columns(*names: str) -> Array:
+        return np.stack([get(name)[:, part] for name in names])
+
     # 32 bits are enough from here on, but not for instants, only for their differences.
-    def put(name: str, values: Single | Mask) -> None:
-        x[:, part, _PLACE[name]] = values
-
-    def single(name: str) -> Single:
-        return get(name)[:, part].astype(np.float32)
-
-    def since(then: Array, name: str) -> Single:
-        return (then - get(name)[:, part]).astype(np.float32)
-
-    p_finish, p_available = single("p_finish"), single("forecast_p_available")
-    put("p_finish_logit", _logit(p_finish))
-    put("forecast_unknown", ~np.isfinite(get("forecast_p_finish")[:, part]))
-    put("forecast_age", _age(since(now, "forecast_at")))
-    put("p_available_logit", _logit(p_available))
-    put("p_available_unknown", ~np.isfinite(p_available))
-    limit = limit.astype(np.float32)
-    durations: list[AnyFloats] = []
-    for name in ("forecast_duration", "duration"):
-        durations.append(logs := _log(single(f"{name}_s")))
-        put(f"{name}_ratio", _ratio(logs - medians[f"{name}_s"]))
-        put(f"{name}_to_deadline", _ratio(logs - limit))
-        put(f"{name}_unknown", np.isnan(logs))
-    utility = single("utility")
-    utilities = _log(utility)
-    put("utility_ratio", _ratio(utilities - medians["utility"]))
-    put("utility_unknown", ~np.isfinite(utility))
-    put("loss_ratio", _ratio(_log(single("loss")) - medians["loss"]))
-    put("examples_ratio", _ratio(_log(single("examples")) - medians["examples"]))
-    put("versions_since", _age(since(version, "last_version")))
-    put("staleness", _age(single("staleness")))
-    put("picked_since", _age(since(now, "picked_at")))
-    picked = np.log1p(single("times_picked"))
-    put("times_picked", np.minimum(picked, LIMIT))
-    put("times_picked_ratio", _ratio(picked - medians["times_picked"]))
-    finished, failed = single("times_finished"), single("times_failed")
-    put(
-        "forecast_reliability",
-        _ratio(np.log((finished + 4.0) / (single("expected_finishes") + 4.0))),
+    then = columns("forecast_at", "last_version", "picked_at", "staleness")
+    ages = np.stack([now - then[0], version - then[1], then[3], now - then[2]]).astype(np.float32)
+    stated, counts, compared = (
+        columns(*names).astype(np.float32)
+        for names in (
+            ("p_finish", "forecast_p_available"),
+            ("times_finished", "times_failed", "expected_finishes", "times_picked"),
+            _COMPARED,
+        )
     )
-    put("success_logit", _logit((finished + 1.0) / (finished + failed + 2.0)))
-    utilities = np.where(utility == 0.0, _NONE, utilities)
-    return _scores(p_finish, utilities, durations, picked, medians)
+    finished, failed, expected = counts[:3]
+    picked, logs = np.log1p(counts[3]), _log(compared)
+    ratios = [
+        *(logs - np.stack([medians[name] for name in _COMPARED])),
+        *(logs[:2] - limit.astype(np.float32)),
+        picked - medians["times_picked"],
+        np.log((finished + 4.0) / (expected + 4.0)),
+    ]
+    flags = [
+        *(~np.isfinite([get("forecast_p_finish")[:, part], stated[1]])),
+        *np.isnan(logs[:2]),
+        ~np.isfinite(compared[2]),
+    ]
+    success = (finished + 1.0) / (finished + failed + 2.0)
+    for names, values in (
+        (_LOGITS, _logit(np.stack([*stated, success]))),
+        (_AGES, _age(ages)),
+        (_RATIOS, _ratio(np.stack(ratios))),
+        (_FLAGS, np.stack(flags)),
+        (("times_picked",), np.minimum(picked, LIMIT)[None]),
+    ):
+        x[:, part, [_PLACE[name] for name in names]] = np.moveaxis(values, 0, -1)
+    utilities = np.where(compared[2] == 0.0, _NONE, logs[2])
+    return _scores(stated[0], utilities, logs[:2], picked, medians)
 
 
 def _context(
@@ -274,6 +281,8 @@ def _context(
     some = np.minimum(mask.sum(axis=1, keepdims=True), 1)
     forecast = medians["forecast_duration_s"]
     middle = np.where(np.isnan(forecast), medians["duration_s"], forecast)
+    missing = np.log1p(n_missing)
+    pairs = missing - np.log1p(k), np.log1p(n_expected) - missing
     context = np.concatenate(
         [
             np.log(np.maximum(k, 1) / n),
@@ -282,9 +291,7 @@ def _context(
             some - total["utility_unknown"],
             some - total["forecast_unknown"],
             total["p_finish_logit"],
-            _ratio(middle - limit),
-            _ratio(np.log1p(n_missing) - np.log1p(k)),
-            _ratio(np.log1p(n_expected) - np.log1p(n_missing)),
+            _ratio(np.concatenate([middle - limit, *pairs], axis=1)),
         ],
         axis=1,
     )
@@ -320,7 +327,7 @@ def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
 def _scores(
     p_finish: AnyFloats,
     utilities: AnyFloats,
-    durations: Sequence[AnyFloats],
+    durations: Sequence[AnyFloats] | AnyFloats,
     picked: AnyFloats,
     medians: Mapping[str, AnyFloats],
 ) -> AnyFloats:
@@ -369,11 +376,9 @@ def _age(x: AnyFloats) -> AnyFloats:
 
 def row_medians(x: AnyFloats, mask: Mask) -> Array:
     """Return the median of each row over what is known of candidates, NaN if nothing; (b, 1)."""
+    if not x.size:
+        return np.full((len(x), 1), np.nan)
     known = mask & ~np.isnan(x)
-    if len(x) == 1:
-        # One row may hold a million: select instead of sorting.
-        some = x[known]
-        return np.array([[np.median(some) if some.size else np.nan]])
     # NaN sorts last.
     ordered = np.sort(np.where(known, x, np.nan), axis=1)
     n = known.sum(axis=1)
