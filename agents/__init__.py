@@ -17,7 +17,7 @@ from fedstale.agents.env import (
     Simulator,
     cross_fitted,
 )
-from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
+from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate
 from fedstale.agents.policy import Agent, AgentSelector, Shadow, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.lazy import names_of
@@ -49,7 +49,6 @@ __all__ = [
     "contenders",
     "cross_fitted",
     "evaluate",
-    "faults",
     "load",
     "observation",
     "save",

@@ -451,27 +451,6 @@ class TraceSet:
         channels = {name: getattr(self, name).take(devices) for name in self.known}
         return replace(self, device_ids=self.device_ids[devices], **channels)
 
-    def split(self, fraction: float, *, seed: int) -> tuple["TraceSet", "TraceSet"]:
-        """Return two disjoint sets of devices, drawn at random.
-
-        Whatever is learnt on the one can be tested on the other.
-
-        Args:
-            fraction: share of the devices in the first set, in (0, 1).
-            seed: of the draw.
-
-        Raises:
-            TraceError: one of the sets would be empty.
-        """
-        first = round(fraction * self.n_devices)
-        if not 0 < first < self.n_devices:
-            raise TraceError(
-                f"fraction = {fraction}: expected both parts of {self.n_devices} devices "
-                "to be non-empty"
-            )
-        order = np.random.default_rng(seed).permutation(self.n_devices)
-        return self.take(np.sort(order[:first])), self.take(np.sort(order[first:]))
-
     def between(self, start: float, end: float) -> "TraceSet":
         """Cut to [start, end), with start as the new instant 0.
 

@@ -32,7 +32,6 @@ from fedstale.agents import (
     Scenario,
     Scenarios,
     Training,
-    faults,
     load,
     save,
 )
@@ -53,6 +52,7 @@ from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.exponents import SETTINGS, needed
+from agent.faults import faults
 from agent.lin_ucb import LinUCB
 from lab.kept import Kept, played
 from lab.results import write_result

@@ -16,7 +16,7 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
-from fedstale.cli.output import AsJson, Quiet, Step, note, one_sentence, steps, table_text
+from fedstale.cli.output import AsJson, Quiet, Step, one_sentence, steps, table_text
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def train(
             out=out,
             watch=watch,
         )
-    best = _best(agents, list(trainings))
+    best = max(agents, key=lambda agent: agent.provenance["validation"])
     if seeds > 1:
         save(best, out)
     tested = dict(zip(traces, (fleet.testing for fleet in fleets), strict=True))
@@ -197,8 +197,6 @@ def evaluate(
 
     folders = [one for folder in agents or [embedded()] for one in _trainings(folder)]
     loaded = [load(folder) for folder in folders]
-    for folder in folders:
-        _faults(folder)
     if all_devices:
         devices_read = recorded(traces, seed=seed)
         parts = split(devices_read, seed=0)
@@ -286,25 +284,6 @@ def _train_shared(
     fleets = shared.open()
     parts = [f.training for f in fleets], [f.validation for f in fleets]
     train(*parts, training, folder, watch=report, **options)
-
-
-def _best(agents: Sequence["Agent"], folders: Sequence[Path]) -> "Agent":
-    """Return the best agent in validation of those without faults, or of all if each has one."""
-    sound = []
-    for agent, folder in zip(agents, folders, strict=True):
-        if not _faults(folder):
-            sound.append(agent)
-    return max(sound or agents, key=lambda agent: agent.provenance["validation"])
-
-
-def _faults(folder: Path) -> list[str]:
-    """Say which simple tests of picks an agent fails, and return them."""
-    from fedstale.agents import AgentSelector, faults
-
-    found = faults(AgentSelector(folder))
-    for fault in found:
-        note(f"fedstale: {folder}: {fault}")
-    return found
 
 
 def _trainings(folder: Path) -> list[Path]:

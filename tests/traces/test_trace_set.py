@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, Series, TraceSet
@@ -44,32 +42,10 @@ def test_take_keeps_each_device_with_all_its_channels(five):
     assert some.availability.window_at_or_after([0, 1], 0.0)[0].tolist() == [3.0, 0.0]
 
 
-def test_what_describes_a_set_is_kept_by_take_split_and_between(five):
-    for part in (five.take([1]), *five.split(0.5, seed=0), five.between(0.0, 5.0)):
+def test_what_describes_a_set_is_kept_by_take_and_between(five):
+    for part in (five.take([1]), five.between(0.0, 5.0)):
         assert part.repairs == {"overlapping windows joined": 7}
         assert part.compute_unit == "a step of the test"
-
-
-@given(st.integers(2, 40), st.floats(0.0, 1.0), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
-def test_a_split_gives_every_device_to_exactly_one_part(n, fraction, seed):
-    traces = TraceSet.ideal(n)
-    first = round(fraction * n)
-    if first in {0, n}:
-        with pytest.raises(TraceError, match=r"fraction = .* to be non-empty"):
-            traces.split(fraction, seed=seed)
-        return
-    a, b = traces.split(fraction, seed=seed)
-    assert a.n_devices == first
-    assert sorted([*a.device_ids, *b.device_ids]) == sorted(traces.device_ids)
-
-
-def test_a_split_depends_on_its_seed_alone():
-    traces = TraceSet.ideal(50)
-    same = [traces.split(0.5, seed=1)[0].device_ids.tolist() for _ in range(2)]
-    other = traces.split(0.5, seed=2)[0].device_ids.tolist()
-    assert same[0] == same[1]
-    assert same[0] != other
 
 
 def test_between_moves_every_channel_and_the_epoch(five):
@@ -169,7 +145,6 @@ def test_a_word_means_generated_devices_or_a_file(tmp_path):
 
 
 REJECTED = {
-    "fraction = {}: expected both parts": ("split", [0.0, 1.0, -0.5, 1.5]),
     "between.*: expected 0 <= start < end": (
         "between",
         [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)],
@@ -187,7 +162,7 @@ REJECTED = {
 @pytest.mark.parametrize("expected", REJECTED)
 def test_an_argument_that_cannot_be_is_named(five, expected):
     method, arguments = REJECTED[expected]
-    seed = {"seed": 0} if method in {"split", "load"} else {}
+    seed = {"seed": 0} if method == "load" else {}
     for argument in arguments:
         values = argument if isinstance(argument, tuple) else (argument,)
         with pytest.raises(TraceError, match=expected.format(*values)):

@@ -1,8 +1,8 @@
 import numpy as np
 from made_agent import save
 
+from agent.faults import faults, over_reporting_share
 from fedstale.agents import AgentSelector
-from fedstale.agents.evaluation import faults, over_reporting_share
 from fedstale.strategies.selection import ExpectedUtility, Selector
 
 
