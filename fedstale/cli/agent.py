@@ -16,7 +16,7 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
-from fedstale.cli.output import AsJson, Quiet, Step, one_sentence, steps, table_text
+from fedstale.cli.output import AsJson, Step, one_sentence, steps, table_text
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ def train(
         int | None, typer.Option(min=1, help="Trainings at a time; default one for each core.")
     ] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Train a selection agent on traces; writes agent.toml and agent.safetensors.
 
@@ -118,7 +117,7 @@ def train(
     if not resume and (out / "agent.toml").exists():
         raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
     begin_with = None if start is None else load(start)
-    is_shown = not (quiet or as_json)
+    is_shown = not as_json
     forecasters = forecaster or ["embedded"]
     if len(forecasters) not in {1, len(traces)}:
         raise ConfigError(
@@ -153,7 +152,7 @@ def train(
     if seeds > 1:
         save(best, out)
     tested = dict(zip(traces, (fleet.testing for fleet in fleets), strict=True))
-    _evaluate(tested, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
+    _evaluate(tested, agents, windows, seed, out=out, as_json=as_json)
     if not as_json:
         typer.echo(f"agent: {out}")
 
@@ -185,7 +184,6 @@ def evaluate(
     seed: Seed = 0,
     out: Tables = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Compare an agent with every other selector on the same held-out windows.
 
@@ -207,11 +205,11 @@ def evaluate(
             end=parts.end,
         )
     else:
-        with steps(is_shown=not (quiet or as_json)) as step:
+        with steps(is_shown=not as_json) as step:
             testing = _scenarios(traces, forecaster, seed, step).testing
     if devices is not None:
         testing = testing.with_devices(devices)
-    _evaluate({traces: testing}, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json)
+    _evaluate({traces: testing}, loaded, windows, seed, out=out, as_json=as_json)
 
 
 def train_all(
@@ -316,7 +314,6 @@ def _evaluate(
     seed: int,
     *,
     out: Path | None,
-    quiet: bool,
     as_json: bool,
 ) -> None:
     """Play agents and all others in each fleet; write and print their comparison."""
@@ -325,7 +322,7 @@ def _evaluate(
     from fedstale.agents import contenders, evaluate
 
     results = []
-    with steps(is_shown=not (quiet or as_json)) as step:
+    with steps(is_shown=not as_json) as step:
         for testing in tested.values():
             playing = contenders(testing, agents, persistence=testing.with_forecasts("persistence"))
             results.append(evaluate(playing, windows=windows, seed=seed, watch=step))

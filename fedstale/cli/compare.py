@@ -16,7 +16,6 @@ from rich.text import Text
 
 from fedstale.cli.output import (
     AsJson,
-    Quiet,
     end_with_failures,
     goes_on_when_interrupted,
     one_sentence,
@@ -80,7 +79,6 @@ def compare(
         ),
     ] = False,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Compare variants over seeds: means, and differences paired by seed, with 95% intervals.
 
@@ -101,7 +99,7 @@ def compare(
             "--workers beside folders of runs: a run that is over keeps its settings; leave it out"
         )
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
-    shown = bool(plans) and sys.stderr.isatty() and not (quiet or as_json)
+    shown = bool(plans) and sys.stderr.isatty() and not as_json
     with end_on_signals() as heard, goes_on_when_interrupted(heard):
         comparison = api.compare(
             plans[0] if plans else sources,

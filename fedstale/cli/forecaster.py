@@ -13,7 +13,6 @@ import typer
 from fedstale.cli.output import (
     UNITS_S,
     AsJson,
-    Quiet,
     Step,
     amount,
     one_sentence,
@@ -53,7 +52,6 @@ def train(
     examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
     seed: Seed = 0,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors.
 
@@ -69,7 +67,7 @@ def train(
         import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
     epochs: list[tuple[str, int, float, float]] = []
-    with steps(is_shown=not (quiet or as_json)) as step:
+    with steps(is_shown=not as_json) as step:
         step("drawing examples", 0, 1)
         training, held_out = draw_parts(devices, n=examples, seed=seed)
         if isinstance(forecaster, LSTM):
@@ -115,7 +113,6 @@ def backtest(
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
     seed: Seed = 0,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.traces.forecast import KINDS
@@ -132,7 +129,7 @@ def backtest(
                 f"forecaster = {unknown!r}: expected one of {', '.join(KINDS)}, embedded, or the "
                 "folder of a trained one"
             )
-    with steps(is_shown=not (quiet or as_json)) as begin:
+    with steps(is_shown=not as_json) as begin:
         tables = backtested(
             recorded(traces, seed=seed),
             kinds,

@@ -61,9 +61,6 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print the result as JSON.", rich_help_panel=ADVANCED),
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=ADVANCED)
-]
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
@@ -244,15 +241,12 @@ class _Stderr:
 
 
 @contextmanager
-def app_log(*, verbose: bool) -> Iterator[None]:
-    """Show on stderr the warnings and errors that an app logs, and all that it logs if asked to.
+def app_log() -> Iterator[None]:
+    """Show on stderr the warnings and errors that an app logs.
 
-    The folder of a run has its whole log, shown or not. What the app prints and logs by itself is
-    left alone: whatever handlers it configures get its own lines, but neither Flower's nor ours,
-    which have one already.
-
-    Args:
-        verbose: whether to show Flower's log as `flwr run` does, each line once, and fedstale's.
+    The folder of a run has its whole log. What the app prints and logs by itself is left alone:
+    whatever handlers it configures get its own lines, but neither Flower's nor ours, which have one
+    already.
     """
     from fedstale.flower import command_line
 
@@ -267,9 +261,9 @@ def app_log(*, verbose: bool) -> Iterator[None]:
     ours.addHandler(own)
     for one, handler in zip(loggers, handlers, strict=True):
         one.propagate = False
-        handler.setLevel(logging.DEBUG if verbose else logging.WARNING)
+        handler.setLevel(logging.WARNING)
         # A line for each job is made only for who sees it.
-        one.setLevel(logging.DEBUG if verbose else logging.INFO)
+        one.setLevel(logging.INFO)
     try:
         yield
     finally:

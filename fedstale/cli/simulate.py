@@ -19,7 +19,6 @@ from rich.table import Column, Table
 from fedstale.cli.output import (
     ADVANCED,
     AsJson,
-    Quiet,
     app_log,
     note,
     one_sentence,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _BESIDE_RESUME = {
     *("resume", "until", "executor", "workers", "client_limit_s", "more"),
-    *("live", "as_json", "quiet", "verbose"),
+    *("live", "as_json"),
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
 
@@ -159,16 +158,6 @@ def simulate(
         ),
     ] = False,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Show Flower's log and fedstale's.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
 ) -> None:
     """Run a Flower app on replayed devices, and report used and lost work."""
     from fedstale.app_folder import app_folder
@@ -219,14 +208,14 @@ def simulate(
         _measure_costs(config, trace_set, as_json=as_json)
         return
     if dry_run:
-        with end_on_signals(), app_log(verbose=verbose):
+        with end_on_signals(), app_log():
             _show_dry_run(config, trace_set, as_json=as_json)
         return
-    watching = _watching(config, shown=not (quiet or as_json), live=live)
+    watching = _watching(config, shown=not as_json, live=live)
     free = stdout_kept_free() if as_json else nullcontext()
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     place = _new_place(Path("runs") / name, replaces=overwrite) if out is None else nullcontext(out)
-    log = app_log(verbose=verbose)
+    log = app_log()
     with end_on_signals() as heard, free, watching as callbacks, log, place as folder:
         run = simulate_config(
             config,

@@ -99,7 +99,7 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     assert scorer.load(out).provenance["traces"] == [phones.name]
     assert {"progress.jsonl", "evaluation.csv"} <= {path.name for path in out.iterdir()}
     # Another goes on from it, for another reward.
-    how = ("--windows", 10, "--updates", 1, "--quiet", "--out", tmp_path / "after")
+    how = ("--windows", 10, "--updates", 1, "--out", tmp_path / "after")
     words = ("--traces", phones, "--from", out, "--objective", "priced", *how)
     result = run("agent", "train", *words)
     assert result.exit_code == 0, result.output

@@ -259,7 +259,7 @@ def test_refusals_of_foreign_logs_end_with_the_command(tmp_path, monkeypatch, na
 def test_a_simulation_on_a_foreign_log_ends_with_the_command(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text(delimited(","))
-    result = CliRunner().invoke(app, ["simulate", "digits", "--traces", str(log), "--quiet"])
+    result = CliRunner().invoke(app, ["simulate", "digits", "--traces", str(log)])
     assert result.exit_code == 2
     assert result.stderr.endswith("fedstale traces convert LOG --out NAME.parquet\n")
 

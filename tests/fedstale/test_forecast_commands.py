@@ -80,7 +80,7 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
 def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_last(tmp_path):
     own = tmp_path / "phone.parquet"
     TraceSet.synthetic(1, days=8, seed=3).write(own)
-    made = train(own, tmp_path / "lstm", "--quiet")
+    made = train(own, tmp_path / "lstm")
     assert made.exit_code == 0, made.output
     tested = run(
         *("forecaster", "backtest", "--traces", own, tmp_path / "lstm"),
@@ -143,7 +143,7 @@ def test_tables_as_json_are_one_object(phones):
 
 
 def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
-    made = train(phones, tmp_path / "lstm", "--quiet")
+    made = train(phones, tmp_path / "lstm")
     assert made.exit_code == 0, made.output
     assert Forecaster.load(tmp_path / "lstm").kind == "lstm"
     assert {p.name for p in (tmp_path / "lstm").iterdir()} == {

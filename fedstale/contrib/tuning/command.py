@@ -11,7 +11,6 @@ import typer
 
 from fedstale.cli.output import (
     AsJson,
-    Quiet,
     app_log,
     end_with_failures,
     goes_on_when_interrupted,
@@ -56,7 +55,6 @@ def tune(
     ] = "asha",
     seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
     as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Search settings on virtual time, then judge them on held-out seeds and devices.
 
@@ -71,7 +69,7 @@ def tune(
     with (
         end_on_signals() as heard,
         free,
-        app_log(verbose=False),
+        app_log(),
         goes_on_when_interrupted(heard),
     ):
         # What an app logs of each configuration would hide what comes of them.
@@ -84,7 +82,7 @@ def tune(
             stop=stop,
             seed=seed,
             address=os.environ.get("RAY_ADDRESS"),
-            watch=None if quiet or as_json else _show,
+            watch=None if as_json else _show,
             progress=False,
         )
     if as_json:

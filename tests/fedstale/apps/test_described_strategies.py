@@ -185,7 +185,7 @@ def test_a_check_needs_none_of_the_folders_that_the_run_has():
 def test_the_command_line_says_the_sentence_and_no_more(tmp_path):
     run = called(
         *("simulate", "digits", "--traces", "ideal:5", "--out", tmp_path / "run"),
-        *("-c", "strategy='GapAwares(9)'", "--quiet"),
+        *("-c", "strategy='GapAwares(9)'"),
     )
     assert run.exit_code != 0
     assert run.stderr.count("\n") == 1

@@ -35,7 +35,7 @@ SETTINGS = {field.name for field in fields(SimulationConfig)} - {
     "changes",
     "costs",
 }
-SHOWN = {"live", "as_json", "quiet", "verbose"}
+SHOWN = {"live", "as_json"}
 """Options of simulate that change what is seen of a run, and where."""
 PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
 OTHERS = {"run_config", "costs"}
@@ -62,7 +62,7 @@ REFUSED = {
 """Settings that this process and its executor cannot have, and what the sentence says."""
 
 
-SWITCHES = {"overwrite", "as_json", "quiet", "verbose", "measure_costs", "dry_run"}
+SWITCHES = {"overwrite", "as_json", "measure_costs", "dry_run"}
 """Options without a value."""
 
 
@@ -114,7 +114,7 @@ def unfinished(earlier, tmp_path):
 def test_every_option_is_tried_here():
     known = SETTINGS - MORE | SHOWN | PLACES | {"run_config", "more"}
     assert set(FLAGS["simulate"]) == known, "say below what a new option does beside a config"
-    shown = {"as_json", "quiet"}
+    shown = {"as_json"}
     tried = {"sources", "out", "workers", "target", "reference", "overwrite"}
     assert set(FLAGS["compare"]) == shown | tried
 

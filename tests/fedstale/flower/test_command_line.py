@@ -152,7 +152,7 @@ def test_flower_superexec_that_would_not_become_another_user_does_not_run(monkey
 def test_flowers_log_is_shown_by_its_own_handler_or_one_like_any(monkeypatch):
     assert command_line.console() is console_handler
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
-    with app_log(verbose=False):
+    with app_log():
         logging.getLogger("fedstale").warning("still said")
 
 

@@ -249,10 +249,10 @@ def fleet(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("log", ["plain", "verbose", "json"])
+@pytest.mark.parametrize("log", ["plain", "json"])
 def test_what_an_app_prints_and_logs_is_shown_once(tmp_path, fleet, capsys, log):
     app = write_app(tmp_path / "app", "own_start")
-    flags = {"plain": [], "verbose": ["--verbose"], "json": ["--json"]}[log]
+    flags = ["--json"] if log == "json" else []
     command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
     code, out, err = invoked([*command, *flags], capsys)
     assert code == 0, err
@@ -261,7 +261,7 @@ def test_what_an_app_prints_and_logs_is_shown_once(tmp_path, fleet, capsys, log)
     assert len(best) == len(set(best)) > 0
     assert err.count("a warning of the app") == 1
     for text in ("starting Saving", *(f"round {i} of the app" for i in range(1, 5))):
-        assert err.count(text) == (log == "verbose")
+        assert text not in err
         assert (tmp_path / "run" / LOG).read_text().count(text) == 1
     jobs = json.loads((tmp_path / "run" / "summary.json").read_text())["jobs"]
     assert printed.count("training ") == jobs["reported"], "the client that is checked runs twice"
@@ -277,11 +277,11 @@ def test_an_app_that_configures_logging_gets_its_lines_once(tmp_path, fleet, cap
     configured = "logging.basicConfig(level='INFO', format='own: %(message)s')\n\nclient, server"
     source = source.replace("client, server", configured, 1)
     (app / "own_start.py").write_text(source, encoding="utf-8")
-    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run", "--verbose"]
+    command = ["simulate", app, "--traces", fleet, "--out", tmp_path / "run"]
     code, _, err = invoked(command, capsys)
     assert code == 0
     assert err.count("own: a warning of the app") == err.count("a warning of the app") == 1
-    assert err.count("starting Saving") == 1, "not by Flower's handler and by that of the app"
+    assert "starting Saving" not in err, "neither by Flower's handler nor by that of the app"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -70,7 +70,7 @@ def test_a_run_that_gets_stuck_says_it_besides(simulated):
 
 def test_the_command_ends_with_a_failing_code_and_the_sentence(tmp_path, capsys):
     app = write_app(tmp_path / "app", "odd_metrics", CENTRAL=CENTRAL)
-    options = ["--traces", "ideal:4", "-o", tmp_path / "run", "--until", "acuracy 0.9", "-q"]
+    options = ["--traces", "ideal:4", "-o", tmp_path / "run", "--until", "acuracy 0.9"]
     code, _, err = invoked(["simulate", app, *options], capsys)
     assert code == 1
     assert err.splitlines()[-1] == (

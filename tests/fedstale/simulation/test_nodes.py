@@ -207,7 +207,7 @@ def test_a_file_of_settings_has_both_and_its_run_repeats_itself(tmp_path, capsys
     )
     first, again = tmp_path / "first", tmp_path / "again"
     for settings, out in ((tmp_path / "my.toml", first), (first / "config.toml", again)):
-        code, _, err = invoked(["simulate", settings, "-q", "-o", out], capsys)
+        code, _, err = invoked(["simulate", settings, "-o", out], capsys)
         assert code == 0, err
     assert (first / "config.toml").read_text() == (again / "config.toml").read_text()
     assert SimulationConfig.read(again / "config.toml").partitions == 2

@@ -379,7 +379,7 @@ def test_overrides_for_real_devices_hold_the_strategy_where_the_app_reads_it(sma
 
 
 def test_the_command_says_which_strategy_ran_and_what_may_be_amiss(small, tmp_path):
-    words = ["simulate", small, "--traces", "ideal:6", "--quiet", "--until", "2 rounds"]
+    words = ["simulate", small, "--traces", "ideal:6", "--until", "2 rounds"]
     lacking = "FedBuff(4, 2, selector=AgentSelector('nowhere', fallback=True))"
     asked = "FedBuff(4, 2, stages=[ForecastRequest()])"
     for text, hint in ((lacking, "no agent.toml there"), (asked, "query.forecast was answered")):

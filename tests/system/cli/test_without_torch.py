@@ -99,7 +99,7 @@ def test_neither_package_can_be_imported(run):
         "runs",
         "compare plan.toml --out compared",
         "simulate app --traces synthetic:20 --dry-run",
-        "simulate app --traces synthetic:20 -c strategy='FedAvg' --live 0 --quiet --out runs/live",
+        "simulate app --traces synthetic:20 -c strategy='FedAvg' --live 0 --out runs/live",
         "traces convert synthetic:20 --out made.parquet",
         "traces describe synthetic:20",
         "forecaster train --traces synthetic:60 --kind last-value --examples 500 --out forecaster",

@@ -245,7 +245,7 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     tune(given, out=tmp_path / "whole", workers=1, seed=5)
     (tmp_path / "space.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
     command = [*COMMAND, "tune", "space.toml", "-o", "out"]
-    command += ["--workers", "1", "--seed", "5", "--quiet"]
+    command += ["--workers", "1", "--seed", "5"]
     there = {**os.environ, "RAY_ADDRESS": nodes.address}
     process = subprocess.Popen(command, cwd=tmp_path, env=there, stderr=subprocess.PIPE, text=True)
     out, until = tmp_path / "out", time.monotonic() + 200

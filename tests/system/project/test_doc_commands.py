@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SHORT = {
-    "simulate": ["--until", "2m", "--quiet"],
+    "simulate": ["--until", "2m"],
     "record": ["--for", "2s", "--every", "1s"],
     # Phones are away for hours; a trace is acted in real time.
     "replay": ["--traces", "synthetic:4@desktops", "-c", "num-server-rounds=1"],
@@ -76,7 +76,7 @@ def shown():
         yield pytest.param(list(words), id=f"{page}: {' '.join(words)[:60]}", marks=marks)
 
 
-RUN = ["simulate", "digits", "--traces", "synthetic:20", "--until", "10m", "--quiet", "--out"]
+RUN = ["simulate", "digits", "--traces", "synthetic:20", "--until", "10m", "--out"]
 PLAN = """
 app = "digits"
 traces = "synthetic:20"
@@ -153,7 +153,7 @@ def prepare(name, words):
         Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
     if any("runs/base" in word for word in words) and "--out" not in words:
         small = ("-c", "width=32 layers=1 local-steps=2 text='plays.txt' num-server-rounds=1")
-        sites = ("--traces", "synthetic:12@sites", "--quiet")
+        sites = ("--traces", "synthetic:12@sites")
         called("simulate", "examples/letters", *sites, *small, "--out", "runs/base")
     if name == "compare" and "runs/a" in words:
         for i, run in enumerate(words[1:5]):

@@ -112,7 +112,7 @@ def test_sigterm_leaves_a_run_that_goes_on_and_no_process(tmp_path, is_script, r
 def test_kill_9_at_a_hundred_random_moments_loses_nothing(tmp_path):
     rng, kills = np.random.default_rng(0), 0
     words = [
-        *("digits", "--traces", "synthetic:30", "--quiet", "-c"),
+        *("digits", "--traces", "synthetic:30", "-c"),
         'strategy="GapAware(8, 3)" num-server-rounds=120',
     ]
     subprocess.run(fedstale(*words, "--out", str(tmp_path / "whole")), check=True)
@@ -130,7 +130,7 @@ def test_kill_9_at_a_hundred_random_moments_loses_nothing(tmp_path):
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
             process.wait()
-            command = fedstale("--resume", str(run), "--quiet")
+            command = fedstale("--resume", str(run))
             if kills >= 100:
                 subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
         for name in SAME:

@@ -155,7 +155,7 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     (tmp_path / "space.toml").write_text(tomli_w.dumps(table(**ASKED)), encoding="utf-8")
     words = "import fedstale.cli.main; fedstale.cli.main.app()"
     command = [sys.executable, "-c", words, "tune", "space.toml", "-o", "out"]
-    command += ["--workers", "1", "--seed", "5", "--quiet"]
+    command += ["--workers", "1", "--seed", "5"]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
     out, until = tmp_path / "out", time.monotonic() + 200
     while time.monotonic() < until:

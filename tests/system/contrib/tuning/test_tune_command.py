@@ -44,7 +44,7 @@ def test_a_search_says_what_was_held_out_and_nothing_else(called, tmp_path):
     assert said[1].startswith("configuration 0: strategy.concurrency=")
     assert [line for line in said[1:] if not line.startswith("configuration ")] == []
     # What is over is judged again from its files, without a word on the way.
-    again = called("--workers", "1", "--search", "random", "--json", "--quiet", **changes)
+    again = called("--workers", "1", "--search", "random", "--json", **changes)
     told = json.loads(again.stdout)
     assert told["verdict"] == lines[0]
     assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
