@@ -60,7 +60,9 @@ def read_sessions(path: str | Path) -> TraceSet:
     rates = {name: _rates(f"{path}: {name}", files[name], counts) for name in sorted(files)}
     usable = {name: each for name, each in rates.items() if each is not None}
     if not usable:
-        raise TraceError(f"{path}: no session with a readable rate: expected G-NetTrack CSVs")
+        raise TraceError(
+            f"{path}: no session with a readable rate: expected G-NetTrack CSVs; {OWN_LOG}"
+        )
     return TraceSet(
         device_ids=pd.Index([name.removesuffix(".csv") for name in usable], dtype="str"),
         downlink=Series.regular(list(usable.values()), step_s=1.0),
