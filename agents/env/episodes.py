@@ -145,8 +145,6 @@ class EpisodeSettings:
     """Concentration of the mixtures of data; drawn on a logarithmic scale."""
     spread: tuple[float, float] = (0.2, 1.2)
     """Standard deviation of the logarithm of the number of examples."""
-    cooldown_s: float = 0.0
-    """Time after a job was sent for which its device is not a candidate, in s."""
 
     @property
     def choices(self) -> int:
@@ -164,7 +162,6 @@ class EpisodeSettings:
             "skew": 0 < self.skew[0] <= self.skew[1],
             "horizon": 0 < self.horizon[0] <= self.horizon[1] < np.inf,
             "spread": 0 <= self.spread[0] <= self.spread[1],
-            "cooldown_s": 0 <= self.cooldown_s < np.inf,
         }
         shares = {"keep_share", "deadline_share", "request_share", "budget_share"}
         shares |= {"over_reporting_share", "over_reporting_clients"}
@@ -220,8 +217,6 @@ class Episodes(RowArrays):
     """Time after which the server aggregates what has arrived, in s or inf; shape (b,)."""
     age_weights: Array
     """Weight of an update by its staleness; shape (b, AGES)."""
-    cooldown_s: Array
-    """Time for which a picked device is no candidate, in s; shape (b,)."""
     requests_forecasts: Mask
     """Whether the server requests forecasts before every choice; shape (b,)."""
     over_reports: Mask

@@ -65,7 +65,7 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
     ## Observation Space
 
     A dictionary of float32 arrays; rows of candidates are in random order, and 0 where there is
-    none. A device that is offline, busy or in its cooldown is no candidate. See
+    none. A device that is offline or busy is no candidate. See
     `fedstale.agents.policy.features.SCHEMA` for each number.
 
     | Key       | Observation                            | Shape       | Min | Max   |

@@ -214,7 +214,6 @@ class Scenario:
             keeps_stragglers=keeps_stragglers,
             deadline_s=deadline,
             age_weights=weights,
-            cooldown_s=np.full(n, settings.cooldown_s),
             requests_forecasts=rng.random(n) < settings.request_share,
             over_reports=over_reports,
             inflates=inflates,

@@ -515,7 +515,7 @@ class Simulator:
             now = self.now[waiting, None]
             self._find_windows(waiting, np.broadcast_to(now, (waiting.size, self.n)))
             free = self._may_be_free(waiting) & (self.visible_at[waiting] <= now)
-            mask = free & (self._rested_at(waiting) <= now) & (self.window_start[waiting] <= now)
+            mask = free & (self.window_start[waiting] <= now)
             self.mask[waiting] = mask
             waiting = waiting[~mask.any(axis=1)]
             # Nobody replaces what failed, and nothing else is waited for: a new round.
@@ -542,17 +542,10 @@ class Simulator:
         found = self.availability.window_at_or_after(self.episodes.devices[at], when[which, column])
         self.window_start[at], self.window_end[at] = found
 
-    def _rested_at(self, rows: Index) -> Array:
-        """Return when the cooldown of each device ends, -inf without one; shape (m, n)."""
-        picked = np.nan_to_num(self.known["picked_at"][rows], nan=-np.inf)
-        cooldown = self.episodes.cooldown_s[rows][:, None]
-        return np.where(cooldown > 0, picked + cooldown, -np.inf)
-
     def _wait(self, rows: Index) -> None:
         """Move the clock to the next step, failure, or first instant with a candidate."""
         now, end = self.now[rows], self.episodes.end[rows]
-        earliest = np.maximum(self.visible_at[rows], self._rested_at(rows))
-        earliest = np.maximum(earliest, now[:, None])
+        earliest = np.maximum(self.visible_at[rows], now[:, None])
         able = self._may_be_free(rows)
         self._find_windows(rows, np.where(able, earliest, -np.inf))
         start = np.where(able, np.maximum(self.window_start[rows], earliest), np.inf)

@@ -11,7 +11,7 @@ makes all picks of a choice at once, as a server does.
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -32,7 +32,7 @@ from fedstale.agents.policy import (
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, Mask, outline, stream
+from fedstale.traces import Array, Index, Mask, joined, outline, stream
 
 Action = Literal["scores", "ranking"]
 
@@ -74,11 +74,8 @@ class Windows(NamedTuple):
 
 
 def _joined(parts: list[Windows]) -> Windows:
-    def each(name: str) -> Any:  # noqa: ANN401 - arrays of several types
-        return np.concatenate([getattr(part.episodes, name) for part in parts])
-
     return Windows(
-        Episodes(**{f.name: each(f.name) for f in fields(Episodes)}),
+        joined([part.episodes for part in parts]),
         np.concatenate([part.order for part in parts]),
         np.concatenate([part.expected for part in parts]),
     )

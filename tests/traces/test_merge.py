@@ -116,17 +116,22 @@ def test_what_is_no_recording_is_rejected(pair, tmp_path):
         merge([pair[1], path])
 
 
-@pytest.mark.parametrize("only", [["compute"], ["availability", "battery"]])
-def test_channels_that_make_no_set_are_rejected(pair, only):
-    with pytest.raises(TraceError, match="expected availability and some of"):
-        merge(pair, only=only)
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"only": ["compute"]}, "expected availability and some of"),
+        ({"only": ["availability", "battery"]}, "expected availability and some of"),
+        ({"align": "week"}, "expected 'time-of-day', 'time-of-week' or 'calendar'"),
+    ],
+)
+def test_channels_and_alignments_that_are_none_are_rejected(pair, how, expected):
+    with pytest.raises(TraceError, match=expected):
+        merge(pair, **how)
 
 
-def test_nothing_to_merge_and_an_unknown_alignment_are_rejected(pair):
+def test_nothing_to_merge_is_rejected():
     with pytest.raises(TraceError, match="no recordings"):
         merge([])
-    with pytest.raises(TraceError, match="expected 'time-of-day', 'time-of-week' or 'calendar'"):
-        merge(pair, align="week")
 
 
 # Fleets of several kinds.

@@ -295,31 +295,6 @@ def test_no_jobs_have_no_outcomes():
     assert all(getattr(out, f.name).size == 0 for f in fields(TripOutcomes))
 
 
-def test_bytes_are_eight_bits_and_work_is_as_it_is():
-    out = plain(rates=(16.0, 5.0, 4.0)).trips(
-        [0], 0.0, Job(work=10.0, download_bytes=4, upload_bytes=2)
-    )
-    assert (out.downloaded[0], out.trained[0], out.reported[0]) == (2.0, 4.0, 8.0)
-
-
-def test_a_last_byte_at_the_end_of_a_window_has_arrived():
-    out = plain().trips([0, 0], 0.0, Job(work=[64, 65], download_bytes=1, upload_bytes=1))
-    assert out.status.tolist() == [Status.REPORTED, Status.INTERRUPTED]
-    assert out.reported[0] == 10.0
-
-
-def test_a_device_is_gone_at_the_very_end_of_its_window():
-    out = plain().trips([0], 10.0, Job(work=0, download_bytes=1, upload_bytes=0))
-    assert out.started[0] == 24.0
-
-
-def test_a_reply_at_the_deadline_counts_and_a_start_at_the_deadline_does_not():
-    job = Job(work=8, download_bytes=1, upload_bytes=1, ttl_s=np.array([3.0, 2.99, 24.0]))
-    out = plain().trips([0, 0, 0], [0.0, 0.0, 0.0], job, [0.0, 0.0, 15.0])
-    assert out.status.tolist() == [Status.REPORTED, Status.LATE, Status.EXPIRED]
-    assert out.reported.tolist() == [3.0, 3.0, inf]
-
-
 def phased(windows, phases, *, length=1e6, repeat=False, **options):
     """Return what devices do in windows of theirs with jobs of three phases, in s."""
     n = len(windows)
@@ -453,44 +428,16 @@ def test_a_stalled_job_keeps_what_it_moved_before_the_rate_ended():
     assert out.downloaded_bytes.tolist() == [5.0]
 
 
-def test_ideal_devices_report_at_the_instant_of_sending():
-    out = TraceSet.ideal(2).trips(
-        [0, 1], [0.001, 12345.678], Job(work=1e12, download_bytes=1e12, upload_bytes=1e12)
-    )
-    assert out.reported.tolist() == [0.001, 12345.678]
-    assert out.status.tolist() == [Status.REPORTED] * 2
-
-
 def test_ideal_devices_take_no_time_to_the_bit_and_move_every_byte():
     job = Job(work=1e12, download_bytes=1e12, upload_bytes=[1.0, 1e12, 0.0])
-    out = TraceSet.ideal(3).trips([0, 1, 2], 0.0, job)
+    sent_at = [0.0, 0.001, 12345.678]
+    out = TraceSet.ideal(3).trips([0, 1, 2], sent_at, job)
     for instants in (out.started, out.downloaded, out.trained, out.reported, out.ended):
-        assert instants.tolist() == [0.0, 0.0, 0.0]
+        assert instants.tolist() == sent_at
     for durations in (out.download_s, out.compute_s, out.upload_s):
         assert durations.tolist() == [0.0, 0.0, 0.0]
     assert out.uploaded_bytes.tolist() == [1.0, 1e12, 0.0]
     assert out.work_done.tolist() == [1e12] * 3
-
-
-def test_constant_rates_are_the_same_as_rates_that_never_change():
-    n, rng = 200, np.random.default_rng(1)
-    rates = rng.uniform(0.5, 50.0, (3, n)).astype(np.float32)
-    sets = []
-    for build in (Series.constant, lambda r: Series.regular(np.tile(r[:, None], 5), step_s=3.0)):
-        down, compute, up = (build(r) for r in rates)
-        sets.append(
-            TraceSet(
-                device_ids=numbered("d", n),
-                availability=Availability.of([[(5.0, 40.0)]] * n, 50.0),
-                compute=compute,
-                downlink=down,
-                uplink=up,
-            )
-        )
-    fast, slow = (s.trips(np.arange(n), np.arange(n) * 1.0, Job(**JOB)) for s in sets)
-    assert 0 < np.sum(fast.status == Status.REPORTED) < n
-    for f in fields(TripOutcomes):
-        np.testing.assert_allclose(getattr(fast, f.name), getattr(slow, f.name), rtol=1e-9)
 
 
 def test_each_ending_has_its_words():
@@ -510,39 +457,28 @@ def test_each_ending_has_its_words():
     ]
 
 
-@pytest.mark.parametrize("field", list(JOB))
-@pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
-def test_a_job_that_asks_for_no_amount_is_rejected(field, wrong):
-    with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
-        Job(**(JOB | {field: wrong}))
+NO_AMOUNT = [np.nan, -1.0, np.inf]
 
 
-@pytest.mark.parametrize("ttl_s", [0.0, -1.0, np.nan])
-def test_a_message_that_lives_no_time_is_rejected(ttl_s):
-    with pytest.raises(TraceError, match=r"job\.ttl_s = .*: expected seconds > 0"):
-        Job(**JOB, ttl_s=ttl_s)
-
-
-def test_a_word_that_is_no_rule_for_interruptions_is_rejected():
-    with pytest.raises(TraceError, match="'resume': expected 'abort' or 'pause'"):
-        Job(**JOB, on_interrupt="resume")
-
-
-@pytest.mark.parametrize("device", [-1, 1])
-def test_a_device_that_does_not_exist_is_named(device):
-    with pytest.raises(TraceError, match=f"device {device}: expected a position from 0 to 0"):
-        plain().trips([device], 0.0, Job(**JOB))
-
-
-@pytest.mark.parametrize("sent_at", [np.nan, -1.0, np.inf])
-def test_an_instant_that_is_no_instant_is_rejected(sent_at):
-    with pytest.raises(TraceError, match="sent_at"):
-        plain().trips([0], sent_at, Job(**JOB))
-
-
-def test_a_device_that_is_free_at_no_number_is_rejected():
-    with pytest.raises(TraceError, match="free_at"):
-        plain().trips([0], 0.0, Job(**JOB), np.nan)
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        *[
+            ({n: x}, rf"job\.{n} = .*: expected finite numbers >= 0")
+            for n in JOB
+            for x in NO_AMOUNT
+        ],
+        *[({"ttl_s": x}, r"job\.ttl_s = .*: expected seconds > 0") for x in (0.0, -1.0, np.nan)],
+        ({"on_interrupt": "resume"}, "'resume': expected 'abort' or 'pause'"),
+        *[({"sent_at": x}, "sent_at") for x in NO_AMOUNT],
+        ({"free_at": np.nan}, "free_at"),
+        *[({"device": n}, f"device {n}: expected a position from 0 to 0") for n in (-1, 1)],
+    ],
+)
+def test_what_cannot_be_asked_of_a_device_is_named(wrong, expected):
+    device, sent_at, free_at = (wrong.pop(name, 0) for name in ("device", "sent_at", "free_at"))
+    with pytest.raises(TraceError, match=expected):
+        plain().trips([device], sent_at, Job(**(JOB | wrong)), free_at)
 
 
 def test_traces_without_a_channel_are_rejected_by_its_name():

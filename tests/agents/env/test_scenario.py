@@ -102,7 +102,6 @@ def test_scenarios_share_no_device_and_testing_is_later():
         ({"concurrency_share": (0.0, 0.5)}, "concurrency_share"),
         ({"keep_share": 1.5}, "keep_share"),
         ({"window_s": 0.0}, "window_s"),
-        ({"cooldown_s": -1.0}, "cooldown_s"),
     ],
 )
 def test_settings_out_of_range_are_named(changed, named):

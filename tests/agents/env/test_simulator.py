@@ -268,16 +268,6 @@ def test_a_selector_that_picks_no_client_selects_again_later():
     assert simulator.mask[0, 0]
 
 
-def test_a_device_in_its_cooldown_is_no_candidate():
-    simulator = simulator_of(fleet([ALWAYS] * 2), episodes([0, 1], buffer_size=1, cooldown_s=150.0))
-    send(simulator, 0)
-    assert simulator.now[0] == pytest.approx(100.0)
-    assert simulator.mask[0].tolist() == [False, True]
-    send(simulator)
-    send(simulator)
-    assert simulator.mask[0].tolist() == [True, True]
-
-
 def test_p_finish_of_an_over_reporting_client_falls():
     traces = fleet([[(t, t + 50.0) for t in range(0, 9000, 60)], ALWAYS])
     made = episodes([0, 1], concurrency=1, buffer_size=1)

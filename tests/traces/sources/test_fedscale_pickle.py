@@ -46,12 +46,6 @@ def test_text_of_python_2_comes_back_as_text():
     assert loads(b"}U\x06activeq\x00]q\x01(K\x01K\x02es.") == {"active": [1, 2]}
 
 
-def test_one_list_in_two_places_stays_one_list():
-    inner = [1]
-    first, second = loads(pickle.dumps([inner, inner]))
-    assert first is second
-
-
 def test_a_list_that_holds_itself_is_read_and_not_followed():
     loop = []
     loop.append(loop)
@@ -132,15 +126,6 @@ def test_arbitrary_bytes_give_a_value_or_a_trace_error(data):
         loads(b"\x80\x04" + data)
 
 
-@settings(max_examples=50)
-@given(plain.map(pickle.dumps), st.data())
-def test_a_corrupted_byte_gives_a_value_or_a_trace_error(data, draw):
-    at = draw.draw(st.integers(0, len(data) - 1))
-    byte = draw.draw(st.integers(0, 255))
-    with contextlib.suppress(TraceError):
-        loads(data[:at] + bytes([byte]) + data[at + 1 :])
-
-
 @pytest.mark.parametrize("code", [b"r\xff\xff\xff\xff", b"r\xff\xff\xff\x0f", b"p268435455\n"])
 def test_a_memo_key_of_millions_costs_nothing(code):
     before = peak_bytes()
@@ -206,13 +191,6 @@ def test_a_file_larger_than_the_limit_is_rejected_also_when_it_is_packed(tmp_pat
     file = tmp_path / "bomb"
     file.write_bytes(gzip.compress(b"\x80\x04" + b"N0" * 1_000_000 + b"N."))
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
-        load(file)
-
-
-def test_an_error_names_the_file(tmp_path):
-    file = tmp_path / "evil"
-    file.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(TraceError, match="evil: the pickle asks for"):
         load(file)
 
 
