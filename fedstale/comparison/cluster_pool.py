@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,12 @@ from fedstale.cluster import (
     unpack,
     versions,
 )
-from fedstale.comparison.plan import RunJob, simulated
+from fedstale.comparison.plan import RunJob, carried_out
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.parallel import Event, Report, WorkerPool
+from fedstale.parallel import Event, WorkerPool
 from fedstale.runs import CHECKPOINTS, RunFolder
 from fedstale.simulation import FlowerApp
-from fedstale.traces import TraceSet
 
 _WAIT_S, _STOP_S = 0.5, 60.0
 _KEEP_S = 30.0
@@ -212,16 +210,6 @@ def _require_lost(worker: Any, problem: Exception) -> None:  # noqa: ANN401 - of
         raise ConfigError(f"a worker of the cluster could not go on: {said}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A run for the process of a worker, with paths of its machine."""
-
-    job: RunJob
-    app: Path | None
-    """Where the app is, if it was sent."""
-    traces: str
-
-
 class _Worker:
     """An actor that simulates in a process of its own, and packs the run's folder."""
 
@@ -231,7 +219,7 @@ class _Worker:
         self._where, self._bundles, self._store = where, bundles, NodeStore()
         own = self._store.own_folder()
         self._folder, self._log = own / "run", own / "log.txt"
-        self._pool = WorkerPool(_carried_out, self._log)
+        self._pool = WorkerPool(carried_out, self._log)
         self._n_printed, self._stopped = 0, threading.Event()
 
     def carry_out(self, job: RunJob, folder: bytes) -> Iterator[_Response]:
@@ -245,13 +233,14 @@ class _Worker:
         if folder:
             unpack(folder, self._folder)
         app, traces = (self._bundles.get(n) for n in (job.run.config.app, job.run.config.traces))
-        task = _Task(
-            job=replace(job, run=replace(job.run, folder=self._folder)),
+        here = replace(
+            job,
+            run=replace(job.run, folder=self._folder),
             app=self._store.place(app) if app else None,
-            traces=str(self._store.place(traces)) if traces else job.run.config.traces,
+            recording=self._store.place(traces) if traces else None,
         )
         sent_at, sent = time.monotonic(), self._last_checkpoint()
-        for event, what in self._events(task):
+        for event, what in self._events(here):
             archive = b""
             if event != "progress":
                 is_whole = event != "rejected" and self._folder.is_dir()
@@ -264,10 +253,10 @@ class _Worker:
             said = f"{what.split(';')[0]} on {self._where}" if event == "died" else what
             yield _Response(event=event, what=said, folder=archive, printed=self._printed())
 
-    def _events(self, task: _Task) -> Iterator[tuple[Event, Any]]:
+    def _events(self, job: RunJob) -> Iterator[tuple[Event, Any]]:
         """Yield what the process of a run sends."""
         try:
-            for _, event, what in self._pool.work([task], 1):
+            for _, event, what in self._pool.work([job], 1):
                 yield event, what
         except (OSError, ValueError):
             # Its pipe was closed, because it is to end.
@@ -291,17 +280,3 @@ class _Worker:
         printed = self._log.read_bytes()[self._n_printed :] if self._log.is_file() else b""
         self._n_printed += len(printed)
         return printed
-
-
-def _carried_out(task: _Task, report: Report) -> str:
-    """Simulate, in a process of its own, and return why the run failed if it did."""
-    seed = task.job.run.config.seed if TraceSet.is_synthetic(task.traces) else 0
-    traces = _traces(task.traces, seed)
-    app = FlowerApp.find(task.app) if task.app else None
-    result = simulated(task.job, traces, report, app=app)
-    return (result.reason or "it failed") if result.status == "failed" else ""
-
-
-@lru_cache(maxsize=4)
-def _traces(spec: str, seed: int) -> TraceSet:
-    return TraceSet.load(spec, seed=seed)

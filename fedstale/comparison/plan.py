@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,6 @@ from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line
 from fedstale.live import Watcher
 from fedstale.parallel import Report, WorkerPool
-from fedstale.reports import Run
 from fedstale.runs import CONFIG, LOCK, SUMMARY
 from fedstale.simulation import FlowerApp, simulate
 from fedstale.strategies.server import Runtime
@@ -71,6 +71,10 @@ class RunJob:
     """Its traces, if other processes of this machine need them too."""
     pause_at: float = inf
     """Virtual instant in s at which it is interrupted, to go on later."""
+    app: Path | None = None
+    """Where the app is on this machine, if not where the settings say."""
+    recording: Path | None = None
+    """The same of the file of its traces."""
 
     def as_of_now(self) -> "RunJob":
         """Return the job with how far its run has come; errors as of `state_of`."""
@@ -322,7 +326,7 @@ def run_pool(
     """
     with ExitStack() as stack:
         if address is None:
-            pool = stack.enter_context(WorkerPool(_simulated, log))
+            pool = stack.enter_context(WorkerPool(carried_out, log))
             yield pool, workers or n_cores(), _shared_traces(runs, log.parent, stack)
             return
         check_address(address)
@@ -400,38 +404,33 @@ class _ShareDone(Watcher):
         """Report nothing: if the first process is gone, the run's folder is still to be written."""
 
 
-def simulated(
-    job: RunJob, traces: TraceSet, report: Report, *, app: FlowerApp | None = None
-) -> Run:
-    """Simulate, in a process that does nothing else, and return the run.
-
-    Args:
-        job: what to simulate.
-        traces: its devices.
-        report: is told how much is done.
-        app: where the app is; None if it is where the settings say.
-    """
+def carried_out(job: RunJob, report: Report) -> str:
+    """Simulate, in a process that does nothing else, and return why the run failed if it did."""
     command_line.console().setLevel(logging.ERROR)
-    return simulate(
-        job.run.config,
+    config = job.run.config
+    if job.recording is not None:
+        traces = _recorded(str(job.recording))
+    else:
+        traces = job.traces.open() if job.traces else TraceSet.load(config.traces, seed=config.seed)
+    run = simulate(
+        config,
         job.run.folder,
         traces=traces,
-        app=app,
+        app=FlowerApp.find(job.app) if job.app else None,
         overwrite=job.begun == "failed",
         resume=job.begun == "half",
         pause_at=job.pause_at,
-        callbacks=[_ShareDone(Until.parse(job.run.config.until), report)],
+        callbacks=[_ShareDone(Until.parse(config.until), report)],
     )
-
-
-def _simulated(job: RunJob, report: Report) -> str:
-    """Simulate, in a process of its own, and return why the run failed if it did."""
-    config, shared = job.run.config, job.traces
-    traces = shared.open() if shared else TraceSet.load(config.traces, seed=config.seed)
-    result = simulated(job, traces, report)
-    if result.status == "interrupted" and result.end_s < job.pause_at:
+    if run.status == "interrupted" and run.end_s < job.pause_at:
         raise KeyboardInterrupt
-    return (result.reason or "it failed") if result.status == "failed" else ""
+    return (run.reason or "it failed") if run.status == "failed" else ""
+
+
+@lru_cache(maxsize=1)
+def _recorded(path: str) -> TraceSet:
+    """Load traces that the next run of this process needs again."""
+    return TraceSet.load(path, seed=0)
 
 
 def _variants(table: object, where: str) -> dict[str, dict[str, Any]]:

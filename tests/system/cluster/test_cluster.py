@@ -152,11 +152,11 @@ def test_clients_of_an_app_that_no_node_has_train_in_actors_of_two_nodes(nodes, 
 def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tmp_path):
     search = {"strategy": ["FedBuff(6, 2)", "GapAware(6, 2)"]}
     given = table(
-        **{**own, "search": search, "trials": None, "until": "8m", "rungs": ["2m", "4m"]},
+        **{**own, "search": search, "trials": 2, "until": "8m", "rungs": ["2m", "4m"]},
         seeds=[1],
         run_config={"num-server-rounds": 100000},
     )
-    words = {"search": "grid", "stop": "none"}
+    words = {"search": "random", "stop": "none"}
     tune(given, out=tmp_path / "here", workers=1, **words)
     with cluster(2) as nodes:
         lost = []
@@ -258,7 +258,7 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     _, said = process.communicate(timeout=100)
     if how == signal.SIGINT:
         assert process.returncode == 130, said
-        assert said.splitlines()[-1] == "fedstale: interrupted; the same command goes on"
+        assert said.splitlines()[-1] == "fedstale: Ctrl-C; the same command goes on"
     else:
         assert process.returncode == -how, said
     kept = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/*/summary.json")}
