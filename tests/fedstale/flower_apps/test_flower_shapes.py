@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from flower_engine import final_model
 from invoked_command import invoked
 from shared_fleets import named
-from written_apps import APPS, source_of, write_app
+from written_apps import source_of, write_app
 
 from fedstale.runs import LOG
 
@@ -282,11 +281,3 @@ def test_an_app_that_configures_logging_gets_its_lines_once(tmp_path, fleet, cap
     assert code == 0
     assert err.count("own: a warning of the app") == err.count("a warning of the app") == 1
     assert "starting Saving" not in err, "neither by Flower's handler nor by that of the app"
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_model_is_that_of_flowers_own_engine_bit_for_bit(simulated):
-    theirs = final_model(APPS / "message_api.py")
-    ours = simulated("message_api").model.values()
-    assert [mine.tobytes() for mine in ours] == [other.tobytes() for other in theirs]
-    assert len(theirs) > 0

@@ -1,6 +1,5 @@
 """Apps that were written for Flower alone, with the habits of their authors."""
 
-import datetime
 import logging
 import re
 import sys
@@ -15,7 +14,6 @@ from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
-from small_app import CLIENT, SERVER, write_small_app
 
 import fedstale
 from fedstale.simulation import Costs, TraceGrid
@@ -358,71 +356,6 @@ def test_a_few_bad_devices_end_no_run():
 
     run = simulated(main, app=client(train=train), traces="ideal:60")
     assert (run.status, run.summary["rounds"]) == ("finished", 5)
-
-
-# Clocks.
-
-SIBLING = """
-import datetime
-import time
-from datetime import datetime as moment
-from time import monotonic, perf_counter, sleep
-from time import time as now
-
-CLOCKS = {
-    "time": lambda: now(),
-    "time.time": lambda: time.time(),
-    "time_ns": lambda: time.time_ns() / 1e9,
-    "monotonic": lambda: monotonic(),
-    "perf_counter": lambda: perf_counter(),
-    "time.perf_counter": lambda: time.perf_counter(),
-    "datetime": lambda: moment.now().timestamp(),
-    "datetime.utc": lambda: moment.now(datetime.timezone.utc).timestamp(),
-    "datetime.datetime": lambda: datetime.datetime.now().timestamp(),
-}
-
-
-def elapsed(seconds):
-    before = {name: clock() for name, clock in CLOCKS.items()}
-    sleep(seconds)
-    assert isinstance(moment.now(), datetime.datetime)
-    assert isinstance(moment(2020, 1, 2), moment)
-    return {name: clock() - before[name] for name, clock in CLOCKS.items()}
-"""
-
-
-def test_clocks_of_all_modules_of_an_app_are_virtual(tmp_path):
-    uses = SERVER.replace("    config = context", "    told(elapsed(500.0))\n    config = context")
-    uses = uses.replace("import numpy", "from beside.clocks import elapsed\nimport numpy", 1)
-    uses = uses.replace(
-        "app = ServerApp()",
-        "def told(found):\n"
-        "    wrong = {k: v for k, v in found.items() if abs(v - 500) > 1e-3}\n"
-        "    if wrong:\n"
-        "        raise RuntimeError(f'these are not: {wrong}')\n\n\n"
-        "app = ServerApp()",
-        1,
-    )
-    app = write_small_app(tmp_path / "app", server=uses)
-    (app / "beside").mkdir()
-    (app / "beside" / "__init__.py").touch()
-    (app / "beside" / "clocks.py").write_text(SIBLING)
-    started = time.perf_counter()
-    run = fedstale.simulate(app, traces="synthetic:20", out=tmp_path / "run")
-    assert run.status == "finished", run.reason
-    assert time.perf_counter() - started < 60
-    assert run.summary["virtual_s"] > 500
-    assert datetime.datetime.now().year >= 2024
-    assert "beside.clocks" not in sys.modules
-
-
-def test_clients_see_the_time_of_the_wall(tmp_path):
-    timed = CLIENT.replace("import numpy", "from datetime import datetime\nimport numpy", 1)
-    timed = timed.replace("    x, y = data(", "    year = datetime.now().year\n    x, y = data(", 1)
-    timed = timed.replace('{"train_loss"', '{"year": year, "train_loss"', 1)
-    app = write_small_app(tmp_path / "app", client=timed)
-    run = fedstale.simulate(app, traces="synthetic:20", out=tmp_path / "run")
-    assert values(run, "train", "year")[1] == datetime.datetime.now().year
 
 
 # Clients of the older API.
