@@ -16,7 +16,6 @@ from fedstale.flower.arrays import (
     written_array,
 )
 from fedstale.flower.messages import (
-    SECAGG_RECORD,
     SUPERLINK_NODE_ID,
     ClientAppCallable,
     ErrorCode,
@@ -54,7 +53,6 @@ from fedstale.flower.messages import (
 __all__ = [
     "MOST_HEADER_BYTES",
     "NO_HEADER",
-    "SECAGG_RECORD",
     "STYPE",
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",

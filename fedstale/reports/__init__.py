@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.reports.advice import RUN_ENDED, advise, with_causes
+    from fedstale.reports.advice import advise
     from fedstale.reports.costs import (
         LEVEL_COLUMNS,
         besides_training,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         line_mode,
         metric_text,
         reference,
-        rows_of_bars,
         stepped,
         thinned,
         time_text,
@@ -56,7 +55,6 @@ __all__ = [
     "FROM_ZERO",
     "LEVEL_COLUMNS",
     "REPORT",
-    "RUN_ENDED",
     "SHARES",
     "SOURCES",
     "Array",
@@ -82,12 +80,10 @@ __all__ = [
     "parts_of",
     "reference",
     "report_at_end",
-    "rows_of_bars",
     "stepped",
     "thinned",
     "time_text",
     "time_unit",
-    "with_causes",
     "without_folders",
     "write_figures",
     "write_text",

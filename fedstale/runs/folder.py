@@ -28,7 +28,6 @@ from fedstale.config import Change, SimulationConfig
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.files import hold, is_held
 from fedstale.flower import model_of
-from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces import Status
 from fedstale.traces.io import replacing
 from fedstale.until import Until
@@ -55,9 +54,6 @@ FAILED = {
 LATE, EXPIRED, INTERRUPTED, STALLED = FAILED.values()
 UNCLAIMED = "unclaimed"
 IN_FLIGHT = "in-flight"
-STATUSES = (
-    *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
-)
 
 NEVER = float("inf")
 UNKNOWN = float("nan")

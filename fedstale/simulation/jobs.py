@@ -150,7 +150,7 @@ class JobRow:
     round = Column(int, -1)
     """The server's round, from the message; -1 where the app counts none."""
     status = Column(str, IN_FLIGHT)
-    """How the job ended: one of `STATUSES`."""
+    """How the job ended, in the words of docs/formats.md."""
     reason = Column(str, "")
     """Why, in words."""
     sent_at = Column(float, NEVER)
