@@ -19,7 +19,7 @@ EXTRAS = {
     "server": ("jinja2", "pandas", "prometheus_client", "pyarrow", "scipy", "threadpoolctl"),
     "torch": ("torch",),
     "agents": ("gymnasium", "stable_baselines3"),
-    "ray": ("grpc", "optuna", "ray"),
+    "ray": ("optuna", "ray"),
     "privacy": ("dp_accounting",),
 }
 """Packages that an extra of fedstale brings, by the names that are imported."""

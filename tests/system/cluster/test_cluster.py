@@ -338,4 +338,4 @@ def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
     assert [result.returncode for result in results] == [2, 2, 0], results
     for result in results[:2]:
         *_, line = result.stderr.splitlines()
-        assert "the cluster lets in only who has its token" in line
+        assert "what answers there lets in only who has its token" in line
