@@ -115,13 +115,14 @@ class Credits(Selector):
                 f"selector.{name} has the shape {values.shape}: expected a number for each of "
                 f"{len(candidates)} candidates"
             )
-        least = 0.0 if name == "utility" else -np.inf
-        if not (np.isfinite(values) & (values >= least)).all():
-            wrong = np.broadcast_to(values, len(candidates))
-            first = wrong[~(np.isfinite(wrong) & (wrong >= least))][0]
-            accepted = "a finite number >= 0" if name == "utility" else "a finite number"
-            raise ConfigError(f"selector.{name} = {first}: expected {accepted} for each candidate")
-        return np.broadcast_to(values, len(candidates))
+        least, accepted = (0.0, " >= 0") if name == "utility" else (-np.inf, "")
+        values = np.broadcast_to(values, len(candidates))
+        if (wrong := values[~(np.isfinite(values) & (values >= least))]).size:
+            raise ConfigError(
+                f"selector.{name} = {wrong[0]}: expected a finite number{accepted} for each "
+                "candidate"
+            )
+        return values
 
 
 class Probing(Selector):
