@@ -22,7 +22,6 @@ from fedstale.strategies import FedBuff, OlderClients
 from fedstale.traces import TraceSet
 
 COSTS = {"work_per_example": 0.5, "epochs": 1, "examples": 20, "evaluate_work_per_example": 0.1}
-WEIGHTS = {"w": np.zeros(4, np.float32)}
 
 
 def model(w):
@@ -134,28 +133,6 @@ def test_evaluations_between_are_of_the_round_that_trained():
     assert values(run, "train", "train_loss") == {1: 0.0, 2: 1.0, 3: 2.0, 4: 3.0}
     assert values(run, "evaluate", "own") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
     assert run.model["w"][0] == 4.0
-
-
-def test_an_asynchronous_loop_has_as_many_rounds_as_models():
-    def main(grid, context):
-        w, out, nodes = 0.0, {}, list(grid.get_node_ids())
-        for node in nodes:
-            out |= dict.fromkeys(
-                grid.push_messages([Message(RecordDict({"arrays": model(0.0)}), node, "train")]),
-                node,
-            )
-        n = 0
-        while n < 12:
-            for reply in grid.pull_messages(list(out)):
-                node = out.pop(reply.metadata.reply_to_message_id)
-                n += 1
-                if n % 3 == 0:
-                    w += 1.0
-                message = Message(RecordDict({"arrays": model(w)}), node, "train")
-                out |= dict.fromkeys(grid.push_messages([message]), node)
-
-    run = simulated(main, traces="synthetic:30", until="1h")
-    assert run.summary["rounds"] == 4, "the last model has no reply"
 
 
 def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path):

@@ -13,7 +13,6 @@ from shapes.apps import SHAPES, with_fedstale
 from shapes.run import ended, ideal_cell, is_as_recorded, nearness, run
 
 QUICK = ["message_api", "older_api"]
-BY_APP = {shape.key: shape for shape in SHAPES}
 
 
 @pytest.mark.filterwarnings("ignore")

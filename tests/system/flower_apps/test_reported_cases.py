@@ -65,12 +65,6 @@ def test_workers_of_a_data_loader_start_at_once(simulated, executor):
     assert max(passes) < 2, "spawned, they take ten and more"
 
 
-def test_a_loop_that_evaluates_between_has_its_rounds(case):
-    done = case("loop_with_evaluation", "loop.py")
-    assert done.stdout.count("4 rounds of the app") == 2, done.stdout + done.stderr
-    assert "reached 2 rounds" in done.stdout
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_older_clients_run_under_a_strategy_of_fedstale(simulated, executor):
     options = ("--traces", "synthetic:20", "--until", "3 rounds", *executor)
@@ -80,21 +74,6 @@ def test_older_clients_run_under_a_strategy_of_fedstale(simulated, executor):
     done, _ = simulated("old_api_strategy", *options, WAY="server_fn")
     assert done.returncode == 1
     assert "get_parameters returns, and that is nothing" in done.stderr
-
-
-def test_an_exit_of_the_server_ends_the_run(simulated):
-    done, folder = simulated(
-        "server_sys_exit", "--traces", "synthetic:20", "-c", "num-server-rounds=2"
-    )
-    assert done.returncode == 0, done.stderr
-    assert summary(folder)["status"] == "finished"
-    for name in ("events.parquet", "report.html", "model.safetensors"):
-        assert (folder / name).is_file()
-
-
-def test_clocks_of_a_package_beside_are_virtual(simulated):
-    done, _ = simulated("sleep_in_sibling", "--traces", "synthetic:20", "--until", "1h")
-    assert done.stdout.count("pause(5) says 5.0 s, the virtual clock moved 5.0 s") == 2
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -115,19 +94,6 @@ def test_a_start_in_a_mixin_is_heard(simulated, executor):
     assert said == pytest.approx(last["value"].item())
 
 
-def test_a_query_that_trains_is_asked_for_and_measured(simulated):
-    options = ("--traces", "synthetic:20", "--until", "1h")
-    done, _ = simulated("train_in_query", *options)
-    assert done.returncode == 1
-    assert "work.query.local_update missing" in done.stderr
-    done, _ = simulated("train_in_query", "--measure-costs")
-    assert "query.local_update" in done.stdout
-    done, folder = simulated("train_in_query", *options, "--set", "costs.work.query.local_update=3")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "model.safetensors").is_file()
-    assert pd.read_parquet(folder / "events.parquet")["work"].gt(0).all()
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_an_unseeded_generator_ends_no_run_and_repeats(simulated, executor):
     options = ("--traces", "synthetic:30", "--until", "3 rounds", *executor)
@@ -137,9 +103,3 @@ def test_an_unseeded_generator_ends_no_run_and_repeats(simulated, executor):
         assert done.returncode == 0, done.stderr
         models.add((folder / "model.safetensors").read_bytes())
     assert len(models) == 1
-
-
-def test_threads_of_a_server_take_as_long_as_messages_pushed_together(case):
-    done = case("server_threads", "threads.py")
-    assert re.findall(r": ([0-9.]+) s", done.stdout)[:2] == ["11.5", "11.5"], done.stdout
-    assert "replies 12 of 12" in done.stdout
