@@ -1,4 +1,4 @@
-"""The files of a comparison: its numbers, and a page of curves, times and differences.
+"""The files of a comparison: its numbers, and a page of tables and curves.
 
 Every variant has a colour, a dash and a marker of its own, so that no reader needs to
 distinguish colours.
@@ -7,7 +7,6 @@ distinguish colours.
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +16,7 @@ import pandas as pd
 
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant, limits_of
-from fedstale.comparison.statistics import LEAST, NOTHING, Estimate, estimate
+from fedstale.comparison.statistics import LEAST, NOTHING, estimate
 from fedstale.errors import ConfigError
 from fedstale.reports import (
     FROM_ZERO,
@@ -25,13 +24,11 @@ from fedstale.reports import (
     Array,
     Figure,
     Link,
-    Row,
     Run,
     accuracy_axis,
     band,
     by_kind,
     curve,
-    forest,
     parts_in_words,
     time_unit,
     write_figures,
@@ -226,33 +223,7 @@ def _in_markdown(text: str) -> str:
 def figures(comparison: Comparison) -> list[Figure]:
     """Return the figures that the comparison holds something for."""
     found = [_curves(comparison, metric, i) for i, metric in enumerate(comparison.shown)]
-    if comparison.target is not None:
-        speed_ups = [
-            _row_of(i, one, one.speed_up.ratio, str(one.speed_up))
-            for i, one in enumerate(comparison.variants)
-            if one.speed_up is not None
-        ]
-        title = f"Speed-up to {comparison.target}"
-        about = f"How many times as fast as {comparison.reference}, by seed; 1 is as fast, right "
-        about += "of it is faster."
-        ratios = forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
-        found.append(replace(ratios, layout={**ratios.layout, "xaxis": {"type": "log"}}))
-    for i, metric in enumerate(comparison.shown):
-        paired = [
-            _row_of(number, one, difference, difference.ends())
-            for number, one in enumerate(comparison.variants)
-            if (difference := one.differences.get(comparison.key(metric), Estimate())).n
-        ]
-        title, x_title = f"{metric} at the end, difference", f"difference in {metric}"
-        about = f"What {metric} is above that of {comparison.reference}, by seed."
-        found.append(forest(f"difference-{i}", title, about, paired, x_title=x_title, level=0.0))
     return [figure for figure in found if figure.traces]
-
-
-def _row_of(number: int, one: Variant, value: Estimate, text: str) -> Row:
-    """Return the row of a variant in a forest."""
-    ends = {"value": value.mean, "low": value.low, "high": value.high}
-    return Row(name=one.name, look=number, **ends, text=text, n=value.n)
 
 
 def _curves(comparison: Comparison, metric: str, number: int) -> Figure:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan, nan
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,17 +184,6 @@ def rows_of_bars(
     return {"type": "bar", "orientation": "h", "name": name, "meta": role, **xy, **more}
 
 
-def named_rows(names: Iterable[str], *, longest: int) -> dict[str, Any]:
-    """Return a vertical axis with one row a name, the first on top; long names are cut."""
-    labels = [n if len(n) <= longest else n[: longest - 1] + "…" for n in names]
-    return {
-        "range": [len(labels) - 0.4, -0.6],
-        "tickvals": list(range(len(labels))),
-        "ticktext": labels,
-        "zeroline": False,
-    }
-
-
 def numbers(values: npt.ArrayLike) -> list[float | None]:
     """Return numbers for JSON, with seven digits; what is not finite becomes null.
 
@@ -294,92 +283,3 @@ def thinned(n: int, limit: int) -> Index:
     if n <= limit:
         return np.arange(n, dtype=np.int64)
     return np.linspace(0, n - 1, limit).round().astype(np.int64)
-
-
-LONGEST = 28
-"""Characters of a name that are shown beside its row."""
-ROW_PX = 34
-"""Height of a row in CSS pixels."""
-AROUND_PX = 130
-"""Height of what is above and below the rows in CSS pixels."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A value with its interval."""
-
-    name: str
-    look: int
-    """Number of the colour and the marker."""
-    value: float
-    low: float = nan
-    """Lower end of the interval; NaN if there is none."""
-    high: float = nan
-    """Upper end of the interval; NaN if there is none."""
-    text: str
-    """The value and its interval in words."""
-    n: int
-    """How many pairs or windows the value stands for."""
-
-
-def forest(
-    name: str,
-    title: str,
-    about: str,
-    rows: Sequence[Row],
-    *,
-    x_title: str,
-    level: float | None,
-    header: Sequence[str] = ("variant", "mean and interval", "pairs"),
-    is_wide: bool = False,
-) -> Figure:
-    """Return a mark and its interval for each row, and a line at what means no difference.
-
-    Args:
-        name: of the figure.
-        title: of the figure.
-        about: what it shows, in a sentence or two.
-        rows: from top to bottom.
-        x_title: of the axis.
-        level: what means no difference; None for values that are no differences.
-        header: of the table: the name, the value in words, and what is counted.
-        is_wide: whether it takes the whole width of the page.
-    """
-    traces: list[dict[str, Any]] = []
-    for i, row in enumerate(rows):
-        more: dict[str, Any] = {"text": [row.text], "hovertemplate": "%{text}"}
-        if isfinite(row.low):
-            # Of rounded numbers, as the mark is: an interval from 0 must not begin below it.
-            value, low, high = (x or 0.0 for x in numbers([row.value, row.low, row.high]))
-            ends = {"array": [high - value], "arrayminus": [value - low]}
-            more["error_x"] = {"type": "data", "symmetric": False, **ends}
-        traces.append(marks(row.name, row.look, [row.value], [i], **more))
-    if traces and level is not None:
-        span = [-0.5, len(rows) - 0.5]
-        traces.append(reference("no difference", [level, level], span, showlegend=False))
-    has_bars = any(isfinite(row.low) for row in rows)
-    return Figure(
-        id=name,
-        title=title,
-        about=f"{about} The bars are 95% intervals." if has_bars else about,
-        traces=traces,
-        x_title=x_title,
-        layout={"yaxis": named_rows([row.name for row in rows], longest=LONGEST)},
-        height=AROUND_PX + ROW_PX * len(rows),
-        is_wide=is_wide,
-        header=header,
-        rows=[[row.name, row.text, str(row.n)] for row in rows],
-    )
-
-
-def marks(
-    name: str,
-    look: int,
-    x: Sequence[float],
-    y: Sequence[float],
-    hollow: str = "",
-    **more: object,
-) -> dict[str, Any]:
-    """Return marks in the colour and with the marker of a number."""
-    marker = {"size": 10, "symbol": MARKERS[look % len(MARKERS)] + hollow}
-    return curve(name, look, x, y, mode="markers", showlegend=False, **{"marker": marker, **more})

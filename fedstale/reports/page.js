@@ -66,16 +66,6 @@
   // Chart.js takes points to be in order: it looks at the ends for what an axis has to hold.
   const ordered = (trace, points) => (trace.mode === "markers" ? points.sort((a, b) => a.x - b.x) : points);
 
-  // An interval is a line through its mark, with a break behind it.
-  const interval = (trace) => ({
-    ...looks({ ...trace, mode: "lines" }), borderDash: [], label: "", isNamed: false,
-    data: trace.x.flatMap((x, i) => [
-      { x: x - trace.error_x.arrayminus[i], y: trace.y[i], i, trace: { hoverinfo: "skip" } },
-      { x: x + trace.error_x.array[i], y: trace.y[i], i, trace: { hoverinfo: "skip" } },
-      { x: null, y: null },
-    ]),
-  });
-
   // Bars on intervals of their own: four corners each, and what is said of one is said at its top.
   const bars = (trace) => ({
     ...looks({ ...trace, mode: "lines", line: { width: 0 } }), backgroundColor: colour(trace.meta), fill: "origin",
@@ -176,7 +166,7 @@
     const datasets = traces.flatMap((trace, i) => {
       if (trace.stackgroup) return [{ ...line(trace), fill: i ? "-1" : "origin" }];
       if (trace.type === "bar") return [bars(trace)];
-      return trace.error_x ? [line(trace), interval(trace)] : [line(trace)];
+      return [line(trace)];
     });
     const options = common(datasets.filter((one) => one.isNamed).length);
     options.plugins.tooltip.callbacks = {

@@ -79,19 +79,17 @@ def test_programs_get_json_and_csv_with_the_same_numbers(run_command, runs, tmp_
     assert found["strategy=fedavg", "time_to_target_s"]["note"] == "at least"
 
 
-def test_the_report_shows_means_and_differences_and_obeys_no_name(run_command, runs, tmp_path):
+def test_the_report_shows_means_and_obeys_no_name(run_command, runs, tmp_path):
     from read_page import Seen, plots_of
 
     run_command(*runs, "--target", "accuracy 0.8", "--out", tmp_path / "out")
     page = (tmp_path / "out" / "comparison.html").read_text(encoding="utf-8")
     text = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     plots = plots_of(text)
-    assert set(plots) == {"mean-0", "speed-up", "difference-0"}
+    assert set(plots) == {"mean-0"}
     (mean,) = (t for t in plots["mean-0"]["traces"] if t.get("name") == "strategy=fedavg")
     # The end of the hour: (0.8 + 0.7 + 0.7) / 3.
     assert mean["y"][-1] == pytest.approx(2.2 / 3)
-    (difference,) = (t for t in plots["difference-0"]["traces"] if "error_x" in t)
-    assert difference["x"] == [pytest.approx(1 / 6)]
     assert "b" not in Seen(text).tags
     assert "Strategy: Named; traces: synthetic:5." in "".join(Seen(text).text)
     assert "strategy=<b>fedbuff</b>" in Seen(text).text
@@ -182,17 +180,11 @@ def test_a_comparison_is_replaced_only_if_asked_or_by_one_of_more_runs(run_comma
     assert "holds no comparison that can be read" in result.output
 
 
-def test_two_seeds_are_told_by_their_values_and_have_no_bars(run_command, runs, tmp_path):
-    from read_page import Seen, plots_of
-
+def test_two_seeds_are_told_by_their_values(run_command, runs):
     result = run_command(*runs[:2], *runs[3:5], "--target", "accuracy 0.8")
     assert "accuracy +0.100, +0.200" in result.output
     assert "is not shown to differ" in result.output
     assert "±" not in result.output
-    page = (tmp_path / "comparisons" / "runs" / "comparison.html").read_text(encoding="utf-8")
-    traces = plots_of(page)["difference-0"]["traces"]
-    assert not any("error_x" in trace for trace in traces)
-    assert not any("bars" in text for text in Seen(page).text)
 
 
 def test_runs_that_measured_nothing_are_still_compared(run_command, write_finished, tmp_path):
