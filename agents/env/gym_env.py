@@ -134,56 +134,39 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
     ) -> None:
         """Prepare; see the class."""
         del render_mode
-        scenario = scenario if isinstance(scenario, Scenario) else Scenario.of(scenario)
-        self._rounds = Rounds(
-            scenario, b=1, n_max=n_max, reward=reward, baseline=baseline, action=action
+        self._envs = VectorSelectionEnv(
+            scenario, action=action, n_max=n_max, reward=reward, baseline=baseline, rollouts=1
         )
-        self.observation_space = observation_space(n_max)  # type: ignore[assignment]
-        self.action_space = action_space(n_max, action)
-        self._begun, self._over = False, True
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self._over = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the next window; see the class."""
         super().reset(seed=seed)
-        if seed is None and not self._begun:
-            seed = int(self.np_random.integers(2**31))
-        _begin([self._rounds], seed, options)
-        self._begun, self._over = True, False
-        return self._observation(), {"window": int(self._rounds.window[0])}
+        observation, infos = self._envs.reset(seed=seed, options=options)
+        self._over = False
+        return {name: values[0] for name, values in observation.items()}, _of_one(infos)
 
     def step(self, action: Actions) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Play one choice."""
         if self._over:
             raise ConfigError("step: the episode is over; call reset() first")
-        rounds = self._rounds
-        closed = rounds.play(np.asarray(action)[None])
-        rounds.show(closed.rows)
-        info: dict[str, Any] = {name: values.item() for name, values in closed.terms.items()}
-        info["window"] = rounds.window.item()
-        self._over = closed.ended.item()
-        return self._observation(), info["reward"], self._over, False, info
+        observation, rewards, over, _, infos = self._envs.step(np.asarray(action)[None])
+        self._over = over.item()
+        seen = {name: values[0] for name, values in observation.items()}
+        return seen, rewards.item(), self._over, False, _of_one(infos)
 
     def action_masks(self) -> Mask:
         """Return which places the positions of a ranking may name; shape (n_max * n_max,)."""
-        return _action_masks(self._rounds)[0]
-
-    def _observation(self) -> Observation:
-        return {name: values[0].copy() for name, values in self._rounds.observation.items()}
+        masks: Mask = self._envs.action_masks()[0]
+        return masks
 
 
-def _begin(parts: Sequence[Rounds], seed: int | None, options: dict[str, Any] | None) -> None:
-    """Begin new windows everywhere: of a seed if there is one, else the next."""
-    first = (options or {}).get("window")
-    if first is not None and seed is None:
-        raise ConfigError(f'options["window"] = {first!r}: expected the seed of the list, too')
-    for i, part in enumerate(parts):
-        if seed is not None:
-            part.windows.begin(seed, i, first or 0)
-        every = np.arange(part.b)
-        part.renew(every)
-        part.show(every)
+def _of_one(infos: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.item() for name, values in infos.items() if not name.startswith("_")}
 
 
 def _action_masks(rounds: Rounds) -> Mask:
@@ -314,7 +297,15 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         super().reset(seed=seed)
         if seed is None and not self._begun:
             seed = int(self.np_random.integers(2**31))
-        _begin(self._parts, seed, options)
+        first = (options or {}).get("window")
+        if first is not None and seed is None:
+            raise ConfigError(f'options["window"] = {first!r}: expected the seed of the list, too')
+        for i, part in enumerate(self._parts):
+            if seed is not None:
+                part.windows.begin(seed, i, first or 0)
+            every = np.arange(part.b)
+            part.renew(every)
+            part.show(every)
         self._begun = True
         return self._observation(), self._with_masks({"window": self._window()})
 

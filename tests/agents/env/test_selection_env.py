@@ -88,7 +88,7 @@ def test_without_baseline_an_episode_earns_what_playing_it_does(scenario):
     prices = Reward(time=0.2, waste=0.1)
     env = SelectionEnv(scenario=scenario, n_max=20, baseline=False, reward=prices, action="ranking")
     seen, _ = env.reset(seed=9)
-    episode = env._rounds.simulator.episodes.take(np.arange(1))
+    episode = env._envs._parts[0].simulator.episodes.take(np.arange(1))
     total, over, known = 0.0, False, []
     while not over:
         # The number of examples tells devices apart, once they have replied.
@@ -110,7 +110,7 @@ def sent_by(scenario, ranking_of, seed=0):
     env = SelectionEnv(scenario, n_max=30, action="ranking")
     seen, _ = env.reset(seed=seed)
     env.step(ranking_of(np.flatnonzero(seen["mask"]), int(seen["slots"][0])))
-    return env._rounds.simulator.known["times_picked"][0].copy()
+    return env._envs._parts[0].simulator.known["times_picked"][0].copy()
 
 
 def padded(places):
