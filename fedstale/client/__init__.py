@@ -1,7 +1,13 @@
 """What a device adds to a ClientApp: forecasts, small messages, less work."""
 
-from fedstale.client.local_work import StepRecorder, local_steps
-from fedstale.client.mods import CompressionMod, ForecastingApp, ForecastMod, PackMod
+from fedstale.client.mods import (
+    CompressionMod,
+    ForecastingApp,
+    ForecastMod,
+    PackMod,
+    StepRecorder,
+    local_steps,
+)
 from fedstale.strategies.stages import JOB_RECORD, QUERY
 from fedstale.strategies.types import FORECAST_RECORD
 

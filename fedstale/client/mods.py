@@ -5,12 +5,13 @@ device does with each message, keeps that in the node's Context, and puts a fore
 into each reply, in a ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in
 a forecast, the app's own reply goes out as it is. `CompressionMod` answers in the format that a
 server asks for. Each of them states how much of the work an app has done that reads it
-(`local_steps`).
+(`local_steps`, the one line by which a ClientApp reads its share).
 """
 
 import logging
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar, Token
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale import __version__
-from fedstale.client import compression, local_work
+from fedstale.client import compression
 from fedstale.errors import ConfigError, ProtocolError, TraceError
 from fedstale.flower import ClientAppCallable, ErrorCode, Mod
 from fedstale.strategies.server import (
@@ -32,10 +33,13 @@ from fedstale.strategies.stages import (
     JOB_RECORD,
     QUERY,
     WORK,
+    StepsDone,
+    asked_share,
     fault_of_releases,
     is_asked,
     state_release,
     stated_release,
+    steps_of,
 )
 from fedstale.strategies.types import FORECAST_RECORD
 
@@ -46,6 +50,67 @@ if TYPE_CHECKING:
     from fedstale.traces.recording import ResourceMonitor
 
 logger = logging.getLogger(__name__)
+
+
+class StepRecorder:
+    """Records the steps that an app does inside; recorders around one another share one record.
+
+    Args:
+        done: steps done before, where an app's training and its mods run apart.
+    """
+
+    # Around every message of a simulation: a generator would take three times as long.
+    __slots__ = ("_token", "done")
+    _token: "Token[StepRecorder | None]"
+
+    def __init__(self, done: StepsDone | None = None) -> None:
+        self.done = done
+
+    def __enter__(self) -> "StepRecorder":
+        """Return the outermost recorder; its `done` is None where the app reads no share."""
+        outermost = _RECORDER.get() or self
+        outermost.done = self.done or outermost.done
+        self._token = _RECORDER.set(outermost)
+        return outermost
+
+    def __exit__(self, *problem: object) -> None:
+        """Record no more."""
+        _RECORDER.reset(self._token)
+
+
+_RECORDER: ContextVar[StepRecorder | None] = ContextVar("fedstale-work", default=None)
+
+
+def local_steps(message: Message, epochs: int, per_epoch: int) -> int:
+    """Return how many local steps to take: all of some epochs, or the share that is asked for.
+
+    The server's `work=` says the share; without it these are all. With any mod of fedstale around
+    the app (`PackMod`, `CompressionMod` or `ForecastMod`) the reply states what was done.
+
+    Args:
+        message: of training.
+        epochs: local epochs of a whole job, >= 0.
+        per_epoch: steps, that is, batches, of one epoch, >= 0.
+
+    Returns:
+        From 1 to epochs x per_epoch, and 0 only where that is 0; a share is rounded down.
+
+    Raises:
+        ProtocolError: the message asks for something that is no share.
+
+    Example:
+        A loop over the batches of a loader, which may end within an epoch:
+
+            steps = local_steps(message, epochs=5, per_epoch=len(loader))
+            for batch in islice(chain.from_iterable(repeat(loader)), steps):
+                ...
+    """
+    whole, share = epochs * per_epoch, asked_share(message.content)
+    steps = whole if share is None else steps_of(share, whole)
+    recorder = _RECORDER.get()
+    if recorder is not None and share is not None and steps:
+        recorder.done = StepsDone(steps, whole)
+    return steps
 
 
 class ForecastMod:
@@ -187,7 +252,8 @@ class ForecastMod:
         try:
             from fedstale.client import forecasting  # noqa: PLC0415 - see above
 
-            done = local_work.recorded_steps()
+            recorder = _RECORDER.get()
+            done = None if recorder is None else recorder.done
             record = forecasting.record(
                 lambda: self._forecaster,
                 device,
@@ -283,7 +349,7 @@ class PackMod:
                 message.content = unpack(message.content)
         except ProtocolError as problem:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
-        with local_work.StepRecorder() as recorder:
+        with StepRecorder() as recorder:
             reply = call_next(message, context)
         if recorder.done is not None and not reply.has_error():
             reply.content[WORK] = recorder.done.record()
