@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.agents import AgentSelector
-from fedstale.contrib.audit import Credits, Probing
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg, FedBuff
 from fedstale.strategies.selection import (
@@ -33,12 +32,10 @@ SELECTORS = {
     "oort released": lambda: Oort(RELEASED),
     "power of choice": lambda: PowerOfChoice(20),
     "agent": AgentSelector,
-    "probing": lambda: Probing(ExpectedUtility(), 0.1),
     "random": Random,
     "fedcs": Fastest,
     "most reliable": MostReliable,
     "refl": LeastAvailable,
-    "credits": lambda: Credits(utility=2.0, cost=lambda nodes: np.arange(len(nodes))),
 }
 
 

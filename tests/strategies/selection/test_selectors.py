@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_nodes import listed
+from known_nodes import NODE, NODES, RNG, listed, picks_as_it_should, pool
 
-from fedstale.contrib.audit import Credits, Probing
-from fedstale.contrib.selectors import PISCES, TiFL
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     BALANCED,
@@ -45,46 +43,18 @@ SELECTORS = {
     "oort": Oort,
     "oort released": lambda: Oort(RELEASED),
     "filtered": lambda: Filtered(lambda c: True, Random()),
-    "probing": lambda: Probing(ExpectedUtility(), 0.3),
-    "probing oort": lambda: Probing(Oort(), 0.3),
-    "tifl": lambda: TiFL(3, interval=1),
     "least recent": LeastRecent,
     "balanced": lambda: ExpectedUtility(BALANCED),
-    "pisces": lambda: ExpectedUtility(PISCES),
     "likely": lambda: Likely(0.4, Random()),
     "enough": lambda: Enough(Random()),
-    "credits": lambda: Credits(utility=2.0, cost=lambda nodes: np.arange(len(nodes))),
 }
-
-numbers = st.one_of(st.just(nan), st.floats(0.0, 1e6))
-nodes = st.builds(
-    dict,
-    node_id=st.integers(2, 10**6),
-    forecast=st.sampled_from([{}, {"p_finish": 0.3}, {"p_available": 0.1}, {"p_finish": [1.0]}]),
-    durations_s=st.lists(st.floats(0.1, 1e4), max_size=3).map(tuple),
-    loss=numbers,
-    square_loss=numbers,
-    examples=st.one_of(st.just(nan), st.floats(1.0, 1e6)),
-    times_finished=st.integers(0, 9),
-    times_failed=st.integers(0, 9),
-)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(nodes, min_size=1, max_size=12, unique_by=lambda c: c["node_id"]), st.data())
+@given(NODES, st.integers(1, 15))
 @pytest.mark.parametrize("name", SELECTORS)
-def test_every_selector_returns_k_distinct_known_ids_and_the_same_for_the_same_seed(
-    name, pool, data
-):
-    k, candidates = data.draw(st.integers(1, 15)), listed(pool)
-    one, two = SELECTORS[name](), SELECTORS[name]()
-    for turn in range(3):
-        chosen = one.select(candidates, k, 0.0, np.random.default_rng(turn))
-        again = two.select(candidates, k, 0.0, np.random.default_rng(turn))
-        assert chosen == again
-        assert len(chosen) == len(set(chosen)) == min(k, len(pool))
-        assert set(chosen) <= {c["node_id"] for c in pool}
-        assert all(type(node) is int for node in chosen)
+def test_every_selector_keeps_the_contract(name, pool, k):
+    picks_as_it_should(SELECTORS[name], pool, k)
 
 
 def test_a_candidate_holds_only_what_a_server_can_honestly_know():
@@ -108,17 +78,6 @@ def test_a_candidate_holds_only_what_a_server_can_honestly_know():
     # What an array holds, a candidate shows, as it is or in its forecast.
     shown = {f.name for f in fields(Candidate)}
     assert {n for n in Table(1).columns if not n.startswith("forecast_")} <= shown
-
-
-def pool(**columns):
-    names = list(columns)
-    rows = zip(*columns.values(), strict=True)
-    return listed(
-        {"node_id": 10 + i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)
-    )
-
-
-RNG = np.random.default_rng
 
 
 def test_fedcs_takes_the_fastest_that_make_the_deadline_and_unknown_ones_last():
@@ -182,36 +141,6 @@ def test_a_draw_has_the_chances_of_its_scores():
     rule = ExpectedUtility(Exponents(picked=1.0, temperature=0.5))
     drawn = [rule.select(known, 1, 0.0, RNG(seed))[0] for seed in range(2000)]
     assert drawn.count(1) / 2000 == pytest.approx(0.8, abs=0.03)
-
-
-def test_pisces_prefers_fresh_updates_of_equal_utility():
-    known = pool(examples=[8.0, 8.0, 10.0], loss=[1.0] * 3, staleness=[3.0, 0.0, 8.0])
-    assert ExpectedUtility(PISCES).select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
-
-
-def test_tifl_picks_of_one_speed_at_a_time_and_keeps_to_it_within_a_round():
-    slow_and_fast = pool(durations_s=[(float(i // 10),) for i in range(10, 40)])
-    tifl, seen = TiFL(3), set()
-    for version in range(30):
-        slow_and_fast.context = SelectionContext(version=version, n_in_flight=1)
-        picked = [tifl.select(slow_and_fast, 4, 0.0, RNG(3 * version + i)) for i in range(3)]
-        (tier,) = {(node - 10) // 10 for some in picked for node in some}
-        seen.add(tier)
-    assert seen == {0, 1, 2}
-
-
-def test_tifl_draws_the_tier_of_the_largest_loss_more_often():
-    known = pool(durations_s=[(1.0,), (2.0,)], loss=[0.1, 5.0])
-    tifl, rng = TiFL(2, interval=1), RNG(0)
-    picked = [tifl.select(known, 1, 0.0, rng)[0] for _ in range(600)]
-    assert picked.count(11) / 600 == pytest.approx(2 / 3, abs=0.06)
-
-
-def test_a_tier_of_tifl_without_credits_rests():
-    known = pool(durations_s=[(1.0,), (2.0,)])
-    tifl = TiFL(2, credits=5)
-    picked = [tifl.select(known, 1, 0.0, RNG(seed))[0] for seed in range(10)]
-    assert picked.count(10) == picked.count(11) == 5
 
 
 def test_the_least_recent_come_first_and_before_them_who_was_never_picked():
@@ -369,7 +298,6 @@ def test_oort_lets_slower_nodes_in_when_the_utility_falls():
         lambda: Fastest(0.0),
         lambda: Exponents(chance=-1.0),
         lambda: Exponents(temperature=nan),
-        lambda: TiFL(0),
         lambda: Likely(1.5, Random()),
         lambda: Enough(Random(), 1.0),
         lambda: PowerOfChoice(0),
@@ -402,7 +330,7 @@ def test_a_history_keeps_the_last_durations_only():
     assert Fastest(inf).select(history.candidates([7, 8]), 1, 0.0, RNG(0)) == [7]
 
 
-@given(nodes)
+@given(NODE)
 def test_a_candidate_comes_out_of_the_arrays_as_it_went_in(node):
     candidates = listed([node])
     again = candidates[0]
@@ -472,67 +400,3 @@ def test_any_number_of_nodes_may_be_heard_first_by_a_forecast():
     for node in range(1000, 1200):
         history.forecast(node, {"p_finish": 0.25}, 1.0)
     assert (history.candidates(np.arange(1000, 1200)).forecast_p_finish == 0.25).all()
-
-
-def picks_of_modest_nodes(selector, *, rounds=300):
-    """Return the share of the picks that nodes get which state 0, and keep as much as all do."""
-    history, rng, modest = History(), RNG(5), set(range(100, 120))
-    nodes = np.arange(80, 120)
-    done = {"duration_s": 1.0, "examples": 1.0, "loss": 1.0, "square_loss": 1.0}
-    for node in nodes.tolist():
-        history.forecast(node, {"p_finish": 0.0 if node in modest else 0.9}, 0.0)
-    picked = 0
-    for turn in range(rounds):
-        chosen = selector.select(history.candidates(nodes), 5, float(turn), rng)
-        for node in chosen:
-            picked += node in modest
-            history.picked(node, float(turn))
-            if rng.random() < 0.9:
-                history.finished(node, **done, staleness=0, version=turn)
-            else:
-                history.failed(node)
-    return picked / (5 * rounds), history.candidates(nodes)
-
-
-@pytest.mark.parametrize("rule", [MostReliable, ExpectedUtility])
-def test_probing_finds_nodes_that_state_less_than_they_keep(rule):
-    without, _ = picks_of_modest_nodes(rule())
-    share, nodes = picks_of_modest_nodes(Probing(rule(), 0.1))
-    assert without == 0.0
-    assert share >= 0.09
-    assert nodes.times_picked[20:].min() >= 1
-
-
-def test_probes_are_a_share_of_the_picks_also_where_one_slot_is_free_at_a_time():
-    nodes = pool(forecast=[{"p_finish": 0.9}, {"p_finish": 0.9}, {"p_finish": 0.0}])
-    rule, rng = Probing(MostReliable(), 0.2), RNG(0)
-    picks = [rule.select(nodes, 1, 0.0, rng)[0] for _ in range(100)]
-    assert picks.count(12) == 20
-    assert 12 not in picks[:2]
-
-
-def test_who_is_no_better_than_what_it_states_is_never_probed():
-    nodes = pool(
-        forecast=[{"p_finish": 0.9}, {"p_finish": 0.5}, {}], times_failed=[0, 3, 0], loss=[1, 1, 1]
-    )
-    for seed in range(20):
-        chosen = Probing(MostReliable(), 1.0).select(nodes, 1, 0.0, RNG(seed))
-        assert chosen == MostReliable().select(nodes, 1, 0.0, RNG(seed)) == [10]
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5, nan])
-def test_a_share_of_probes_is_a_share(share):
-    with pytest.raises(ConfigError, match=r"Probing\.share"):
-        Probing(Random(), share)
-
-
-def test_a_probing_selector_goes_on_from_its_state():
-    nodes = pool(forecast=[{"p_finish": 0.9}, {"p_finish": 0.0}])
-    one = Probing(Oort(), 0.3)
-    for turn in range(5):
-        one.select(nodes, 1, 0.0, RNG(turn))
-    other = Probing(Oort(), 0.3)
-    other.load_state_dict(one.state_dict())
-    assert other.state_dict() == one.state_dict()
-    turns = [[rule.select(nodes, 1, 0.0, RNG(9)) for _ in range(8)] for rule in (one, other)]
-    assert turns[0] == turns[1]
