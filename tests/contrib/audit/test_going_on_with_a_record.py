@@ -16,7 +16,7 @@ from fedstale.contrib.audit import AuditRecord, Probing, verify
 from fedstale.contrib.audit import record as writing
 from fedstale.contrib.audit.record import RECORD
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies import Callback, FedAvg, FedBuff
+from fedstale.strategies import Callback, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort
 
 pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
@@ -297,9 +297,3 @@ def test_a_run_whose_record_cannot_be_written_ends(tmp_path, monkeypatch):
     made = strategy(tmp_path / "kept", tmp_path / "r")
     with pytest.raises(FedstaleError, match="cannot be written: No space left on device; the run"):
         start(made)
-
-
-def test_a_strategy_in_another_loop_keeps_no_record(tmp_path):
-    inner = FedAvg(stages=[AuditRecord(tmp_path / "r")])
-    with pytest.raises(ConfigError, match="cannot be wrapped with the stage AuditRecord"):
-        inner._check_rounds()

@@ -491,12 +491,6 @@ def test_the_stage_is_a_part_of_a_strategy_in_text():
     assert repr(made.stages) == "(Relay('ring', 5, rule=TrimmedMean(f=1)),)"
 
 
-def test_a_loop_that_would_not_see_the_stage_is_refused():
-    strategy = FedAvg(stages=[Relay("ring", 3)])
-    with pytest.raises(ConfigError, match="cannot be wrapped with the stage Relay"):
-        strategy.configure_train(1, record(x=FIRST), ConfigRecord(), VirtualGrid(sites(3)))
-
-
 def test_integer_arrays_of_the_servers_model_stay():
     def counting(message, grid):
         number = message.metadata.dst_node_id - 10

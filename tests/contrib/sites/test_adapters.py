@@ -660,12 +660,6 @@ def test_counts_may_come_in_a_wider_dtype(dtype):
     assert (after["n"], after["n"].dtype) == (7, np.int16)
 
 
-def test_a_loop_that_would_not_see_the_stage_is_refused():
-    strategy = FedAvg(stages=[Adapters(2)])
-    with pytest.raises(ConfigError, match="cannot be wrapped with the stage Adapters"):
-        strategy.configure_train(1, record(**model(5)), ConfigRecord(), VirtualGrid({1: Device(2)}))
-
-
 def test_formats_beside_factors_are_refused():
     with pytest.raises(ConfigError, match="Adapters and Compression"):
         FedAvg(stages=[Adapters(2), Compression("int8")])

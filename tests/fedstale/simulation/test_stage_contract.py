@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from peer_sites import descending_app
 from places import ROOT
-from virtual_grid import record
+from virtual_grid import VirtualGrid, record
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.contrib.audit import AuditRecord
@@ -129,6 +129,23 @@ def test_every_stage_keeps_the_contract(name):
 
 def test_a_record_keeps_the_contract(records):
     check_stage(lambda **options: FedAvg(stages=[records(**options)], **options), client(), W)
+
+
+@pytest.mark.parametrize(
+    "name", ["compression", "requests", "older clients", "adapters", "peers", "example pools"]
+)
+def test_a_loop_that_would_not_see_a_stage_is_refused(name):
+    make, _, initial, _ = STAGES[name]
+    refuses_another_loop(make(), initial)
+
+
+def test_a_loop_that_would_write_no_record_is_refused(records):
+    refuses_another_loop(records(), W)
+
+
+def refuses_another_loop(stage, initial):
+    with pytest.raises(ConfigError, match=f"cannot be wrapped with the stage {stage.name}"):
+        FedAvg(stages=[stage]).configure_train(1, initial, ConfigRecord(), VirtualGrid({}))
 
 
 class InPlace(Stage):

@@ -11,6 +11,7 @@ from fedstale.compat import stock_strategies_reporting
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import (
+    Compression,
     FedAdagrad,
     FedAdam,
     FedAsync,
@@ -152,6 +153,10 @@ def test_second_start_begins_anew():
         (
             FedAvg(resume="somewhere"),
             "FedAvg cannot be wrapped: with resume=",
+        ),
+        (
+            FedAvg(stages=[Compression("int4")]),
+            "FedAvg cannot be wrapped with the stage Compression",
         ),
     ],
 )

@@ -392,15 +392,6 @@ def test_settings_that_make_no_sense_are_named(made, text):
     assert text in str(raised.value)
 
 
-def test_a_strategy_that_is_wrapped_says_that_it_cannot_ask_for_formats():
-    from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping
-
-    inner = FedAvg(stages=[Compression("int4")])
-    wrapped = DifferentialPrivacyClientSideFixedClipping(inner, 0.1, 1.0, 1)
-    with pytest.raises(ConfigError, match=r"cannot be wrapped with the stage Compression"):
-        wrapped.start(VirtualGrid({1: Device()}), record(**MODEL), num_rounds=1)
-
-
 # Bad replies.
 
 
