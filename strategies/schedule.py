@@ -288,7 +288,7 @@ class Pace(Stateful):
         return self._after_step and self.may_send
 
     def room(self) -> float:
-        """Return how many jobs may be sent now, where nodes are free."""
+        """Return the number of jobs that may be sent now, where nodes are free."""
         self.is_short = False
         room = (self._schedule.concurrency or inf) - self._n_out["train"]
         return room if self.may_send else min(room, self.n_to_replace)
@@ -355,7 +355,7 @@ class Pace(Stateful):
     # When to go on anyway.
 
     def left_s(self, now: float) -> float:
-        """Return how long a job may take to count: a straggler counts only where it is kept."""
+        """Return the longest duration of a job that counts, in s; inf where stragglers are kept."""
         return inf if self._schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
 
     def next_instant(self, now: float) -> float:

@@ -23,7 +23,7 @@ from fedstale.strategies.types import Candidates, Floats, NotNegative, check_fie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponents:
-    """What counts how much in a score; each finite and >= 0, 0 leaves it out."""
+    """The exponents of a score; each finite and >= 0, 0 leaves its term out."""
 
     chance: NotNegative = 1.0
     """a, of the chance to finish."""
@@ -68,7 +68,7 @@ class ExpectedUtility(Selector):
     """
 
     def __init__(self, exponents: Exponents = Exponents()) -> None:
-        """Set what counts how much."""
+        """Set the exponents of the score."""
         self.exponents = exponents
 
     def select(
@@ -99,7 +99,7 @@ def scores_of(candidates: Candidates, exponents: Exponents) -> Floats:
 
 
 def expected_duration_s(candidates: Candidates) -> Floats:
-    """Return how long a job is expected to take of each candidate, in s; 1 where nothing is known.
+    """Return the expected duration of each candidate's job, in s; 1 where nothing is known.
 
     It is what is known of the candidate itself, and the median over the others where nothing is.
     """

@@ -110,7 +110,7 @@ class Buffer(Stateful):
 
     @np.errstate(over="ignore", invalid="ignore")  # infinite sums are found by `step`
     def add(self, update: ClientUpdate) -> None:
-        """Take an update in; the buffer owns its arrays from now on."""
+        """Add an update; the buffer owns its arrays from now on."""
         self.updates.append(update)
         self._early.append(update)
         waits = self.strategy.robust is None and not update.limited
@@ -157,11 +157,11 @@ class Buffer(Stateful):
         return after
 
     def metrics(self) -> dict[str, float]:
-        """Return what the clients measured, reduced as their updates are, and what stages add."""
+        """Return metrics of clients, reduced as their updates are, and those of stages."""
         return self._reducer.metrics() | self._added
 
     def _take_early(self) -> None:
-        """Take in what waits to be limited, without what is rejected now."""
+        """Limit the updates that wait for it, and reduce all but those rejected now."""
         early, self._early = self._early, []
         for update in early:
             try:
@@ -213,7 +213,7 @@ class Buffer(Stateful):
             )
 
     def state_dict(self) -> State:
-        """Return what a checkpoint must hold."""
+        """Return the state for a checkpoint."""
         return super().state_dict() | {
             "updates": [update.state_dict() for update in self.updates],
             "stale": [self.updates.index(update) for update in self._stale],
@@ -453,7 +453,7 @@ def capped(weights: Array, f: int, cap: float) -> Array:
 
 
 class Evaluations(Stateful):
-    """Says who evaluates a version, averages what devices measure of it, and notes all metrics.
+    """Draws the number of evaluators, averages their metrics of a version, and notes all metrics.
 
     They are noted in the result and the callbacks.
     """
@@ -489,7 +489,7 @@ class Evaluations(Stateful):
         return n
 
     def add(self, version: int, examples: float, metrics: dict[str, float]) -> None:
-        """Take in one device's measurements."""
+        """Add one device's measurements."""
         add_metrics(self._sums[version], examples, metrics)
 
     def ended(self, version: int) -> None:
@@ -502,7 +502,7 @@ class Evaluations(Stateful):
             self.note("evaluate", version, metrics)
 
     def on_server(self, version: int, record: Callable[[], ArrayRecord]) -> None:
-        """Let the app itself measure a version, if it does."""
+        """Measure a version by the app's own function, if it has one."""
         found = None if self._on_server is None else self._on_server(version, record())
         if found is not None:
             self.note("server", version, numbers(found), found)

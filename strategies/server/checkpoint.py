@@ -40,7 +40,7 @@ _ERROR = re.compile(r"os error (\d+)")
 
 
 class Checkpoints(Checked, Checkpointer):
-    """What a run keeps on disk: checkpoints, and model versions for which memory has no room.
+    """The files of a run: checkpoints, and model versions for which memory has no room.
 
     One checkpoint every few versions is written into a folder, and the last two are kept, for their
     owner only. The folder is held until the process ends, even by kill -9: two runs that go on from

@@ -213,7 +213,7 @@ class EventLoop(Stateful):
         self.pace.sent(len(chosen), room)
 
     def _choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
-        """Let the selector pick at most k of the free nodes, whose replies count until then."""
+        """Pick at most k of the free nodes by the selector; replies count until a deadline."""
         n_missing = self.pace.n_missing(len(self.buffer.updates))
         size = 0 if n_missing is None else n_missing + len(self.buffer.updates)
         context = SelectionContext(
@@ -244,7 +244,7 @@ class EventLoop(Stateful):
         return self.jobs.idle(self.grid.online_nodes(), but)
 
     def _count_sent(self, jobs: list[Job]) -> None:
-        """Count what was sent, and what could not be."""
+        """Count messages sent, and those that the grid did not take."""
         for job in jobs:
             if job.message_id:
                 if job.purpose == "train" and self._crashes is not None:
@@ -526,5 +526,5 @@ class EventLoop(Stateful):
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
 
     def state_dict(self) -> State:
-        """Return what a checkpoint must hold, between two turns."""
+        """Return the state for a checkpoint, between two turns."""
         return super().state_dict() | state_of(self)

@@ -1,6 +1,6 @@
 """What happens to messages, replies and steps of a run besides merging, each in one stage."""
 
-from fedstale.strategies.stages.base import Pick, Remade, Requirement, Stage, StageRun
+from fedstale.strategies.stages.base import Pick, Requirement, SharedContent, Stage, StageRun
 from fedstale.strategies.stages.compatibility import (
     Compatibility,
     fault_of_releases,
@@ -34,8 +34,8 @@ __all__ = [
     "OlderClients",
     "Pick",
     "Privacy",
-    "Remade",
     "Requirement",
+    "SharedContent",
     "Stage",
     "StageRun",
     "StepsDone",

@@ -83,7 +83,7 @@ Requirement = Literal["start", "last", "own norms", "same settings", "any settin
 
 
 class Pick(NamedTuple):
-    """What a choice of nodes was made from, and what came of it."""
+    """A choice of nodes: candidates, circumstances and result."""
 
     purpose: Purpose
     free: NodeSet
@@ -98,7 +98,7 @@ class Pick(NamedTuple):
     """State of the generator before it was drawn from."""
 
 
-class Remade:
+class SharedContent:
     """What was made of the last content, so that messages that share it share this, too."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Remade:
 
 
 class Stage(Part):
-    """What happens to messages, replies and steps besides; a subclass overrides what it is about.
+    """Follows messages, replies and steps; a subclass overrides some of eight hooks.
 
     A strategy copies its stages for each run, so attributes may hold what a run has learnt; those
     that `saved` names are in its checkpoints.

@@ -13,7 +13,7 @@ import re
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale import __version__
-from fedstale.strategies.stages.base import Remade, Stage
+from fedstale.strategies.stages.base import SharedContent, Stage
 from fedstale.strategies.types import Job, RejectionError
 
 RELEASE = "fedstale.release"
@@ -31,7 +31,7 @@ class Compatibility(Stage):
     requires = frozenset({"any settings"})
 
     def __init__(self) -> None:
-        self._remade = Remade()
+        self._shared = SharedContent()
 
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
         """State the release: in the config, or of a query in a record of its own."""
@@ -43,7 +43,7 @@ class Compatibility(Stage):
             for name, config in content.config_records.items():
                 made[name] = ConfigRecord({**config, RELEASE: __version__})
 
-        return self._remade.of(content, state)
+        return self._shared.of(content, state)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
         """Check the release of a device that states one."""

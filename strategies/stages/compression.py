@@ -94,7 +94,7 @@ class Compression(Stage):
             self._last.pop(job.node_id, None)
 
     def ended(self, job: Job, end: End) -> None:
-        """Note whose update counts; send in full after an error, which may have cost the mod."""
+        """Note the last counted update; send in full after an error, as the mod may be lost."""
         if end.how == "failed":
             self._able.pop(job.node_id, None)
         elif job.purpose == "train" and end.how == "accepted":

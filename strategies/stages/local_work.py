@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.stages.base import Remade, Stage, StageRun
+from fedstale.strategies.stages.base import SharedContent, Stage, StageRun
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import (
     Forecast,
@@ -88,7 +88,7 @@ class LocalWork(Stage):
     ) -> None:
         self.share, self.within_s, self.least, self.first = share, within_s, least, first
         self._warned = False
-        self._remade = Remade()
+        self._shared = SharedContent()
         if share is not None:
             require(_is_share(share), "LocalWork.share", share, _ACCEPTED)
             require(within_s is None, "LocalWork.within_s", within_s, "None beside a share")
@@ -139,7 +139,7 @@ class LocalWork(Stage):
         def ask(made: RecordDict) -> None:
             made[self._key] = asking(content.config_records[self._key], share)
 
-        return self._remade.of(content, ask, share)
+        return self._shared.of(content, ask, share)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
         """Note the steps that a reply states; warn once of an app that did not read its share."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from flwr.app import ArrayRecord, MetricRecord, MetricRecordValues, RecordDict
 
-from fedstale.strategies.stages.base import Remade, Stage, StageRun
+from fedstale.strategies.stages.base import SharedContent, Stage, StageRun
 from fedstale.strategies.types import End, Job, RejectionError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class OlderClients(Stage):
 
     def __init__(self, *, is_on: bool = True) -> None:
         self.is_on = is_on
-        self._remade = Remade()
+        self._shared = SharedContent()
 
     def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
         """Prepare for a run."""
@@ -59,7 +59,7 @@ class OlderClients(Stage):
             made[f"{request}.parameters"] = made.pop(self._model)
             made[f"{request}.config"] = made.pop(self._config)
 
-        return self._remade.of(content, rename, request)
+        return self._shared.of(content, rename, request)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
         """Put what came under the names that replies have.

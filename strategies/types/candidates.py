@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionContext:
-    """Where the run stands when nodes are chosen."""
+    """State of the run at a choice of nodes."""
 
     n_in_flight: int = 0
     """Training jobs that are out already."""

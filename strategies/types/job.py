@@ -166,7 +166,7 @@ def forecast_in(content: RecordDict) -> Forecast:
 
 
 class NextJob(NamedTuple):
-    """What a client reports of its next job; None for what it does not report."""
+    """A client's report of its next job; None for values not reported."""
 
     p_finish: float | None = None
     """Chance to finish it."""

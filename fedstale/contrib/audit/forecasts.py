@@ -39,7 +39,7 @@ _NO_OUTCOME = (IN_FLIGHT, CLIENT_ERROR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastAudit:
-    """What devices stated, and what came of it."""
+    """Statements of devices, and the outcomes of their jobs."""
 
     runs: tuple[str, ...]
     """Folders of the runs."""
@@ -358,7 +358,7 @@ def _wealth(jobs: pd.DataFrame, n_runs: int) -> pd.DataFrame:
 
 
 def _online(runs: Sequence[Run]) -> "pd.Series[float]":
-    """Return for how long devices were online, in s, by their ids, where it is known."""
+    """Return the known times of devices online, in s, by their ids."""
     windows = [run.online for run in runs if run.online is not None]
     if not windows:
         return pd.Series(dtype=np.float64, name="online_s", index=pd.Index([], dtype=object))
@@ -368,7 +368,7 @@ def _online(runs: Sequence[Run]) -> "pd.Series[float]":
 
 
 def _notes(runs: Sequence[Run], jobs: pd.DataFrame, devices: pd.DataFrame) -> list[str]:
-    """Return what was left out and how runs were joined, in sentences."""
+    """Describe in sentences the runs left out and the way others were joined."""
     notes = []
     if len(runs) > 1:
         notes.append(

@@ -157,7 +157,7 @@ class AuditRecord(Stage):
         self._add("resumed", {"to": n, "head": head, "now": now} | changed)
 
     def state_dict(self) -> State:
-        """Return what a checkpoint must hold; the lines so far are on the disk then."""
+        """Return the state for a checkpoint; the lines so far are on the disk then."""
         self._note_sent()
         self._flush(sync=True)
         where = {"n": self.n, "head": self.head, "bytes": self._n_bytes, "about": self._about}
@@ -182,7 +182,7 @@ class AuditRecord(Stage):
     # What happens.
 
     def _note_pick(self, pick: Pick) -> None:
-        """Note what a selector was given and what it picked, or how many were drawn to evaluate."""
+        """Record the candidates and picks of a selector, or the number drawn to evaluate."""
         if pick.purpose == "evaluate":
             self._add("evaluate", {"online": len(pick.free), "k": pick.k})
             return
@@ -230,7 +230,7 @@ class AuditRecord(Stage):
             self._add("heard", {"node": job.node_id, "now": self._now(), "forecast": forecast})
 
     def ended(self, job: Job, end: End) -> None:
-        """Note how a training job ended, and what its reply says of its node."""
+        """Record the end of a training job, and the facts that its reply states of its node."""
         if end.how == "left out":
             self._add("left-out", {"job": job.job_id, "reason": end.reason[:MOST_REASON]})
         elif job.purpose == "train" and end.how != "not sent":

@@ -48,7 +48,7 @@ class Facts:
     """The fields of a line, taken one by one; each is checked, and none may be left over."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        """Take the fields of a line."""
+        """Read the fields of a line."""
         self._left = dict(facts)
 
     def has(self, name: str) -> bool:

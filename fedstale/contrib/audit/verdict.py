@@ -205,7 +205,7 @@ def _chain(parts: Sequence[_Part]) -> _Chain:
 def _make_again(
     parts: Sequence[_Part], chain: _Chain, replay: ReplayedRun, faults: list[str], notes: list[str]
 ) -> None:
-    """Apply all lines; add what is wrong with them, and what is worth a look."""
+    """Apply all lines; add their faults and notes."""
     kept: dict[str, tuple[int, Any]] = {}
     for part in parts:
         n_before = len(replay.sent)
@@ -233,7 +233,7 @@ def _make_again(
 def _go_back(
     line: Line, replay: ReplayedRun, kept: dict[str, tuple[int, Any]], targets: Counter[str]
 ) -> None:
-    """Take a run back to the line that a run was resumed from."""
+    """Restore the line that a run was resumed from."""
     head, to = str(line.facts.get("head")), line.facts.get("to")
     number, state = kept.get(head, (0, {}))
     if not number or number != to:
@@ -269,7 +269,7 @@ def _strangers(part: _Part, sent: Sequence[tuple[int, float]]) -> list[str]:
 
 
 def _faults_of_end(chain: _Chain, part: _Part, head: str | None, notes: list[str]) -> list[str]:
-    """Return what is wrong with the end of a record; lines cut from there leave the chain whole."""
+    """Find faults at the end of a record; lines cut from there leave the chain whole."""
     own = chain.links[-1].hash
     stated = part.summary().get("record") if part.file.name == RECORD else None
     stated = stated.get("head") if isinstance(stated, dict) else None

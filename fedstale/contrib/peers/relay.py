@@ -48,7 +48,7 @@ PEER = "peer."
 SEALED = "sealed"
 """Name of the only array of a model that is encrypted, for neighbours alone."""
 _SHAPES = "ring|torus|complete|random:P with P in (0, 1], or the path of a list of edges"
-_FIRST = -1
+_INITIAL = -1
 """Stands for the number of a site, of the model that a run begins with."""
 _GRAPH = 61
 """Keeps the draw of edges apart from the seed's other streams."""
@@ -91,7 +91,7 @@ class Relay(Stage):
     """
 
     requires = frozenset({"start", "same settings"})
-    saved = ("_sites", "_loose", "_bare", "_current")
+    saved = ("_sites", "_releasable", "_without_state", "_current")
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class Relay(Stage):
         """Last model of each site that has answered, as it is sent; and the first model."""
         self._sites: dict[int, int] = {}
         """Number of each node that has answered."""
-        self._loose: dict[int, None] = {}
+        self._releasable: dict[int, None] = {}
         """Sites whose last job failed or timed out."""
-        self._bare: dict[int, None] = {}
+        self._without_state: dict[int, None] = {}
         """Nodes that may have lost what they keep."""
-        self._came = _FIRST, ArrayRecord()
+        self._last_reply = _INITIAL, ArrayRecord()
         """Site and model of the reply that is looked at."""
         self._current: Model = {}
         """The server's model, where there is a rule."""
@@ -116,7 +116,7 @@ class Relay(Stage):
     @property
     def models(self) -> dict[int, Model]:
         """Last model of each site that has answered, by number."""
-        return {site: model_of(r) for site, r in self._records.items() if site != _FIRST}
+        return {site: model_of(r) for site, r in self._records.items() if site != _INITIAL}
 
     def check(self, strategy: "StaleStrategy") -> None:
         """Raise ConfigError where something would be averaged, or the topology is none."""
@@ -136,11 +136,11 @@ class Relay(Stage):
         super().begin(run, state)
         self._key, self._neighbours = run.arrays_key, self.neighbours(run.seed)
         if not run.repeats:
-            self._bare.update(dict.fromkeys(self._sites))
-            self._loose.update(dict.fromkeys(self._sites.values()))
+            self._without_state.update(dict.fromkeys(self._sites))
+            self._releasable.update(dict.fromkeys(self._sites.values()))
 
     def state_dict(self) -> State:
-        """Return what a checkpoint must hold."""
+        """Return the state for a checkpoint."""
         held = {site: model_of(record) for site, record in self._records.items()}
         return super().state_dict() | {"records": held}
 
@@ -234,14 +234,14 @@ class Relay(Stage):
         if job.purpose == "query":
             return content
         # Later versions are the rule's, and go to nobody.
-        self._records.setdefault(_FIRST, content.array_records[self._key])
+        self._records.setdefault(_INITIAL, content.array_records[self._key])
         site = self._sites.get(job.node_id)
         made, peers = RecordDict(dict(content)), [] if site is None else self._neighbours[site]
         made[RELAY] = ConfigRecord({"arrays": self._key, "peers": peers})
         del made[self._key]
         wanted = [*peers] if job.purpose == "train" else []
-        if site is None or job.node_id in self._bare:
-            made[self._key] = self._records[_FIRST]
+        if site is None or job.node_id in self._without_state:
+            made[self._key] = self._records[_INITIAL]
             wanted += [] if site is None else [site]
         for peer in wanted:
             if peer in self._records:
@@ -271,43 +271,43 @@ class Relay(Stage):
             raise RejectionError(
                 "site", f"node {job.node_id} states site {site}, and was site {before} before"
             )
-        if holder not in (None, job.node_id) and site not in self._loose:
+        if holder not in (None, job.node_id) and site not in self._releasable:
             raise RejectionError(
                 "site",
                 f"node {job.node_id} states site {site}, which node {holder} is: give each node a "
                 "partition-id of its own",
             )
         key = self._key if self._key in records else next(iter(records), "")
-        self._came = site, records.get(key, ArrayRecord())
-        if list(self._came[1]) == [SEALED] != list(self._records[_FIRST]):
-            self._came = site, record_of({SEALED: bytes_in(self._came[1])})
+        self._last_reply = site, records.get(key, ArrayRecord())
+        if list(self._last_reply[1]) == [SEALED] != list(self._records[_INITIAL]):
+            self._last_reply = site, record_of({SEALED: bytes_in(self._last_reply[1])})
             # Nothing is averaged: what is sound stands for what cannot be looked at.
-            content[key] = self._records[_FIRST]
+            content[key] = self._records[_INITIAL]
 
     def _holder(self, site: int) -> int | None:
         """Return the node that is a site; None if no node has been."""
         return next((node for node, number in self._sites.items() if number == site), None)
 
     def ended(self, job: Job, end: End) -> None:
-        """Keep a good model; note whose number is free, and who may have lost what it kept."""
+        """Keep a good model; free a site's number, or send its node its own model again."""
         if end.how == "accepted" and job.purpose == "train":
             self._keep(job.node_id)
         elif end.how == "left out":
             self._records.pop(self._sites.get(job.node_id, self.n_sites), None)
         elif end.how in ("failed", "timed out") and job.node_id in self._sites:
-            self._loose[self._sites[job.node_id]] = None
+            self._releasable[self._sites[job.node_id]] = None
             if end.how == "failed":
-                self._bare[job.node_id] = None
+                self._without_state[job.node_id] = None
 
     def _keep(self, node_id: int) -> None:
         """Keep the model of a reply that was checked as its site's last."""
-        site, record = self._came
+        site, record = self._last_reply
         holder, is_new = self._holder(site), node_id not in self._sites
         if holder is not None:
             del self._sites[holder]
         self._sites[node_id] = site
-        self._loose.pop(site, None)
-        self._bare.pop(node_id, None)
+        self._releasable.pop(site, None)
+        self._without_state.pop(node_id, None)
         # What a node that is back has learnt from the first model alone is worth less.
         if not (is_new and site in self._records):
             self._records[site] = record_of(model_of(record))

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.flower import record_of
 from fedstale.strategies.server import UPDATE_KEY, is_delta, read, records_in
-from fedstale.strategies.stages import Compression, Remade, Stage, StageRun
+from fedstale.strategies.stages import Compression, SharedContent, Stage, StageRun
 from fedstale.strategies.types import (
     Array,
     Count,
@@ -98,7 +98,7 @@ class Adapters(Stage):
         """Training jobs in flight, by version."""
         self._last = -1, ArrayRecord()
         """The last version and its message's arrays."""
-        self._seed, self._casts, self._remade = 0, False, Remade()
+        self._seed, self._casts, self._shared = 0, False, SharedContent()
 
     def check(self, strategy: "StaleStrategy") -> None:
         """Raise ConfigError beside `Compression`; note which dtypes of replies are accepted."""
@@ -191,7 +191,7 @@ class Adapters(Stage):
             self._out[version] = self._out.get(version, 0) + 1
         if self._last[0] != version:
             self._last = version, record_of(self._sent[version])
-        return self._remade.of(content, lambda made: made.update({self._key: self._last[1]}))
+        return self._shared.of(content, lambda made: made.update({self._key: self._last[1]}))
 
     def ended(self, job: Job, end: End) -> None:
         """Forget what was sent of an older version with the last of its jobs."""
