@@ -23,18 +23,7 @@ def work(job, report):
         raise ConfigError(what)
     if kind == "exit":
         raise SystemExit(what)
-    if kind == "fail":
-        raise ValueError(what)
-    report("at work")
-    may_go_on, went_on = GATES[what]
-    may_go_on.wait(10)
-    report("still at work")
-    went_on.set()
-    return None
-
-
-GATES = {}
-"""Events by the name of a job, which itself is sent through a pipe."""
+    raise ValueError(what)
 
 
 def events_of(pool, *jobs):
@@ -70,14 +59,3 @@ def test_a_worker_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, jo
         died = f"its process ended with code {code}; {log} may say why"
         assert events_of(pool, job) == [(job, "died", died)]
         assert [news for _, news, _ in events_of(pool, ("say", 1))] == ["progress", "done"]
-
-
-def test_leaving_ends_a_job_at_its_next_report(tmp_path):
-    job, gates = ("wait", "long"), (threading.Event(), threading.Event())
-    GATES["long"] = gates
-    may_go_on, went_on = gates
-    with WorkerPool(work, tmp_path / "log") as pool:
-        assert next(pool.work([job], workers=1)) == (job, "progress", "at work")
-        threading.Timer(0.1, may_go_on.set).start()
-    assert may_go_on.is_set()
-    assert not went_on.is_set()
