@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
@@ -14,7 +15,6 @@ from fedstale.cli.output import (
     app_log,
     end_with_failures,
     goes_on_when_interrupted,
-    note,
     one_sentence,
     say_json,
     stdout_kept_free,
@@ -22,7 +22,7 @@ from fedstale.cli.output import (
 from fedstale.interrupts import end_on_signals
 
 if TYPE_CHECKING:
-    from fedstale.contrib.tuning import Trial, Tuning
+    from fedstale.contrib.tuning import Tuning
 
 app = typer.Typer()
 
@@ -82,8 +82,7 @@ def tune(
             stop=stop,
             seed=seed,
             address=os.environ.get("RAY_ADDRESS"),
-            watch=None if as_json else _show,
-            progress=False,
+            progress=sys.stderr.isatty() and not as_json,
         )
     if as_json:
         say_json(
@@ -94,7 +93,6 @@ def tune(
                 name: value if isfinite(value) else None
                 for name, value in found.gain.numbers.items()
             },
-            worst_seeds=found.worst_seeds,
         )
     else:
         _show_end(found, folder)
@@ -107,21 +105,5 @@ def _show_end(found: "Tuning", folder: Path) -> None:
     from fedstale.contrib.tuning import BEST, HELD_OUT
 
     typer.echo(found.verdict)
-    typer.echo(f"worst held-out seeds: {'; '.join(found.worst_seeds)}")
     typer.echo(f"settings: {folder / BEST}")
     typer.echo(f"report: {folder / HELD_OUT / PAGE}")
-
-
-def _show(trial: "Trial") -> None:
-    """Say what a configuration has come to."""
-    if trial.last is None and trial.status == "open":
-        words = ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
-        note(f"configuration {trial.number}: {words}")
-    elif trial.status != "open":
-        last = trial.last
-        value = "-" if last is None else f"{last.value:.4g}"
-        why = f" ({trial.reason})" if trial.reason else ""
-        note(f"configuration {trial.number} {_ENDS[trial.status]}: {value}{why}")
-
-
-_ENDS = {"complete": "came to the end", "stopped": "was stopped at a rung", "failed": "failed"}

@@ -98,18 +98,6 @@ class Tuning:
             f"{where}, which holds 0."
         )
 
-    @property
-    def worst_seeds(self) -> list[str]:
-        """The worst held-out seed of each variant, in sentences."""
-        choose = max if self.space.objective.is_lower_better else min
-        found = []
-        for one in self.comparison.variants:
-            values = _values(self.space, one)
-            if values:
-                seed = choose(values, key=lambda seed: values[seed])
-                found.append(f"{one.name}: {values[seed]:.4g} with seed {seed}")
-        return found
-
     def _repr_html_(self) -> str:
         """Return the verdict and the configurations, as notebooks show them."""
         return f"<p>{html.escape(self.verdict)}</p>{self.trials.to_html(index=False)}"

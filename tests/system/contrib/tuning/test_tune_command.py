@@ -34,15 +34,12 @@ def test_a_search_says_what_was_held_out_and_nothing_else(called, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Configuration ")
     assert "held-out seeds" in lines[0]
-    assert lines[1].startswith("worst held-out seeds: best: ")
-    assert lines[2:] == [
+    assert lines[1:] == [
         "settings: tunings/space/best.toml",
         "report: tunings/space/held-out/comparison.html",
     ]
-    said = result.stderr.splitlines()
-    assert "one seed alone" in said[0]
-    assert said[1].startswith("configuration 0: strategy.concurrency=")
-    assert [line for line in said[1:] if not line.startswith("configuration ")] == []
+    (said,) = result.stderr.splitlines()
+    assert "one seed alone" in said
     # What is over is judged again from its files, without a word on the way.
     again = called("--workers", "1", "--search", "random", "--json", **changes)
     told = json.loads(again.stdout)
