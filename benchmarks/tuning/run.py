@@ -2,12 +2,13 @@
 
 Thirty recorded phones train the built-in apps for four hours (`tuning.runs`). In each repetition a
 search of its own draws 24 configurations, as `fedstale tune --search random` draws them, and all
-are run to the end on three seeds. On these runs the following are played, by the rule of `fedstale
-tune` with one worker: ASHA with rungs in virtual time, the same by the last evaluation alone, and
-with rungs in server steps; and random search that ends after the processor time that ASHA took.
-Accuracy is the mean over the last eighth of the time, as `fedstale tune` has it. Regret is how much
-less accurate the chosen configuration is at the end than the best of all 24, in the mean of the
-seeds; and the rank correlation is that of accuracy at the first rung and at the end.
+are run to the end on three seeds. On these runs the following are played, by the scheduler and the
+scores of `fedstale tune` with one worker: ASHA with rungs in virtual time, the same by the last
+evaluation alone, and with rungs in server steps; and random search that ends after the processor
+time that ASHA took. Accuracy is the mean over the last eighth of the time, as `fedstale tune` has
+it. Regret is how much less accurate the chosen configuration is at the end than the best of all 24,
+in the mean of the seeds; and the rank correlation is that of accuracy at the first rung and at the
+end.
 
 What was chosen then runs on other phones, other days and ten other seeds, beside the defaults of
 every strategy. A repetition divides the phones in another way, draws other configurations, and
@@ -28,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,8 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from fedstale.comparison.statistics import estimate
-from fedstale.contrib.tuning.search import Halving, Proposals, Report, SearchJob
+from fedstale.contrib.tuning.engine import result_of, scheduler_of
+from fedstale.contrib.tuning.search import Proposals, Report, SearchJob
 from fedstale.contrib.tuning.space import Domain, Space
 from fedstale.traces.arrays import Array
 
@@ -183,14 +186,20 @@ def asha(space: Space, readings: Readings, order: Sequence[int]) -> Search:
         readings: of the configurations.
         order: in which configurations are tried.
     """
-    halving, last = Halving(space), len(space.rungs_s)
+    scheduler, last = scheduler_of(space, "asha"), len(space.rungs_s)
+    # ASHA asks it nothing.
+    controller: Any = None
     cpu_s, ends = 0.0, {}
     for number in order:
+        trial: Any = SimpleNamespace(trial_id=str(number))
+        scheduler.on_trial_add(controller, trial)
         for rung, value in enumerate(readings.values[number].tolist()):
             if rung == last:
                 ends[number] = value
                 break
-            if halving.stops(Report(rung=rung, value=value)):
+            report = Report(rung=rung, value=value)
+            decision = scheduler.on_trial_result(controller, trial, result_of(space, report))
+            if decision == "STOP":
                 break
         cpu_s += float(readings.cpu_s[number, rung])
     chosen = max(ends, key=lambda number: (ends[number], -number))

@@ -1,34 +1,41 @@
 """Variants of a simulation compared over seeds: planned, run, measured and judged."""
 
+from typing import TYPE_CHECKING
+
 from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped, printable
 from fedstale.comparison.page import PAGE, as_json, check_free, write
 from fedstale.comparison.plan import (
     Plan,
     PlannedRun,
     RunJob,
-    TracesOf,
     Watch,
     check_target,
     run_all,
-    run_pool,
     seeds_in,
     state_of,
 )
 from fedstale.comparison.statistics import LEAST, Estimate, difference
+from fedstale.lazy import names_of
+
+if TYPE_CHECKING:
+    from fedstale.comparison.cluster_pool import ClusterPool, bundles_of
+else:
+    __getattr__, __dir__ = names_of(__name__)
 
 __all__ = [
     "LEAST",
     "PAGE",
+    "ClusterPool",
     "Comparison",
     "Estimate",
     "Plan",
     "PlannedRun",
     "RunJob",
-    "TracesOf",
     "Variant",
     "Watch",
     "analyse",
     "as_json",
+    "bundles_of",
     "check_free",
     "check_target",
     "difference",
@@ -36,7 +43,6 @@ __all__ = [
     "grouped",
     "printable",
     "run_all",
-    "run_pool",
     "seeds_in",
     "state_of",
     "write",

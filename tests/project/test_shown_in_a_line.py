@@ -30,7 +30,7 @@ def holding_arrays():
     for found in pkgutil.walk_packages(fedstale.__path__, "fedstale."):
         if found.ispkg and not found.name.startswith(("fedstale.apps.", "fedstale.cluster")):
             door = importlib.import_module(found.name)
-            for name in set(getattr(door, "__all__", ())):
+            for name in set(getattr(door, "__all__", ())) - {"ClusterPool"}:
                 one = getattr(door, name)
                 if inspect.isclass(one) and dataclasses.is_dataclass(one):
                     types = [str(f.type) for f in dataclasses.fields(one) if f.repr]

@@ -42,8 +42,8 @@ def tune(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Runs at a time; default one for each core. With 1, the same command gives the "
-            "same result."
+            help="Configurations at a time; default one for each core. With 1, the same command "
+            "gives the same result."
         ),
     ] = None,
     search: Annotated[
@@ -59,7 +59,7 @@ def tune(
     """Search settings on virtual time, then judge them on held-out seeds and devices.
 
     What is done is kept: the same command goes on after an interrupt or a kill. Where RAY_ADDRESS
-    names a Ray cluster, its nodes carry out the runs.
+    names a Ray cluster, its nodes run configurations.
     """
     from fedstale.contrib.tuning import tune as tune_space
     from fedstale.flower import command_line

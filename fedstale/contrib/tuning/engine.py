@@ -1,25 +1,49 @@
-"""Configurations taken from rung to rung, by processes of this machine or of a cluster.
+"""Configurations run side by side by Ray Tune, in a process that has Ray for itself.
 
 The runs of a configuration are ordinary run folders, which pause at each rung. What they have come
-to there is kept in the study, so that nothing is run or measured twice, whatever ends the search.
+to there is kept beside them, so that nothing is run or measured twice, whatever ends the search.
+Ray keeps nothing that is needed again. This file imports Ray, which reads the environment then.
+
+Reference:
+    Liaw, Liang, Nishihara, Moritz, Gonzalez, Stoica. Tune: A Research Platform for Distributed
+    Model Selection and Training. ICML AutoML Workshop 2018.
 """
 
+import json
+import logging
 import math
+import signal
+import tempfile
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from fedstale.api import LOG
-from fedstale.comparison import PlannedRun, RunJob, TracesOf, run_pool, state_of
-from fedstale.contrib.tuning.search import Halving, Proposals, Report, SearchJob, Trial
-from fedstale.errors import FedstaleError
+import ray
+from ray import tune
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from fedstale.cluster import Bundles, joined
+from fedstale.comparison import ClusterPool, PlannedRun, RunJob, bundles_of, state_of
+from fedstale.contrib.tuning.search import WORST, Proposals, Report, SearchJob, Trial
+from fedstale.contrib.tuning.space import Space, Stop
+from fedstale.errors import ConfigError, FedstaleError
 from fedstale.files import is_held
+from fedstale.flower import command_line
 from fedstale.reports import Run
 from fedstale.runs import LOCK
+from fedstale.simulation import simulate
+from fedstale.traces import TraceSet
 
 TRIALS = "trials"
+TIME, SCORE, _REPORT = "rung_time", "score", "report"
+"""Keys of a result: a power of ASHA's reduction factor, and what is to be large."""
 _RELEASED_S, _LOOK_S = 60.0, 0.2
 
 
@@ -34,139 +58,279 @@ def run_trials(task: SearchJob, notify: Callable[[Trial], object]) -> None:
         ConfigError: no configuration can be judged by the objective.
         KeyboardInterrupt: it was asked to stop; the same call goes on.
     """
-    # Every configuration has the devices of the first.
-    runs = 2 * task.space.runs({}, task.folder)
-    with (
-        run_pool(runs, workers=task.workers, log=task.folder / LOG, address=task.address) as (
-            pool,
-            workers,
-            traces,
-        ),
-        Proposals(replace(task, workers=workers)) as proposals,
-    ):
-        proposals.take_up()
-        rungs = _Rungs(proposals, notify, traces)
-        for job, event, what in pool.work(rungs, workers):
-            if event != "progress":
-                rungs.reached(job, f"seed {job.run.config.seed}: {what}" if what else "")
+    space, bundles = task.space, None
+    with _ray(task) as (workers, storage):
+        if task.address is not None:
+            plan = space.plan({"trial": {}}, held_out=False, reference="trial")
+            bundles = bundles_of([plan.config("trial", space.seeds[0])])
+        runs = tune.with_parameters(_Runs, space=space, folder=task.folder, bundles=bundles)
+        if bundles is not None:
+            runs = tune.with_resources(runs, _here())
+        with Proposals(replace(task, workers=workers)) as proposals:
+            proposals.take_up()
+            searcher = _Searcher(proposals, notify)
+            tune.Tuner(
+                runs,
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    scheduler=scheduler_of(space, task.stop, proposals.trials),
+                    num_samples=-1,
+                    # Importing everything takes seconds.
+                    reuse_actors=True,
+                    trial_dirname_creator=lambda trial: str(trial.trial_id),
+                ),
+                run_config=tune.RunConfig(
+                    name="trials",
+                    storage_path=storage,
+                    verbose=0,
+                    stop=lambda trial_id, result: bool(searcher.refusal),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                ),
+            ).fit()
+    if searcher.refusal:
+        raise ConfigError(searcher.refusal)
 
 
-@dataclass(slots=True)
-class _Going:
-    """A configuration on its way to a rung."""
-
-    trial: Trial
-    runs: list[PlannedRun] = field(default_factory=list)
-    left: set[Path] = field(default_factory=set)
-    """Folders of runs that have not come there."""
-    failure: str = ""
-    wall_s: float = 0.0
-
-
-class _Rungs:
-    """Hands out runs to the next rung, and decides once all of a configuration are there.
-
-    As an iterator it may have more after it had none: configurations that are busy go on.
-    """
-
-    def __init__(
-        self, proposals: Proposals, notify: Callable[[Trial], object], traces: TracesOf
-    ) -> None:
-        self._proposals, self._notify, self._traces = proposals, notify, traces
-        self._halving = Halving(proposals.space, proposals.trials)
-        self._waiting = deque[RunJob]()
-        self._begun_s: dict[Path, float] = {}
-        self._going: dict[Path, _Going] = {}
-        """By the folder of a run."""
-
-    def __iter__(self) -> "_Rungs":
-        return self
-
-    def __next__(self) -> RunJob:
-        while not self._waiting:
-            trial = self._proposals.next()
-            if trial is None:
-                raise StopIteration
-            self._notify(trial)
-            self._go_on(trial)
-        job = self._waiting.popleft()
-        self._begun_s[job.run.folder] = time.perf_counter()
-        return job
-
-    def reached(self, job: RunJob, failure: str) -> None:
-        """Hear that a run has come to its rung, or why it has not."""
-        folder = job.run.folder
-        going = self._going.pop(folder)
-        going.left.remove(folder)
-        going.wall_s += time.perf_counter() - self._begun_s.pop(folder)
-        if failure:
-            going.failure = going.failure or failure
-            needless = [one for one in self._waiting if one.run.folder in going.left]
-            for one in needless:
-                self._waiting.remove(one)
-                going.left.remove(one.run.folder)
-        if not going.left and (trial := self._decided(going)):
-            self._go_on(trial)
-
-    def _go_on(self, begun: Trial) -> None:
-        """Hand out the runs of a configuration to its next rung that is still to be reached."""
-        trial: Trial | None = begun
-        while trial is not None:
-            going = _Going(trial)
-            jobs: list[RunJob] = []
-            try:
-                own = self._proposals.task.folder / TRIALS / f"{trial.number:03}"
-                going.runs = self._proposals.space.runs(trial.parameters, own)
-                jobs = [job for run in going.runs if (job := self._job(run, len(trial.reports)))]
-            except FedstaleError as problem:
-                going.failure = str(problem)
-            if jobs:
-                going.left = {job.run.folder for job in jobs}
-                self._going |= dict.fromkeys(going.left, going)
-                self._waiting += jobs
-                return
-            trial = self._decided(going)
-
-    def _job(self, run: PlannedRun, rung: int) -> RunJob | None:
-        """Return what takes a run to a rung; None if it is over."""
-        # The process of a search that was killed may need a moment to be gone.
-        until = time.monotonic() + _RELEASED_S
-        while is_held(run.folder / LOCK) and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-        state, at_s = state_of(run), self._proposals.space.instants_s[rung]
-        if state == "done":
-            return None
-        return RunJob(run=run, begun=state, traces=self._traces(run), pause_at=at_s)
-
-    def _decided(self, going: _Going) -> Trial | None:
-        """Keep what a configuration has come to, and return it if it goes on.
-
-        Raises:
-            ConfigError: the app does not measure what is asked for.
-        """
-        space, trial, rung = self._proposals.space, going.trial, len(going.trial.reports)
-        at_s, is_at_end = space.instants_s[rung], rung == len(space.rungs_s)
-        value, n_never, failure = math.nan, 0, going.failure
-        if not failure:
-            runs = [Run(run.folder) for run in going.runs]
-            value, n_never = space.objective.of(runs, at_s, space.until_s)
-            if trial.number == 0:
-                space.objective.require_measured(runs, at_end=is_at_end)
-            if math.isnan(value):
-                name = space.objective.text
-                failure = f"{name} is not a number, or was not measured, at {at_s:,.0f} s"
-        report = Report(
-            rung=rung,
-            value=value,
-            n_never=n_never,
-            failure=failure,
-            wall_s=round(going.wall_s, 3),
+@contextmanager
+def _ray(task: SearchJob) -> Iterator[tuple[int, str]]:
+    """Start Ray on this machine alone, or join a cluster; yield its workers, and a folder."""
+    # Ray's sockets need a short path: the folder of the search may have a long one.
+    with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
+        storage = f"{place}/results"
+        if task.address is not None:
+            with joined(task.address) as cores:
+                yield task.workers or cores or 1, storage
+            return
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init(
+            address="local",
+            num_cpus=task.workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=f"{place}/ray",
         )
-        trial = replace(trial, reports=(*trial.reports, report))
-        is_behind = self._halving.stops(report) and self._proposals.task.stop == "asha"
-        if failure or is_at_end or is_behind:
-            self._notify(self._proposals.ended(trial))
+        # Ray takes the place of who asked to hear it.
+        signal.signal(signal.SIGTERM, before)
+        try:
+            yield task.workers or 1, storage
+        finally:
+            ray.shutdown()
+
+
+class _Runs(tune.Trainable):
+    """Runs a configuration from rung to rung; Ray ends it where ASHA says so."""
+
+    # Both arguments come by `with_parameters`.
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], *, space: Space, folder: Path, bundles: Bundles | None
+    ) -> None:
+        """Begin with the first configuration; on a cluster this actor only asks and waits."""
+        self._space, self._folder = space, folder
+        self._bundles = bundles
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Begin another configuration in the same process."""
+        command_line.console().setLevel(logging.ERROR)
+        self._trial = Trial(number=new_config["number"], parameters=json.loads(new_config["keys"]))
+        self._rung = int(new_config["rung"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Go on to the next rung, whose folders are whole before it is reported."""
+        own = self._folder / TRIALS / f"{self._trial.number:03}"
+        # On a cluster the worker is let go at each rung, because another may wait for its core.
+        with nullcontext() if self._bundles is None else ClusterPool(self._bundles) as pool:
+            report = reach(self._space, self._trial, own, self._rung, pool)
+        done = self._rung == len(self._space.rungs_s) or bool(report.failure)
+        self._rung += 1
+        found = json.dumps(report.table())
+        return {**result_of(self._space, report), _REPORT: found, "done": done}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save nothing: run folders have it."""
+
+
+class _Searcher(Searcher):
+    """Hands out proposed configurations, and keeps their reports."""
+
+    def __init__(self, proposals: Proposals, notify: Callable[[Trial], object]) -> None:
+        super().__init__(metric=SCORE, mode="max")
+        self._proposals, self._notify = proposals, notify
+        self._running: dict[str, Trial] = {}
+        self.refusal = ""
+        """Why no configuration can be judged; empty if they can."""
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return nothing to write down: the study has it."""
+        return {}
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: object
+    ) -> bool:
+        """Accept what Ray says; it is known already."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a text ends it, whatever Ray says
+        """Return the next configuration; None while all workers are busy."""
+        if len(self._running) >= (self._proposals.task.workers or 1):
             return None
+        trial = None if self.refusal else self._proposals.next()
+        if trial is None:
+            return Searcher.FINISHED
+        self._running[trial_id] = trial
+        self._notify(trial)
+        # As a text: Ray takes inner tables and lists for searches of its own.
+        keys = json.dumps(dict(trial.parameters))
+        return {"number": trial.number, "keys": keys, "rung": len(trial.reports)}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Keep a report of a configuration that goes on."""
+        trial = self._with(trial_id, result)
         self._proposals.reported(trial)
         self._notify(trial)
-        return trial
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Keep the last report, and how a configuration ended."""
+        trial = self._running[trial_id] if error else self._with(trial_id, result or {})
+        del self._running[trial_id]
+        if not self.refusal:
+            self._notify(self._proposals.ended(trial, "its process ended" if error else ""))
+
+    def _with(self, trial_id: str, result: dict[str, Any]) -> Trial:
+        """Return a configuration with one more report."""
+        report, before = Report.from_table(json.loads(result[_REPORT])), self._running[trial_id]
+        self.refusal = self.refusal or report.refusal
+        self._running[trial_id] = replace(before, reports=(*before.reports, report))
+        return self._running[trial_id]
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the study has it."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing."""
+
+
+def _here() -> PlacementGroupFactory:
+    """Keep an actor on the node of this process, where it takes none of its cores."""
+    own = {"ray.io/node-id": str(ray.get_runtime_context().get_node_id())}
+    # Of nothing at all there is no bundle.
+    return PlacementGroupFactory([{"memory": 1}], bundle_label_selector=[own])
+
+
+def reach(
+    space: Space, trial: Trial, folder: Path, rung: int, pool: ClusterPool | None = None
+) -> Report:
+    """Continue all runs of a configuration to an instant, and report their values.
+
+    Args:
+        space: that the configuration is of.
+        trial: the configuration.
+        folder: its own.
+        rung: number of the instant.
+        pool: carries out the runs on a cluster; None of this process.
+
+    Raises:
+        RuntimeError: the process of a run on a cluster ended.
+    """
+    started, at_s = time.perf_counter(), space.instants_s[rung]
+    runs: list[Run] = []
+    value, n_never, objective = math.nan, 0, space.objective
+    failure = refusal = ""
+    try:
+        for planned in space.runs(trial.parameters, folder):
+            run = _at(planned, at_s, pool)
+            if run.status == "failed":
+                failure = f"seed {run.seed}: {run.reason or 'it failed'}"
+                break
+            runs.append(run)
+    except FedstaleError as problem:
+        failure = str(problem)
+    if not failure:
+        value, n_never = objective.of(runs, at_s, space.until_s)
+        if math.isnan(value):
+            failure = f"{objective.text} is not a number, or was not measured, at {at_s:,.0f} s"
+        try:
+            if trial.number == 0:
+                objective.require_measured(runs, at_end=rung == len(space.rungs_s))
+        except ConfigError as problem:
+            refusal = str(problem)
+    return Report(
+        rung=rung,
+        value=value,
+        n_never=n_never,
+        failure=failure,
+        refusal=refusal,
+        wall_s=round(time.perf_counter() - started, 3),
+    )
+
+
+def _at(planned: PlannedRun, at_s: float, pool: ClusterPool | None) -> Run:
+    """Continue a run to an instant, unless it is over; and return it."""
+    # The actor of a search that was killed may need a moment to be gone.
+    until = time.monotonic() + _RELEASED_S
+    while is_held(planned.folder / LOCK) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    state = state_of(planned)
+    if state == "done":
+        return Run(planned.folder)
+    if pool is not None:
+        for _, event, what in pool.work([RunJob(run=planned, begun=state, pause_at=at_s)], 1):
+            if event == "rejected":
+                raise ConfigError(what)
+            if event == "died":
+                raise RuntimeError(what)
+        return Run(planned.folder)
+    spec, seed = planned.config.traces, planned.config.seed
+    return simulate(
+        planned.config,
+        planned.folder,
+        traces=_traces(spec, seed if TraceSet.is_synthetic(spec) else 0),
+        overwrite=state == "failed",
+        resume=state == "half",
+        pause_at=at_s,
+    )
+
+
+@lru_cache
+def _traces(spec: str, seed: int) -> TraceSet:
+    """Load the devices of a run, which the next configuration needs again."""
+    return TraceSet.load(spec, seed=seed)
+
+
+def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> TrialScheduler:
+    """Make a scheduler whose milestones are exactly the rungs of a space.
+
+    Args:
+        space: what is searched.
+        stop: whether anything is stopped.
+        tried: configurations whose reports count already.
+    """
+    if stop != "asha" or not space.rungs_s:
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
+    scheduler = AsyncHyperBandScheduler(
+        time_attr=TIME,
+        metric=SCORE,
+        mode="max",
+        reduction_factor=1 / space.keep,
+        grace_period=1,
+        # Half a power above the end: rounding of logarithms takes away no rung.
+        max_t=(1 / space.keep) ** (len(space.rungs_s) + 0.5),
+    )
+    # ASHA asks it nothing.
+    controller: Any = None
+    for trial in tried:
+        before: Any = SimpleNamespace(trial_id=f"before-{trial.number}")
+        scheduler.on_trial_add(controller, before)
+        for report in trial.reports:
+            scheduler.on_trial_result(controller, before, result_of(space, report))
+    return scheduler
+
+
+def result_of(space: Space, report: Report) -> dict[str, float]:
+    """Return a report as ASHA wants it: its time, and a score of which more is better."""
+    score = -report.value if space.objective.is_lower_better else report.value
+    factor = 1 / space.keep
+    return {TIME: factor**report.rung, SCORE: -WORST if math.isnan(score) else score}

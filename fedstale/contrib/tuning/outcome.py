@@ -6,11 +6,14 @@ The best configuration of the search, its runner-up and the app's own defaults a
 
 import html
 import logging
+import os
+import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,17 +21,17 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedstale.api import RUNS, compare, result_folder
+from fedstale.api import LOG, RUNS, compare, result_folder
 from fedstale.cluster import check_address
 from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
 from fedstale.config import SimulationConfig
-from fedstale.contrib.tuning.engine import run_trials
 from fedstale.contrib.tuning.search import STUDY, Proposals, SearchJob, Trial
 from fedstale.contrib.tuning.space import Search, Space, Stop
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, needs
 from fedstale.files import hold
 from fedstale.flower import command_line
 from fedstale.live import progress_line
+from fedstale.parallel import WorkerPool
 from fedstale.reports import write_text
 from fedstale.runs import CONFIG, make_folder
 from fedstale.strategies.types import n_cores
@@ -41,6 +44,20 @@ _ONE_SEED = (
     "seeds = [{}]: one seed alone may prefer what diverges on others; three cost three times as "
     "much and are worth it"
 )
+_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray lets its workers wait for everything else, as 15 less important.
+    "RAY_worker_niceness": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # An interrupt is ours to hear.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Nothing of Ray's own state is needed again.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+}
+"""What Ray and Ray Tune read when they are imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -125,8 +142,8 @@ def tune(
         space: what to search, its TOML file or its table.
         out: folder of everything that is written; None takes a temporary one, which goes with the
             returned object.
-        workers: runs at a time; None takes one for each core, of the cluster if there is one.
-            With one, the same call gives the same result.
+        workers: configurations at a time; None takes one for each core, of the cluster if there
+            is one. With one, the same call gives the same result.
         search: what proposes configurations: tpe or random.
         stop: asha stops those that are behind at the rungs, none stops nothing.
         seed: of all proposals.
@@ -147,6 +164,8 @@ def tune(
     for name, value, kinds in (("search", search, Search), ("stop", stop, Stop)):
         if value not in get_args(kinds):
             raise ConfigError(f"{name} = {value!r}: expected one of {get_args(kinds)}")
+    if find_spec("ray") is None:
+        raise ConfigError(f"a search {needs('ray')}")
     if address is not None:
         check_address(address)
     space = Space.read(space)
@@ -199,14 +218,26 @@ def _taken(task: SearchJob) -> Iterator[None]:
 
 
 def _search(task: SearchJob, watch: Callable[[Trial], None] | None, progress: bool | None) -> None:
-    """Try configurations, and show how far each is."""
-    with progress_line(progress) as say:
+    """Try configurations in a process that has Ray for itself."""
+    with progress_line(progress) as say, WorkerPool(_searched, task.folder / LOG) as pool:
+        for _, event, what in pool.work([task], 1):
+            if event in {"rejected", "died"}:
+                raise ConfigError(what if event == "rejected" else f"the search ended: {what}")
+            if event == "progress" and watch is not None:
+                watch(what)
+            elif event == "progress" and say is not None:
+                say(f"configuration {what.number}: {what.status}")
 
-        def show(trial: Trial) -> None:
-            if say is not None:
-                say(f"configuration {trial.number}: {trial.status}")
 
-        run_trials(task, watch or show)
+def _searched(task: SearchJob, notify: Callable[[object], None]) -> None:
+    """Try configurations, in a process that has imported nothing of Ray yet."""
+    os.environ.update(_ENVIRONMENT)
+    if task.address is None:
+        # Ray's ports are open to the network, and whom they let in may run code.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    from fedstale.contrib.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
+
+    run_trials(task, notify)
 
 
 def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:

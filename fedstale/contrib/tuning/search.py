@@ -1,8 +1,12 @@
-"""Configurations that are tried: Optuna proposes and keeps them, and ASHA decides at rungs.
+"""Configurations that are tried: Optuna proposes and remembers them, and ASHA decides at rungs.
 
 Optuna's study is a file in the folder of the search. A search that goes on reads it, and asks again
 for what was not over; Optuna draws with a seed of each configuration's own, so that it proposes
 what it would have proposed.
+
+ASHA counts time in whatever a report calls time. Here that is a power of its reduction factor for
+each rung, so that its milestones are the rungs, whatever instants of virtual time these are. It is
+told from the study what has been reported already.
 
 References:
     Li, Jamieson, Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar. A System for Massively
@@ -20,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,7 +32,7 @@ from fedstale.errors import ConfigError
 
 STUDY = "study.db"
 WORST = 1e300
-"""Value of a failure; finite, because ASHA interpolates between values."""
+"""What a failure counts as; finite, because ASHA interpolates between scores."""
 
 _GROWING = ("trials", "budget")
 """Keys that may be others when a search goes on: they say only when it is enough."""
@@ -49,6 +52,8 @@ class Report:
     """Runs that have not reached its target."""
     failure: str = ""
     """Why a run failed; empty if none did."""
+    refusal: str = ""
+    """Why no configuration can be judged; empty if it can."""
     wall_s: float = 0.0
     """What the way from the rung before took."""
 
@@ -98,31 +103,10 @@ class SearchJob:
     seed: int = 0
     """Of all proposals."""
     workers: int | None = 1
-    """Runs at a time; with one, the same search gives the same result. None takes one for each core
-    of a cluster."""
+    """Configurations at a time; with one, the same search gives the same result. None takes one for
+    each core of a cluster."""
     address: str | None = None
     """Of the cluster that is joined, whose nodes carry out runs; None of this machine."""
-
-
-class Halving:
-    """Asynchronous successive halving (ASHA), told of each report in the order of arrival."""
-
-    def __init__(self, space: Space, tried: Sequence[Trial] = ()) -> None:
-        """Begin with what configurations have reported already."""
-        self._sign = -1.0 if space.objective.is_lower_better else 1.0
-        self._stopped_share = 1.0 - space.keep
-        self._scores: dict[int, list[float]] = {}
-        for trial in tried:
-            for report in trial.reports:
-                self.stops(report)
-
-    def stops(self, report: Report) -> bool:
-        """Decide if a report is below the share to keep of those that came to its rung before."""
-        before = self._scores.setdefault(report.rung, [])
-        score = -WORST if math.isnan(report.value) else self._sign * report.value
-        least = np.quantile(before, self._stopped_share) if before else -math.inf
-        before.append(score)
-        return bool(score < least)
 
 
 class Proposals:
@@ -138,8 +122,9 @@ class Proposals:
         self.task, self.space = task, task.space
         self._asked: dict[int, optuna.Trial] = {}
         path = task.folder / STUDY
+        directions = optuna.study.StudyDirection
         is_lower_better = self.space.objective.is_lower_better
-        direction = StudyDirection.MINIMIZE if is_lower_better else StudyDirection.MAXIMIZE
+        direction = directions.MINIMIZE if is_lower_better else directions.MAXIMIZE
         try:
             self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
             self._study = optuna.create_study(
@@ -223,10 +208,10 @@ class Proposals:
         """Keep what a configuration has come to."""
         self._asked[trial.number].set_user_attr("state", _state(trial))
 
-    def ended(self, trial: Trial) -> Trial:
+    def ended(self, trial: Trial, failure: str = "") -> Trial:
         """Keep how a configuration ended, and return it with that."""
         last = trial.last
-        reason = last.failure if last else ""
+        reason = failure or (last.failure if last else "")
         is_at_end = last is not None and last.rung == len(self.space.rungs_s)
         status: Status = "failed" if reason else "complete" if is_at_end else "stopped"
         trial = replace(trial, status=status, reason=reason)

@@ -3,8 +3,8 @@
 The keys at the top are those of a comparison's plan: what every run has. A table `search` names
 keys of the app's run config, each with a list of values or with a range, and arguments of the
 strategy that stands there: with `strategy = "FedBuff(20, 5)"`, `strategy.eta` is one. `held-out`
-has the seeds and devices on which nothing is tuned. All that can be wrong is found here, before
-anything runs.
+has the seeds and devices on which nothing is tuned. All that can be wrong is found here, without
+Ray.
 """
 
 import math

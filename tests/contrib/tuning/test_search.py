@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from short_searches import decisions
 from spaces import space
 
+from fedstale.contrib.tuning.engine import result_of, scheduler_of
 from fedstale.contrib.tuning.objective import Objective
-from fedstale.contrib.tuning.search import STUDY, Halving, Proposals, Report, SearchJob
+from fedstale.contrib.tuning.search import STUDY, Proposals, Report, SearchJob
 from fedstale.errors import ConfigError
 
 BASE = space()
@@ -51,18 +53,36 @@ SCORES = st.one_of(st.just(math.nan), st.integers(0, 40).map(lambda n: n / 8))
 )
 def test_asha_decides_at_rungs_of_device_time_as_the_oracle_does(rungs, keep, objective, arrivals):
     asked = quick(rungs=rungs, keep=keep, objective=objective)
-    halving, oracle = Halving(asked), Oracle(keep)
-    reached, over = {}, set()
+    scheduler, oracle = scheduler_of(asked, "asha"), Oracle(keep)
+    trials, reached, over = {}, {}, set()
     for number, value in arrivals:
         rung = reached.get(number, 0)
         if number in over or rung == len(rungs):
             continue
+        if number not in trials:
+            trials[number] = SimpleNamespace(trial_id=str(number))
+            scheduler.on_trial_add(None, trials[number])
         reached[number] = rung + 1
-        stops = halving.stops(Report(rung=rung, value=value))
+        result = result_of(asked, Report(rung=rung, value=value))
+        decision = scheduler.on_trial_result(None, trials[number], result)
         score = -value if objective == "loss" else value
-        assert stops == oracle.stops(rung, -1e300 if math.isnan(score) else score)
-        if stops:
+        assert (decision == "STOP") == oracle.stops(rung, -1e300 if math.isnan(score) else score)
+        if decision == "STOP":
             over.add(number)
+
+
+def test_milestones_are_the_rungs_and_the_end_for_any_share():
+    for keep in np.linspace(0.05, 0.95, 50):
+        for n in range(1, 12):
+            asked = quick(rungs=[i + 1.0 for i in range(n)], keep=float(keep))
+            (bracket,) = scheduler_of(asked, "asha")._brackets
+            times = [result_of(asked, Report(rung=i, value=0.0))["rung_time"] for i in range(n + 1)]
+            assert [milestone for milestone, _ in reversed(bracket._rungs)] == times
+
+
+def test_nothing_is_stopped_where_nothing_is_to_be_stopped():
+    assert type(scheduler_of(quick(), "none")).__name__ == "FIFOScheduler"
+    assert type(scheduler_of(quick(rungs=()), "asha")).__name__ == "FIFOScheduler"
 
 
 class KilledError(BaseException):
@@ -82,10 +102,12 @@ def searched(asked, folder, *, kill_after=math.inf, **how):
 
     with Proposals(task) as proposals:
         proposals.take_up()
-        halving = Halving(asked, proposals.trials)
+        scheduler = scheduler_of(asked, task.stop, proposals.trials)
         step()
         while (trial := proposals.next()) is not None:
             step()
+            own = SimpleNamespace(trial_id=f"now-{trial.number}")
+            scheduler.on_trial_add(None, own)
             for rung, at_s in list(enumerate(asked.instants_s))[len(trial.reports) :]:
                 draw = hash((trial.parameters["strategy.concurrency"], rung)) % 7
                 value = trial.parameters["learning-rate"] * at_s / (1 + draw)
@@ -94,8 +116,8 @@ def searched(asked, folder, *, kill_after=math.inf, **how):
                 value = math.nan if fails else value
                 report = Report(rung=rung, value=value, failure=failure)
                 trial = replace(trial, reports=(*trial.reports, report))
-                stops = halving.stops(report) and task.stop == "asha"
-                if fails or stops:
+                decision = scheduler.on_trial_result(None, own, result_of(asked, report))
+                if fails or decision == "STOP":
                     break
                 proposals.reported(trial)
                 step()

@@ -1,4 +1,4 @@
-"""What may be tuned, and the sentences that say what may not."""
+"""What may be tuned, and the sentences that say what may not, before Ray starts."""
 
 import shutil
 from pathlib import Path
@@ -137,10 +137,10 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ({"app": "digit"}, "expected a directory with a Flower app"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence_before_anything_runs(
+def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
     changes, words, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(outcome, "run_trials", None)
+    monkeypatch.setattr(outcome, "_search", None)
     with pytest.raises(FedstaleError) as refused:
         tune(table(**changes), out=tmp_path / "out", workers=1)
     assert words in str(refused.value)
@@ -167,8 +167,14 @@ def test_the_same_seeds_on_other_devices_and_other_seeds_on_the_same_are_held_ou
     assert space(held_out={"seeds": [3, 4]}).held_out["traces"] == "synthetic:20"
 
 
+def test_without_the_extra_its_name_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs ray, .*\[ray\]"):
+        tune(TABLE, out=tmp_path / "out")
+
+
 def test_a_folder_of_another_space_is_refused_and_says_what_differs(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcome, "run_trials", None)
+    monkeypatch.setattr(outcome, "_search", None)
     # Nothing can search, so that each call ends once its folder is its own.
     with pytest.raises(TypeError):
         tune(TABLE, out=tmp_path, workers=1)

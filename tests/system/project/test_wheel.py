@@ -104,7 +104,7 @@ def test_every_module_is_imported_but_for_what_other_extras_bring(installed, tmp
     found = ran(installed, "-c", IMPORTS, cwd=tmp_path)
     assert found.returncode == 0, found.stderr[-2000:]
     missing = dict(line.split() for line in found.stdout.splitlines())
-    assert missing.keys() >= {"fedstale.agents.tasks", "fedstale.contrib.tuning.search"}
+    assert missing.keys() >= {"fedstale.agents.tasks", "fedstale.contrib.tuning.engine"}
     assert set(missing.values()) <= ABSENT
 
 

@@ -1,4 +1,4 @@
-"""Searches in processes: what they find, what they write, and that they go on."""
+"""Searches by Ray: what they find, what they write, and that they go on."""
 
 import math
 import os
@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
-from short_searches import ASKED, decisions
+from short_searches import ASKED, LEFT_OVERS, collected, decisions
 from spaces import table
 
 import fedstale
 from fedstale.config import SimulationConfig
-from fedstale.contrib.tuning import outcome, tune
+from fedstale.contrib.tuning import tune
 from fedstale.contrib.tuning.search import Proposals, Report, SearchJob
 from fedstale.contrib.tuning.space import Space
 from fedstale.errors import ConfigError
@@ -26,6 +26,10 @@ from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+__all__ = ["collected"]
+
+pytestmark = LEFT_OVERS
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +118,8 @@ def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched
 
 def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
     found, folder = searched
-    monkeypatch.setattr(outcome, "run_trials", None)
+    # Whatever starts Ray is not there.
+    monkeypatch.setitem(sys.modules, "fedstale.contrib.tuning.engine", None)
     again = tune(table(**ASKED), out=folder, workers=1, seed=5)
     assert again.verdict == found.verdict
 
@@ -179,3 +184,29 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     assert again.returncode == 0, again.stderr
     assert decisions(out) == decisions(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+ASKING = """
+import os, sys, tempfile
+from pathlib import Path
+os.environ.pop("RAY_AUTH_MODE", None), os.environ.pop("RAY_AUTH_TOKEN", None)
+import ray
+place = Path(tempfile.gettempdir())
+found = max(place.glob("fedstale-*/ray/ray_current_cluster"), key=lambda path: path.stat().st_mtime)
+ray.init(address=found.read_text())
+"""
+
+
+@pytest.mark.slow
+def test_who_has_no_token_is_not_let_in(tmp_path):
+    asked = []
+
+    def ask(trial):
+        if not asked:
+            asked.append(
+                subprocess.run([sys.executable, "-c", ASKING], capture_output=True, check=False)
+            )
+
+    tune(table(**ASKED), out=tmp_path, workers=1, watch=ask)
+    assert asked[0].returncode != 0
+    assert b"InvalidAuthToken" in asked[0].stderr

@@ -25,7 +25,7 @@ def called(tmp_path):
     return call
 
 
-def test_a_search_says_what_was_held_out_and_nothing_else(called, tmp_path):
+def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     search = {"strategy.concurrency": [5, 10]}
     changes = {"search": search, "until": "4m", "rungs": ["2m"], "seeds": [1], "trials": 2}
     changes["held-out"] = {"seeds": [11, 12, 13]}
@@ -45,3 +45,5 @@ def test_a_search_says_what_was_held_out_and_nothing_else(called, tmp_path):
     told = json.loads(again.stdout)
     assert told["verdict"] == lines[0]
     assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
+    # Nothing of Ray is left behind.
+    assert not (tmp_path / "tunings" / "space" / ".ray").exists()
