@@ -192,8 +192,9 @@ from pathlib import Path
 os.environ.pop("RAY_AUTH_MODE", None), os.environ.pop("RAY_AUTH_TOKEN", None)
 import ray
 place = Path(tempfile.gettempdir())
-found = max(place.glob("fedstale-*/ray/ray_current_cluster"), key=lambda path: path.stat().st_mtime)
-ray.init(address=found.read_text())
+ports = place.glob("fedstale-*/ray/session_latest/gcs_server_port_*")
+found = max(ports, key=lambda path: path.stat().st_mtime)
+ray.init(address=f"127.0.0.1:{found.read_text()}")
 """
 
 
