@@ -244,27 +244,26 @@ UNUSABLE = {
 @pytest.mark.parametrize("bad", UNUSABLE)
 def test_predictions_that_cannot_be_compared_start_no_run(pools, bad):
     predicts, text = UNUSABLE[bad]
-    nodes = sites()
-    with pytest.raises(ConfigError, match=text):
-        run(FedAvg(stages=[pools.Pools(PUBLIC, predicts, every=2)]), nodes)
-    assert not any(site.seen for site in nodes.values())
-
-
-def test_public_inputs_of_another_shape_start_no_run(pools):
-    with pytest.raises(ConfigError, match=r"'flat' cannot predict public inputs of shape \(5, 3\)"):
-        run(FedAvg(stages=[pools.Pools(np.zeros((5, 3)), predict, every=2)]), sites())
+    refused_before_the_run(pools.Pools(PUBLIC, predicts, every=2), text)
 
 
 @pytest.mark.parametrize(
-    ("name", "array"), [("w", np.zeros(2)), ("flat.n", np.zeros(2, dtype=np.int64))]
+    ("public", "more", "text"),
+    [
+        (np.zeros((5, 3)), {}, r"'flat' cannot predict public inputs of shape \(5, 3\)"),
+        (PUBLIC, {"w": np.zeros(2)}, r"expected floating-point arrays named POOL\.NAME"),
+        (PUBLIC, {"flat.n": np.zeros(2, np.int64)}, r"floating-point arrays named POOL\.NAME"),
+    ],
 )
-def test_arrays_of_no_pool_and_counters_start_no_run(pools, name, array):
-    with pytest.raises(ConfigError, match=r"expected floating-point arrays named POOL\.NAME"):
-        run(
-            FedAvg(stages=[pools.Pools(PUBLIC, predict, every=0)]),
-            sites(),
-            initial=model() | {name: array},
-        )
+def test_inputs_and_arrays_that_are_of_no_pool_start_no_run(pools, public, more, text):
+    refused_before_the_run(pools.Pools(public, predict, every=2), text, model() | more)
+
+
+def refused_before_the_run(stage, text, initial=None):
+    nodes = sites()
+    with pytest.raises(ConfigError, match=text):
+        run(FedAvg(stages=[stage]), nodes, initial=initial)
+    assert not any(site.seen for site in nodes.values())
 
 
 def test_the_last_predictions_of_a_pool_that_fails_later_stay(pools, caplog):
@@ -353,31 +352,26 @@ FIRST = {
     "NaN": lambda s: s.reply({k: x * np.nan for k, x in model().items() if k.startswith("deep.")}),
     "nothing": lambda site: site.reply({}),
     "another record": lambda site: elsewhere(site, None),
+    "an error": lambda site: Error(0, "crashed"),
 }
 
 
 @pytest.mark.parametrize("bad", FIRST)
-def test_a_rejected_first_reply_settles_no_pool(pools, bad):
+def test_a_bad_first_reply_settles_no_pool_and_costs_itself_alone(pools, bad):
     nodes = sites()
 
     class Undecided(Site):
         def __call__(self, message, grid):
-            if message.metadata.group_id == "0":
-                return self.delay, FIRST[bad](self)
-            return super().__call__(message, grid)
+            later = super().__call__(message, grid)
+            return (1.0, FIRST[bad](self)) if message.metadata.group_id == "0" else later
 
     nodes[3] = Undecided(3, "flat")
     models, grid = run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=0)]), nodes)
     assert len(grid.refused) == 1
-    assert_close(models[2], mean_of(SITES, models[1], "flat"))
-    assert set(about(nodes[3].seen[0])[0]["arrays"]) == set(model())
-    assert set(about(nodes[3].seen[1])[0]["arrays"]) == {"flat.w"}
-
-
-def test_an_error_of_a_site_costs_its_own_reply_alone(pools):
-    nodes = sites() | {3: lambda message, grid: (1.0, Error(0, "crashed"))}
-    models, _ = run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=1)]), nodes)
     assert_close(models[1], mean_of(SITES.keys() - {3}, model(), "flat"))
+    assert_close(models[2], mean_of(SITES, models[1], "flat"))
+    assert set(about(nodes[3].seen[1])[0]["arrays"]) == set(model())
+    assert set(about(nodes[3].seen[2])[0]["arrays"]) == {"flat.w"}
 
 
 # Going on.

@@ -1,7 +1,7 @@
 """Which nodes to send to: a contract for all selectors, and each published rule."""
 
 from dataclasses import fields
-from math import inf, log, nan, sqrt
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -80,40 +80,62 @@ def test_a_candidate_holds_only_what_a_server_can_honestly_know():
     assert {n for n in Table(1).columns if not n.startswith("forecast_")} <= shown
 
 
-def test_fedcs_takes_the_fastest_that_make_the_deadline_and_unknown_ones_last():
-    known = pool(durations_s=[(5.0,), (1.0, 3.0), (20.0,), ()])
-    assert Fastest(10.0).select(known, 4, 0.0, RNG(0)) == [11, 10, 13]
-    assert Fastest().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
+SPEEDS = {"durations_s": [(5.0,), (1.0, 3.0), (20.0,), ()]}
 
 
-def test_power_of_choice_takes_the_largest_loss_and_unknown_ones_first():
-    known = pool(loss=[1.0, 3.0, nan, 2.0], examples=[1.0, 1.0, nan, 1.0])
-    assert PowerOfChoice(4).select(known, 3, 0.0, RNG(0)) == [12, 11, 13]
+@pytest.mark.parametrize(
+    ("rule", "known", "order"),
+    [
+        # The fastest that make the deadline, and unknown ones last.
+        (Fastest(10.0), SPEEDS, [11, 10, 13]),
+        (Fastest(), SPEEDS, [11, 10, 12, 13]),
+        # The largest loss, and unknown ones first.
+        (
+            PowerOfChoice(4),
+            {"loss": [1.0, 3.0, nan, 2.0], "examples": [1.0, 1.0, nan, 1.0]},
+            [12, 11, 13, 10],
+        ),
+        # Those that will finish, whatever they are worth.
+        (
+            MostReliable(),
+            {
+                "times_finished": [0, 8, 3],
+                "times_failed": [8, 0, 1],
+                "square_loss": [9.0, 1.0, 4.0],
+                "examples": [10.0, 1.0, 5.0],
+            },
+            [11, 12, 10],
+        ),
+        # The largest product of chance and utility.
+        (
+            ExpectedUtility(),
+            {
+                "forecast": [{"p_finish": 0.1}, {"p_finish": 0.9}, {"p_finish": 1.0}],
+                "examples": [10.0, 5.0, 1.0],
+                "square_loss": [4.0, 1.0, 1.0],
+            },
+            [11, 10, 12],
+        ),
+        # Who was never picked, then the least recent.
+        (LeastRecent(), {"picked_at": [30.0, nan, 10.0]}, [11, 12, 10]),
+        # Those that will rarely be online.
+        (
+            LeastAvailable(),
+            {"forecast": [{"p_available": 0.9}, {}, {"p_available": 0.2}]},
+            [12, 10, 11],
+        ),
+    ],
+    ids=lambda value: repr(value) if hasattr(value, "select") else "",
+)
+def test_a_rule_picks_in_its_published_order(rule, known, order):
+    nodes = pool(**known)
+    assert rule.select(nodes, len(nodes), 0.0, RNG(0)) == order
 
 
 def test_power_of_choice_draws_by_the_number_of_examples():
     known = pool(loss=[1.0, 9.0], examples=[1e6, 1.0])
     drawn = [PowerOfChoice(1).select(known, 1, 0.0, RNG(seed))[0] for seed in range(50)]
     assert drawn == [10] * 50
-
-
-def test_the_most_reliable_are_those_that_will_finish():
-    known = pool(
-        times_finished=[0, 8, 3],
-        times_failed=[8, 0, 1],
-        square_loss=[9.0, 1.0, 4.0],
-        examples=[10.0, 1.0, 5.0],
-    )
-    assert MostReliable().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
-
-
-def test_expected_utility_takes_the_largest_product():
-    known = pool(
-        forecast=[{"p_finish": 0.1}, {"p_finish": 0.9}, {"p_finish": 1.0}],
-        examples=[10.0, 5.0, 1.0],
-        square_loss=[4.0, 1.0, 1.0],
-    )
-    assert ExpectedUtility().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
 
 
 def test_a_balanced_score_is_its_formula():
@@ -141,11 +163,6 @@ def test_a_draw_has_the_chances_of_its_scores():
     rule = ExpectedUtility(Exponents(picked=1.0, temperature=0.5))
     drawn = [rule.select(known, 1, 0.0, RNG(seed))[0] for seed in range(2000)]
     assert drawn.count(1) / 2000 == pytest.approx(0.8, abs=0.03)
-
-
-def test_the_least_recent_come_first_and_before_them_who_was_never_picked():
-    known = pool(picked_at=[30.0, nan, 10.0])
-    assert LeastRecent().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
 
 
 def test_the_likely_are_chosen_among_and_the_next_likely_fill_up():
@@ -236,11 +253,6 @@ def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
     assert [c.p_finish for c in known] == [0.5, 0.9, 0.1]
 
 
-def test_refl_takes_those_first_that_will_rarely_be_online():
-    known = pool(forecast=[{"p_available": 0.9}, {}, {"p_available": 0.2}])
-    assert LeastAvailable().select(known, 3, 0.0, RNG(0)) == [12, 10, 11]
-
-
 def test_a_filter_keeps_to_its_condition():
     known = pool(times_failed=[0, 3, 0])
     only = Filtered(lambda c: c.times_failed == 0, Random())
@@ -254,24 +266,6 @@ def test_ties_are_broken_by_chance_and_not_by_position():
     assert len(firsts) > 10
 
 
-def test_the_utility_of_oort_is_its_formula():
-    known = pool(
-        examples=[10.0, 10.0, 10.0, 10.0],
-        square_loss=[1.0, 4.0, 9.0, 100.0],
-        durations_s=[(1.0,), (2.0,), (4.0,), (8.0,)],
-    )
-    oort = Oort(OortSettings(clip=1.0, first_percentile=1 / 3, exploration_least=0.0))
-    rng = RNG(0)
-    for _ in range(3):
-        oort.select(known, 4, 0.0, rng)
-    statistical = np.array([10.0, 20.0, 30.0, 100.0])
-    scaled = (statistical - 10.0) / 90.0
-    # Round 3; all were picked in it. T is the duration that a third of the nodes meet.
-    expected = scaled + sqrt(0.1 * log(3) / 3)
-    expected *= np.minimum(1.0, 2.0 / np.array([1.0, 2.0, 4.0, 8.0])) ** 2
-    np.testing.assert_allclose(oort.utilities(known), expected)
-
-
 def test_oort_explores_less_and_less():
     fresh = [{"node_id": 10 + i} for i in range(50)]
     answered = {"examples": 1.0, "square_loss": 1.0, "durations_s": (1.0,)}
@@ -282,14 +276,6 @@ def test_oort_explores_less_and_less():
         shares.append(sum(node < 1000 for node in chosen) / 20)
     assert shares[0] == pytest.approx(0.9, abs=0.03)
     assert shares[-1] == pytest.approx(0.2, abs=0.03)
-
-
-def test_oort_lets_slower_nodes_in_when_the_utility_falls():
-    oort = Oort(OortSettings(pacer_window=2, exploration=0.0, exploration_least=0.0))
-    for loss in (9.0, 9.0, 1.0, 1.0, 1.0):
-        known = pool(examples=[1.0] * 3, square_loss=[loss] * 3, durations_s=[(1.0,)] * 3)
-        oort.select(known, 2, 0.0, RNG(0))
-    assert oort._percentile == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

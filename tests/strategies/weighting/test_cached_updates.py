@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_updates import packed
 
-from fedstale.errors import ConfigError
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.weighting import (
     ByAge,
@@ -49,33 +48,6 @@ def mean(models):
 def assert_close(found, expected, rtol=1e-5):
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=rtol)
-
-
-def scalar(x):
-    return {"w": np.array([x])}
-
-
-@pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_three_steps_of_four_clients_are_what_hand_computes(beta):
-    cache = CachedUpdates(beta, n_clients=4)
-    about = {"base": scalar(0.0), "current": scalar(0.0), "staleness": 0}
-
-    def stepped(*updates):
-        deltas = []
-        for node_id, delta in updates:
-            deltas.append(scalar(delta))
-            cache.weigh(ClientUpdate(delta=deltas[-1], node_id=node_id, **about))
-        cache.observe(scalar(0.0), scalar(0.0), 1.0)
-        return np.mean([d["w"][0] for d in deltas])
-
-    # Nothing is cached: (2 + 4) / 2.
-    assert stepped((1, 2.0), (2, 4.0)) == 3.0
-    # h = (2, 4, 0, 0), H = 6/4: mean of (6 - 4) and (8 - 0), that is 5, plus 1.5.
-    assert stepped((2, 6.0), (3, 8.0)) == pytest.approx(7.0 + beta * (1.5 - 2.0))
-    # h = (2, 6, 8, 0), H = 4: (1 - 2) + 4.
-    assert stepped((1, 1.0)) == pytest.approx(1.0 + beta * (4.0 - 2.0))
-    # h = (1, 6, 8, 0): the fourth client has none.
-    assert stepped((4, 5.0)) == pytest.approx(5.0 + beta * (15 / 4 - 0.0))
 
 
 def test_without_the_number_of_clients_those_unheard_are_not_calibrated():
@@ -161,14 +133,6 @@ def test_updates_of_one_buffer_do_not_see_each_other():
         assert_close(weigh(cache, 1, delta), delta)
     cache.observe(ZERO, ZERO, 1.0)
     assert cache.n_cached == 1
-
-
-def test_a_buffer_that_made_no_step_is_not_cached():
-    cache = CachedUpdates()
-    weigh(cache, 1, ZERO)
-    cache.discard()
-    cache.observe(ZERO, ZERO, 1.0)
-    assert cache.n_cached == 0
 
 
 def test_the_client_unheard_for_longest_is_forgotten_and_its_part_of_the_mean_with_it():
@@ -276,18 +240,3 @@ def test_a_loaded_state_is_not_shared():
     one.discard()
     step(two, [(1, model(rng)), (2, model(rng))])
     assert_close(weigh(one, 1, ZERO), before, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: CachedUpdates(-0.1),
-        lambda: CachedUpdates(1.1),
-        lambda: CachedUpdates(n_clients=0),
-        lambda: CachedUpdates(most_clients=0),
-        lambda: CachedUpdates(store="int8"),
-    ],
-)
-def test_settings_out_of_range_are_rejected(make):
-    with pytest.raises(ConfigError, match="expected"):
-        make()

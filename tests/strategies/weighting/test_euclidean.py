@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fedstale.errors import ConfigError
 from fedstale.strategies.weighting import ClientUpdate, EuclideanStaleness
 
 
@@ -42,12 +41,3 @@ def test_a_longer_update_is_less_late():
     moved = {"a": np.array([2.0])}
     weights = [EuclideanStaleness().weigh(stale({"a": np.array([x])}, moved)) for x in (1.0, 2.0)]
     assert weights == pytest.approx([1 / 3, 1 / 2])
-
-
-def test_there_is_nothing_to_checkpoint():
-    assert EuclideanStaleness().state_dict() == {}
-
-
-def test_settings_out_of_range_are_rejected():
-    with pytest.raises(ConfigError, match=r"EuclideanStaleness\.epsilon = 0\.0: expected"):
-        EuclideanStaleness(0.0)

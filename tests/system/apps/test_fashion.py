@@ -8,14 +8,33 @@ import numpy as np
 import pytest
 import torch
 from clothes import FILES, drawn, idx, write_clothes
-from fashion_runs import simulated, written
 from flwr.app import ArrayRecord
+from places import APPS
+from typer.testing import CliRunner
 
 import fedstale
 from fedstale.apps import classification
+from fedstale.cli.main import app as command
 from fedstale.errors import ConfigError
 
 MIB = 1 << 20
+SMALL = (
+    "local-epochs=5 batch-size=10 alpha=10 num-server-rounds=6 "
+    'strategy="flower.FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)"'
+)
+
+
+def simulated(data, out, *options, settings=SMALL):
+    """Run the command; return what it says, and the exit code."""
+    run_config = f"data='{data}' {settings}"
+    words = ["simulate", str(APPS["fashion"]), "-c", run_config, "--out", str(out), *options]
+    result = CliRunner().invoke(command, words)
+    return result.output, result.exit_code
+
+
+def written(folder):
+    names = ("events.parquet", "metrics.parquet", "model.safetensors")
+    return [(folder / name).read_bytes() for name in names]
 
 
 @pytest.fixture
