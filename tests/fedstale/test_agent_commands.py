@@ -28,40 +28,6 @@ def agent_in(folder):
     return folder
 
 
-def test_a_folder_with_an_agent_is_rejected_in_one_sentence(tmp_path):
-    result = run("agent", "train", "--traces", "synthetic:20", "--out", agent_in(tmp_path))
-    assert result.exit_code == 2
-    assert "holds an agent; expected a new folder, or --resume" in result.stderr
-
-
-def test_traces_that_do_not_exist_are_told_in_one_sentence(tmp_path):
-    result = run("agent", "train", "--traces", "nowhere.parquet", "--out", tmp_path)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("fedstale: traces = 'nowhere.parquet'")
-
-
-def test_a_folder_without_an_agent_or_forecaster_is_named(phones, tmp_path):
-    result = run("agent", "evaluate", tmp_path, "--traces", phones)
-    assert result.exit_code == 2
-    assert "no agent.toml there" in result.stderr
-    result = run(
-        "agent",
-        "evaluate",
-        agent_in(tmp_path),
-        "--traces",
-        phones,
-        "--forecaster",
-        tmp_path,
-    )
-    assert result.exit_code == 2
-    assert "no forecaster.toml there" in result.stderr
-
-
-def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):
-    result = run("agent", "evaluate", "--traces", "synthetic:20", "--windows", 1)
-    assert result.exit_code == 2
-
-
 @pytest.fixture(scope="module")
 def evaluated(phones, tmp_path_factory):
     """Return the folder of an evaluation, and what it said."""
@@ -113,16 +79,35 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     assert moved < 0.1 < np.abs(first.weights["candidate"] - other).max()
 
 
-def test_an_agent_to_go_on_from_that_is_not_there_is_one_sentence(phones, tmp_path):
-    how = ("--from", tmp_path / "nowhere", "--out", tmp_path / "out")
-    result = run("agent", "train", "--traces", phones, *how)
-    assert result.exit_code == 2
-    assert "nowhere" in result.stderr
-    assert result.stderr.count("Traceback") == 0
+FLEET = ("--traces", "synthetic:20")
 
 
-def test_forecasters_are_one_for_all_fleets_or_one_for_each(phones, tmp_path):
-    fleets = ("--traces", phones) * 3
-    result = run("agent", "train", *fleets, *("--forecaster", "embedded") * 2, "--out", tmp_path)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("train", *FLEET, "--out", "agent"),
+            "holds an agent; expected a new folder, or --resume",
+        ),
+        (
+            ("train", "--traces", "nowhere.parquet", "--out", "new"),
+            "fedstale: traces = 'nowhere.parquet'",
+        ),
+        (("train", *FLEET, "--from", "nowhere", "--out", "new"), "nowhere"),
+        (
+            ("train", *FLEET * 3, *("--forecaster", "embedded") * 2, "--out", "new"),
+            "2 forecasters for 3 traces: expected one, or one each",
+        ),
+        (("evaluate", "empty", *FLEET), "no agent.toml there"),
+        (("evaluate", "agent", *FLEET, "--forecaster", "agent"), "no forecaster.toml there"),
+        (("evaluate", *FLEET, "--windows", 1), "x>=10"),
+    ],
+)
+def test_what_cannot_be_trained_or_tested_is_one_sentence(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    agent_in(tmp_path / "agent")
+    (tmp_path / "empty").mkdir()
+    result = run("agent", *words)
     assert result.exit_code == 2
-    assert "2 forecasters for 3 traces: expected one, or one each" in result.stderr
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr

@@ -25,30 +25,6 @@ def train(phones, out, *more):
     return run("forecaster", "train", "--traces", phones, "--out", out, "--examples", 200, *more)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("forecaster", "train", "--out", "new"),
-        (
-            "forecaster",
-            "backtest",
-        ),
-        ("agent", "train", "--out", "new"),
-        (
-            "agent",
-            "evaluate",
-        ),
-        ("agent", "evaluate", "--all-devices"),
-    ],
-)
-def test_of_devices_that_take_no_time_there_is_nothing_to_learn(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    refused = run(*words, "--traces", "ideal:40")
-    assert refused.exit_code == 2, refused.output
-    assert "traces = 'ideal:40': devices that take no time have nothing to f" in refused.stderr
-    assert refused.stderr.count("\n") == 1
-
-
 FAST = ["--step", "2h", "--examples", 200]
 
 
@@ -91,28 +67,6 @@ def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_
     assert "Brier skill" in tested.stdout
 
 
-def test_a_device_that_was_recorded_too_shortly_is_one_sentence(tmp_path):
-    own = tmp_path / "phone.parquet"
-    TraceSet.synthetic(1, days=2, seed=3).write(own)
-    for refused in (
-        train(own, tmp_path / "lstm"),
-        run("forecaster", "backtest", "--traces", own),
-    ):
-        assert refused.exit_code == 2
-        assert refused.stderr.count("\n") == 1
-        assert "record 5.0 days more" in refused.stderr
-
-
-@pytest.mark.parametrize("words", [("train", "--out", "agent"), ("evaluate",)])
-def test_an_agent_learns_from_other_devices_than_it_is_tested_on(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    TraceSet.synthetic(4, days=8, seed=3).write("phones.parquet")
-    refused = run("agent", *words, "--traces", "phones.parquet")
-    assert refused.exit_code == 2, refused.output
-    assert "4 devices: expected at least 5" in refused.stderr
-    assert refused.stderr.count("\n") == 1
-
-
 def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
     def tested(*more):
         done = run(
@@ -126,14 +80,6 @@ def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):
 
     # Otherwise a fifth of the devices is tested.
     assert 3 * tested() < tested("--all-devices")
-
-
-def test_a_fleet_that_no_forecaster_has_learnt_from_is_one_sentence(phones):
-    refused = run("forecaster", "backtest", "--traces", phones, "embedded:trams")
-    assert refused.exit_code == 2
-    assert refused.stderr.endswith(
-        "fedstale: fleet = 'trams': expected one of any, phones, desktops, cars\n"
-    )
 
 
 def test_tables_as_json_are_one_object(phones):
@@ -158,14 +104,6 @@ def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
     assert losses[["training", "validation"]].notna().all(axis=None)
 
 
-def test_an_unknown_kind_is_one_sentence(phones, tmp_path):
-    made = train(phones, tmp_path / "new", "--kind", "prophet")
-    assert made.exit_code == 2
-    assert "expected one of" in made.stderr
-    assert made.stderr.count("\n") == 1
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_forecaster_is_not_overwritten(phones, tmp_path):
     assert train(phones, tmp_path, "--kind", "last-value").exit_code == 0
     again = train(phones, tmp_path, "--kind", "last-value")
@@ -180,15 +118,38 @@ def test_a_forecaster_of_another_split_is_not_tested(phones, tmp_path):
     assert "same seed" in tested.output
 
 
+TRAIN, BACKTEST = ("forecaster", "train", "--out", "new"), ("forecaster", "backtest")
+LEARN, EVALUATE = ("agent", "train", "--out", "new"), ("agent", "evaluate")
+NO_TIME = "traces = 'ideal:40': devices that take no time have nothing to f"
+
+
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "traces", "sentence"),
     [
-        (["last-valu"], "expected one of last-value"),
-        (["forecasters/nowhere"], "or the folder of a trained one"),
+        *((words, "ideal:40", NO_TIME) for words in (TRAIN, BACKTEST, LEARN, EVALUATE)),
+        ((*EVALUATE, "--all-devices"), "ideal:40", NO_TIME),
+        *((words, (4, 8), "4 devices: expected at least 5") for words in (LEARN, EVALUATE)),
+        *((words, (1, 2), "record 5.0 days more") for words in (TRAIN, BACKTEST)),
+        ((*TRAIN, "--kind", "prophet"), (40, 2), "expected one of"),
+        ((*BACKTEST, "last-valu"), (40, 2), "expected one of last-value"),
+        ((*BACKTEST, "forecasters/nowhere"), (40, 2), "or the folder of a trained one"),
+        (
+            (*BACKTEST, "embedded:trams"),
+            (40, 2),
+            "fedstale: fleet = 'trams': expected one of any, phones, desktops, cars\n",
+        ),
     ],
 )
-def test_what_cannot_be_tested_is_one_sentence(phones, words, sentence):
-    tested = run("forecaster", "backtest", "--traces", phones, *words, *FAST)
-    assert tested.exit_code == 2
-    assert sentence in tested.stderr
-    assert tested.stderr.count("\n") == 1
+def test_what_cannot_be_learnt_or_tested_is_one_sentence(
+    tmp_path, monkeypatch, words, traces, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    if traces != "ideal:40":
+        devices, days = traces
+        TraceSet.synthetic(devices, days=days, seed=3).write("own.parquet")
+        traces = "own.parquet"
+    refused = run(*words, "--traces", traces)
+    assert refused.exit_code == 2, refused.output
+    assert sentence in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from replies import open_buffer
 
-from fedstale.errors import ConfigError
 from fedstale.strategies.server.versions import Snapshot
 from fedstale.strategies.weighting import ClientUpdate, RelevanceAware
 from fedstale.strategies.weighting.base import ByAge, constant
@@ -153,13 +152,3 @@ def test_a_stale_update_never_weighs_more_than_a_current_one(beta, scale):
 def test_a_current_update_weighs_one_and_a_stale_one_alone_by_its_age():
     assert RelevanceAware().weigh(update(1.0, 1.0, staleness=0)) == 1.0
     assert RelevanceAware().weigh(update(1.0, 1.0, staleness=3)) == 0.25
-
-
-def test_there_is_nothing_to_checkpoint():
-    assert RelevanceAware().state_dict() == {}
-
-
-@pytest.mark.parametrize("make", [lambda: RelevanceAware(1.5), lambda: RelevanceAware(scale=0.5)])
-def test_settings_out_of_range_are_rejected(make):
-    with pytest.raises(ConfigError, match="expected"):
-        make()

@@ -251,6 +251,8 @@ def test_the_whole_share_in_any_direction_bounds_the_directional_gap():
         lambda: DirectionalGap(share=1.5),
         lambda: ByAge(lambda tau: 0.5),
         lambda: EuclideanStaleness(0.0),
+        lambda: RelevanceAware(1.5),
+        lambda: RelevanceAware(scale=0.5),
         lambda: CachedUpdates(-0.1),
         lambda: CachedUpdates(1.1),
         lambda: CachedUpdates(n_clients=0),
