@@ -228,10 +228,8 @@ class Clients(Stateful):
         """Run clients on the contexts of their nodes, and keep the contexts that they leave."""
         contexts, columns = [], jobs[0].jobs.columns
         for job in jobs:
-            node_id, trained_at = (
-                columns["node_id"].item(job.row),
-                columns["trained_at"].item(job.row),
-            )
+            node_id = columns["node_id"].item(job.row)
+            trained_at = columns["trained_at"].item(job.row)
             context = self._contexts.get(node_id) or self._new_context(node_id)
             before = context.state if len(context.state) else None
             if before is not None and not self._executor.is_remote:

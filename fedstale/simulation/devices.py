@@ -269,7 +269,11 @@ class Devices(Stateful):
             columns[name][rows] = values
         places = columns["node_id"][rows] - FIRST_NODE_ID
         columns["device"][rows], columns["sent_at"][rows] = places, now
-        unseen_until = now + self._earliest_event_s(places, of_each, columns["runs_after"][rows])
+        before_client = _BEFORE_CLIENT[columns["runs_after"][rows]]
+        phases_s = (of_each[:, :3] / self._fastest[places] * before_client).sum(axis=1)
+        # What fails is noticed by its heartbeat, or when the message expires.
+        first_s = np.minimum(np.minimum(phases_s, HEARTBEAT_S), of_each[:, 3])
+        unseen_until = now + _SURELY * first_s
         back_s = book.costs.upload_overhead_s or 0.0
         if back_s:
             # A reply must be at the server in time.
@@ -362,15 +366,6 @@ class Devices(Stateful):
             for source, name in _SPENT.items():
                 jobs[name][begun] = getattr(found, source)
         return jobs
-
-    def _earliest_event_s(self, devices: Index, asked: Array, runs_after: Index) -> Array:
-        """Return for how many s nothing surely comes of each job, nor must its client run.
-
-        Shape (n,).
-        """
-        phases = asked[:, :3] / self._fastest[devices] * _BEFORE_CLIENT[runs_after]
-        # What fails is noticed by its heartbeat, or when the message expires.
-        return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
     def _follow(self, jobs: JobTable, rows: Sequence[int], found: Followed) -> None:
         """Compute the trips of devices with one job each, and add them to those found."""
