@@ -171,15 +171,13 @@ def test_every_selector_gets_the_same_windows_and_forecasts(bench, fleet, monkey
 
 
 def test_a_window_fixes_data_model_and_costs(apps):
-    for name in ("digits",):
-        app = apps.opened(name)
-        config = app.config(0.3, 301)
-        assert config["seed"] == 301
-        assert config["alpha"] == 0.3
-        costs = app.costs(200.0, 30, 0.3, 301)
-        assert costs.work_per_example * costs.epochs * costs.examples == pytest.approx(200.0)
-        assert app.examples(30, 0.3, 301).mean() == costs.examples
-        assert (app.examples(30, 0.3, 301) != app.examples(30, 0.3, 302)).any()
+    app = apps.opened("digits")
+    config = app.config(0.3, 301)
+    assert (config["seed"], config["alpha"]) == (301, 0.3)
+    costs = app.costs(200.0, 30, 0.3, 301)
+    assert costs.work_per_example * costs.epochs * costs.examples == pytest.approx(200.0)
+    assert app.examples(30, 0.3, 301).mean() == costs.examples
+    assert (app.examples(30, 0.3, 301) != app.examples(30, 0.3, 302)).any()
 
 
 # Runs.
@@ -408,6 +406,16 @@ class Spy(Selector):
         return MostReliable().select(candidates, k, now, rng)
 
 
+def told_with_and_without(liars, *where, **options):
+    """Train twice; return the runs, and what the selector was told in each."""
+    runs, heard = [], []
+    for lying in (None, liars):
+        Spy.told = []
+        runs.append(train(*where, Spy(), liars=lying, **options))
+        heard.append(Spy.told)
+    return runs, heard
+
+
 def test_liars_of_chance_state_certainty_and_are_found_out(
     bench, training, apps, forecast, windows
 ):
@@ -460,11 +468,7 @@ def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
     dealt = apps.opened("digits").examples(n, 0.3, window.seed)
     # It goes by chances alone, so that the same jobs are sent, and would be at other instants if
     # a device took ten times as long.
-    runs, heard = [], []
-    for lying in (None, liars):
-        Spy.told = []
-        runs.append(train(bench, training, apps, window, Spy(), forecasts=said, liars=lying))
-        heard.append(Spy.told)
+    runs, heard = told_with_and_without(liars, bench, training, apps, window, forecasts=said)
     np.testing.assert_array_equal(runs[0].spent_s, runs[1].spent_s)
     assert [each[:2] for each in runs[0].reported] == [each[:2] for each in runs[1].reported]
     assert not np.array_equal(runs[0].accuracy, runs[1].accuracy)  # examples weigh updates
@@ -485,11 +489,7 @@ def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
 def test_liars_of_loss_train_as_before_and_state_ten_times_theirs(bench, training, apps, windows):
     window = windows[0]
     liars = training.Liars.of(bench.LIES["loss"], window.n_devices, 0.3, 301)
-    runs, heard = [], []
-    for lying in (None, liars):
-        Spy.told = []
-        runs.append(train(bench, training, apps, window, Spy(), liars=lying))
-        heard.append(Spy.told)
+    runs, heard = told_with_and_without(liars, bench, training, apps, window)
     assert runs[0].accuracy == runs[1].accuracy
     seen = 0
     for (who, true), (_, stated) in zip(*heard, strict=True):

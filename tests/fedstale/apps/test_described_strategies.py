@@ -5,7 +5,6 @@ import pytest
 import tomli_w
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from named_parts import VARIANTS, table_of
 from tiny import COSTS
 from typer.testing import CliRunner
 
@@ -24,6 +23,22 @@ from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
 FLOWERS = "flower.FedAvg(fraction_train=0.8, fraction_evaluate=0, min_train_nodes=1)"
+VARIANTS = {
+    "REFL": {"strategy": "REFL(10, 4, validation=Validation(max_staleness=3))"},
+    "Oort and a median": {"strategy": "FedBuff(10, 4, selector=Oort(), robust=Median(f=1))"},
+    "private": {
+        "strategy": (
+            "FedBuff(10, 4, stages=[Privacy(clip_norm=0.5, noise_multiplier=4.0, delta=1e-6, "
+            "noise_seed=1)])"
+        ),
+    },
+    "small": {"strategy": "FedBuff(10, 4, stages=[Compression('int4', down='int8')])"},
+    "half": {"strategy": "FedBuff(10, 4, stages=[LocalWork(0.5)], normalise='steps')"},
+    "fits": {
+        "strategy": "FedBuff(10, 4, stages=[LocalWork(within_s=600), ForecastRequest()])",
+        "forecasts": True,
+    },
+}
 EVERY = [
     FLOWERS,
     *("FedAvg(fraction_train=0.8)", "FedAvgOverSelected(8)", "FedProx(10)", "FedAvgM(10)"),
@@ -63,6 +78,17 @@ EVERY = [
     "FedAvg(schedule=semi_synchronous(10, LearntDeadline(quantile=0.5)), server_optimizer=Yogi())",
     "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), until='2h')",
 ]
+
+
+def table_of(variants, traces):
+    """Return a plan of variants that differ in their run config."""
+    return {
+        "app": "digits",
+        "traces": traces,
+        "seeds": [1],
+        "run-config": {"num-server-rounds": 1, "local-epochs": 1},
+        "variants": {name: {"run-config": parts} for name, parts in variants.items()},
+    }
 
 
 def loss_of(arrays, place):
