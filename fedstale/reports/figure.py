@@ -252,7 +252,7 @@ def cell_text(value: object) -> str:
     """Return a cell of a table: a float has four digits, and what is not there is a hyphen.
 
     Example:
-        >>> cell_text(2 / 3), cell_text(7), cell_text(nan), cell_text(None), cell_text("")
+        >>> cell_text(2 / 3), cell_text(7), cell_text(float("nan")), cell_text(None), cell_text("")
         ('0.6667', '7', '-', '-', '-')
     """
     if isinstance(value, float):
