@@ -136,7 +136,10 @@ class CostModel(Stateful):
         if whole is None and is_training and trains_nothing(content):
             return Charge(0.0, 0.0)
         if whole is None:
-            whole = each * (self._expected_examples(kind, node_id) or 0.0)
+            # Of the node's last reply of this kind, else the mean of all, else declared.
+            n = self._count.get(kind)
+            examples = self._sum[kind] / n if n else self.costs.examples
+            whole = each * (self._examples.get((kind, node_id), examples) or 0.0)
             if not is_training:
                 return Charge(whole, whole, is_expected=True)
         if share is None or not is_training:
@@ -282,15 +285,6 @@ class CostModel(Stateful):
             self._count[kind] = self._count.get(kind, 0) + (before is None)
             self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
             self._examples[(kind, node_id)] = examples
-
-    def _expected_examples(self, kind: str, node_id: int) -> float | None:
-        """Return the examples of a node's last reply of a kind, else their mean, else declared."""
-        known = self._examples.get((kind, node_id))
-        if known is not None:
-            return known
-        if kind in self._count:
-            return self._sum[kind] / self._count[kind]
-        return self.costs.examples
 
     def _work_each(self, main: str) -> float:
         """Return the work of one example, over all epochs; 0 of what goes by none."""
