@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from fedstale.compat.older_api import server_fn_on
     from fedstale.compat.replacement import Replacement
     from fedstale.compat.replacing import replaced, wrapped
-    from fedstale.compat.start_date import free_start
     from fedstale.compat.stock_strategies import (
         report_stock_strategies,
         stock_strategies_reporting,
     )
     from fedstale.compat.threads import ServerThreads
-    from fedstale.compat.virtual_time import VirtualTime, importing
+    from fedstale.compat.virtual_time import VirtualTime, free_start, importing
 else:
     __getattr__, __dir__ = names_of(__name__)
 

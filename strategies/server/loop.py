@@ -6,7 +6,7 @@ which their jobs were sent, so that their order of arrival within one instant ch
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import inf, nan
@@ -333,22 +333,10 @@ class EventLoop(Stateful):
                 self._accept(job, self.checks.open(reply, job, self.versions), now)
                 if not self._is_first_seen:
                     self._is_first_seen = True
-                    self._tell_unread(reply)
+                    hint_of_unread(self.grid.runtime, self.checks.keys.arrays, reply, self.stages)
         except ProtocolError as problem:
             self.checks.reject(job.node_id, problem, now)
             self._fail(job, "rejected", str(problem))
-
-    def _tell_unread(self, reply: Message) -> None:
-        """Say of the first reply that was accepted which arrays nothing reads, if there are any."""
-        records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
-        own = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
-        if len(records) > 1 and own:
-            key = self.checks.keys.arrays
-            others = [name[:40] for name in records if name != key][:5]
-            self.grid.runtime.hint(
-                f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
-                f"{others} is not read: a Stage of your own may do so"
-            )
 
     def _accept(self, job: Job, update: ClientUpdate, now: float) -> None:
         most = self.strategy.validation.max_staleness
@@ -424,19 +412,13 @@ class EventLoop(Stateful):
             )
         if self._crashes is not None:
             self._crashes[job.node_id] = self._crashes.get(job.node_id, 0) + 1 if crashed else 0
-            if crashed and self._all_crash(self._crashes):
+            jobs = self.schedule.concurrency or self.pace.most_out
+            if crashed and all_crash(self._crashes, jobs, self.grid):
                 raise FedstaleError(
                     f"every client fails: each of the {len(self._crashes)} nodes that were asked "
                     f"has failed {_CRASHES_OF_EACH} times in a row or more, the last one with: "
                     f"{first_line(reason)}; mend the ClientApp"
                 )
-
-    def _all_crash(self, crashes: Mapping[int, int]) -> bool:
-        """Return whether the clients of all nodes fail, of as many as there are jobs at a time."""
-        if min(crashes.values()) < _CRASHES_OF_EACH:
-            return False
-        jobs = self.schedule.concurrency or self.pace.most_out
-        return len(crashes) >= min(jobs, len(self.grid.online_nodes().everyone.ids))
 
     # Stepping.
 
@@ -528,3 +510,28 @@ class EventLoop(Stateful):
     def state_dict(self) -> State:
         """Return the state for a checkpoint, between two turns."""
         return super().state_dict() | state_of(self)
+
+
+def all_crash(crashes: Mapping[int, int], jobs: int, grid: RuntimeGrid) -> bool:
+    """Return whether the clients of all nodes fail, of as many as there are jobs at a time."""
+    if min(crashes.values()) < _CRASHES_OF_EACH:
+        return False
+    return len(crashes) >= min(jobs, len(grid.online_nodes().everyone.ids))
+
+
+def hint_of_unread(runtime: Runtime, key: str, reply: Message, stages: Sequence[Stage]) -> None:
+    """Hint at the arrays of an accepted reply that nothing reads, if there are any.
+
+    Args:
+        runtime: gets the hint.
+        key: name of the ArrayRecord with the model.
+        reply: the first that was accepted.
+        stages: of the run; one of a user's own may read them.
+    """
+    records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
+    if len(records) > 1 and all(type(s).__module__.startswith("fedstale.") for s in stages):
+        others = [name[:40] for name in records if name != key][:5]
+        runtime.hint(
+            f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
+            f"{others} is not read: a Stage of your own may do so"
+        )

@@ -31,27 +31,6 @@ from fedstale.strategies.types.candidates import (
     Table,
     forecast_bias,
 )
-from fedstale.strategies.types.checked import (
-    AtLeastOne,
-    Chance,
-    Checked,
-    Checks,
-    Count,
-    Decay,
-    Finite,
-    NotNegative,
-    Positive,
-    PositiveShare,
-    Seconds,
-    Share,
-    Whole,
-    check_fields,
-    checked,
-    is_count,
-    require,
-    require_known,
-    shown,
-)
 from fedstale.strategies.types.compiled import gap_loop, rounding_loop
 from fedstale.strategies.types.job import (
     FORECAST_RECORD,
@@ -89,7 +68,30 @@ from fedstale.strategies.types.node_set import (
     set_bits,
     unpacked,
 )
-from fedstale.strategies.types.parts import Part, State, Stateful
+from fedstale.strategies.types.parts import (
+    AtLeastOne,
+    Chance,
+    Checked,
+    Checks,
+    Count,
+    Decay,
+    Finite,
+    NotNegative,
+    Part,
+    Positive,
+    PositiveShare,
+    Seconds,
+    Share,
+    State,
+    Stateful,
+    Whole,
+    check_fields,
+    checked,
+    is_count,
+    require,
+    require_known,
+    shown,
+)
 
 __all__ = [
     "CHUNK",

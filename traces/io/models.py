@@ -19,7 +19,7 @@ import safetensors.numpy
 import tomli_w
 
 from fedstale.errors import FedstaleError
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io.files import replacing
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -35,7 +35,7 @@ from fedstale.traces import (
     offsets_of,
     ranges,
 )
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io.files import replacing
 
 FORMAT = "fedstale-traces"
 VERSION = 2

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from fedstale.traces.io.atomic import replacing
+from fedstale.traces.io.files import replacing
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path):

@@ -3,7 +3,7 @@ import pytest
 from same_traces import trips
 
 from fedstale.traces import TraceSet
-from fedstale.traces.io.mapped import share
+from fedstale.traces.io.files import share
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""One copy of large data for several processes of a machine.
+"""Files that are replaced whole or not at all, and files that several processes map.
 
 The arrays of a value, such as a trace set, go into one file, which every process maps into its
 memory instead of reading: the pages are the same ones for all, and are loaded when they are needed.
@@ -6,10 +6,58 @@ What is left, some names and numbers, is small enough to be sent.
 """
 
 import mmap
+import os
 import pickle
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
+
+from fedstale.files import open_private
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """Give a file to write that takes the place of a path once it is whole and on the disk.
+
+    The file is written beside its target as .NAME.RANDOM.part, flushed to the disk and renamed. If
+    anything goes wrong, the target stays as it was and the part is removed.
+
+    Args:
+        path: what to make or replace; its folder exists.
+        private: whether only its owner may read it; else it has the mode that the umask says.
+
+    Raises:
+        OSError: the disk is full, or the folder is missing or not writable.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "notes.txt"
+        ...     with replacing(path) as file:
+        ...         size = file.write(b"whole")
+        ...     path.read_text()
+        'whole'
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(part, "xb", opener=open_private if private else None) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    if os.name == "posix":
+        # A new name is safe only once its folder is; Windows cannot open folders, and need not.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
 
 T = TypeVar("T")
 
