@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.compat.callers import is_of_app
+    from fedstale.compat.callers import is_of_app, replaced, wrapped
     from fedstale.compat.older_api import server_fn_on
     from fedstale.compat.replacement import Replacement
-    from fedstale.compat.replacing import replaced, wrapped
     from fedstale.compat.stock_strategies import (
         report_stock_strategies,
         stock_strategies_reporting,

@@ -18,7 +18,7 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from fedstale.compat.replacing import replaced
+from fedstale.compat.callers import replaced
 from fedstale.compat.stock_strategies import Listener, reporting
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.flower import features, legacy

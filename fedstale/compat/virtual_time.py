@@ -23,8 +23,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedstale.compat.callers import is_called_by_app
-from fedstale.compat.replacing import changed, replaced
+from fedstale.compat.callers import changed, is_called_by_app, replaced
 
 T = TypeVar("T")
 

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedstale.compat.callers import computing, is_called_by_app, is_called_by_us, is_of_app
-from fedstale.compat.replacing import changed
+from fedstale.compat.callers import changed, computing, is_called_by_app, is_called_by_us, is_of_app
 
 if TYPE_CHECKING:
     from fedstale.compat.threads import ServerThreads
