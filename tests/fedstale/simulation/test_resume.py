@@ -47,8 +47,6 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     with power_cut(lambda version, now: version == at):
         simulate(config, tmp_path / "run", traces=traces)
     assert not (tmp_path / "run" / "summary.json").exists()
-    # A run that was interrupted in peace has measured the wall time of its first half.
-    (tmp_path / "run" / "wall.parquet").touch()
     result = simulate(
         SimulationConfig.read(tmp_path / "run" / "config.toml"),
         tmp_path / "run",
@@ -57,7 +55,6 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     )
     assert result.status == "finished"
     assert files(tmp_path / "run") == whole
-    assert not (tmp_path / "run" / "wall.parquet").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
