@@ -54,7 +54,7 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert browser.complaints() == []
         assert browser.requests() == []
         assert browser.ask(EMPTY_PLOTS) == []
-        assert browser.ask("return document.querySelectorAll('.plot').length") >= 12
+        assert browser.ask("return document.querySelectorAll('.plot').length") >= 11
         spots = browser.ask(f"{TIMELINE}spots().length")
         assert spots == 8572  # of seven jobs one expired before it began
 
@@ -79,7 +79,13 @@ def test_a_click_on_a_job_tells_its_kind_how_it_ended_and_why(tmp_path):
 
 def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
     figures = [
-        Figure(id=name, title=name, about="", traces=[curve(name, 0, [0.0, 1.0], [1.0, 0.0])])
+        Figure(
+            id=name,
+            title=name,
+            about="",
+            x_title="x",
+            traces=[curve(name, 0, [0.0, 1.0], [1.0, 0.0])],
+        )
         for name in ("first", "second", "third")
     ]
     page = write_figures("Curves", "", figures, tmp_path / "curves.html", n_open=1)
