@@ -28,6 +28,8 @@ EXTRAS = {
 def needs(package: str) -> str:
     """Return that a package is not installed, and the command that installs it.
 
+    An extra comes from where this fedstale came from: a clone or a wheel.
+
     Args:
         package: name that is imported, of an extra or of a package by itself.
 
@@ -41,8 +43,23 @@ def needs(package: str) -> str:
 
 
 def installing(extra: str) -> str:
-    """Return the command that adds an extra to fedstale, in a clone of it."""
-    return f"pip install '.[{extra}]' in a clone of fedstale"
+    """Return the command that adds an extra to this fedstale."""
+    # Slow to import, and of no use where nothing is missing.
+    import json  # noqa: PLC0415
+    from importlib.metadata import distributions  # noqa: PLC0415
+    from pathlib import Path  # noqa: PLC0415
+    from shlex import quote  # noqa: PLC0415
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+    # A clone in which it is built has a description of it too, that says nothing of where it is.
+    told = (one.read_text("direct_url.json") for one in distributions(name="fedstale"))
+    origin = json.loads(next(filter(None, told), "{}"))
+    url = urlsplit(origin.get("url", ""))
+    place = unquote(url.path)
+    if url.scheme != "file" or not Path(place).exists():
+        return f"pip install '.[{extra}]' in a clone of fedstale"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{quote(f'{place}[{extra}]')}"
 
 
 def not_installed(problem: ModuleNotFoundError) -> str | None:
