@@ -54,8 +54,7 @@ def check_stage(
             "a run has changed the stage of the strategy, and not only its own copy: expected "
             "attributes that deepcopy copies"
         )
-    strategy = make()
-    _run(strategy, _grid(client), initial, fails_at=_N_VERSIONS // 2)
+    _run(make(), _grid(client), initial, fails_at=_N_VERSIONS // 2)
     _compare(whole, _run(make(), _grid(client), initial), "in a second run")
     for n in range(1, _N_VERSIONS):
         with TemporaryDirectory() as folder:
