@@ -185,8 +185,7 @@ class ClusterPool:
     def _end_idle(self) -> None:
         """End workers that have nothing to do, once they have removed their files."""
         for worker in self._idle:
-            self._ending.append(worker.close.remote())
-            worker.__ray_terminate__.remote()
+            self._ending.append(worker.end.remote())
         self._idle = []
 
 
@@ -268,10 +267,12 @@ class _Worker:
         self._pool.__exit__()
         self._stopped.set()
 
-    def close(self) -> None:
-        """Remove what no other worker of this machine uses."""
+    def end(self) -> None:
+        """Remove what no other worker of this machine uses, and end this one."""
         self._pool.__exit__()
         self._store.close()
+        # Not asked for from outside: a second call would run beside this one, and end it half done.
+        ray.actor.exit_actor()
 
     def _last_checkpoint(self) -> str:
         return max((path.name for path in (self._folder / CHECKPOINTS).glob("*")), default="")

@@ -1,4 +1,4 @@
-"""Three organisations on real SuperNodes: one far away, one killed on the way, each of its rank."""
+"""Three organisations on real SuperNodes: one far away, two killed on the way, each of its rank."""
 
 import re
 import socket
@@ -21,7 +21,7 @@ from robustness.kills import kept_alive
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
-RANKS, FAR, KILLED, ROUNDS = (2, 4, 8), 2, 1, 90
+RANKS, FAR, KILLED, ROUNDS = (2, 4, 8), 2, (0, 1), 60
 DELAY_S, BYTES_PER_S = 0.1, 2_000_000
 CHUNK = 65_536
 
@@ -92,9 +92,12 @@ def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_pa
             deployment.wait_online()
             run = Running(deployment, APPS["letters"], config)
             run.until(lambda: len(evaluations(run.lines)) >= 3, limit_s=240.0)
-            deployment.processes.kill(f"node-{KILLED}")
+            # The far one alone makes few versions until the SuperLink takes the others back.
+            names = [f"node-{i}" for i in KILLED]
+            for name in names:
+                deployment.processes.kill(name)
             versions_before = len(evaluations(run.lines))
-            with kept_alive(deployment, [f"node-{KILLED}"]):
+            with kept_alive(deployment, names):
                 run.end(limit_s=300.0)
             assert link.n_bytes > 100_000
     losses = evaluations(run.lines)
@@ -103,9 +106,10 @@ def test_sites_of_other_ranks_far_away_and_killed_train_one_adapter(base, tmp_pa
     merged = events[events["aggregated_version"] > 0]
     assert merged["node_id"].nunique() == len(RANKS)
     assert merged["aggregated_version"].max() == ROUNDS
-    # An id above 2^63 is another number in a column of int64.
-    back = merged[merged["device_id"].astype(str) == str(deployment.node_ids[KILLED])]
-    assert back["base_version"].max() > versions_before
+    for i in KILLED:
+        # An id above 2^63 is another number in a column of int64.
+        back = merged[merged["device_id"].astype(str) == str(deployment.node_ids[i])]
+        assert back["base_version"].max() > versions_before
     # A reply has the bytes of its site's rank.
     sizes = merged.groupby("node_id")["uploaded_bytes"].median().sort_values()
     assert sizes.is_monotonic_increasing
