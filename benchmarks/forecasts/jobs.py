@@ -8,8 +8,9 @@ import pandas as pd
 
 from fedstale.traces import Array, Availability, Index, Job, TraceSet
 from fedstale.traces.forecast import Adaptation, Calibration, Forecaster, Observation
-from fedstale.traces.forecast.backtest import blocks, covered, pinball, scored
+from fedstale.traces.forecast.backtest import blocks, pinball
 from fedstale.traces.forecast.survival import PHASES, JobForecast
+from forecasts.horizons import covered, scored
 
 GRID = np.linspace(0.0, 1.0, 201)
 """Levels of the quantiles of scores, as `Calibration` has them."""

@@ -36,12 +36,7 @@ from fedstale.traces.forecast import (
     embedded,
     log_spans,
 )
-from fedstale.traces.forecast.backtest import (
-    by_horizon,
-    least_rates,
-    mean_with_interval,
-    rolling,
-)
+from fedstale.traces.forecast.backtest import least_rates, rolling
 from fedstale.traces.forecast.base import FLEETS
 from fedstale.traces.forecast.lstm import SESSIONS
 from fedstale.traces.forecast.observation import RATES
@@ -49,6 +44,7 @@ from fedstale.traces.forecast.sessions import HORIZONS_S
 
 sys.path.append(str(Path(__file__).parents[1]))
 from forecasts.compared import Boosting
+from forecasts.horizons import by_horizon, mean_with_interval
 from forecasts.jobs import corrected_scores
 from lab.fleets import ASSUMED, fleets, span
 from lab.kept import Kept

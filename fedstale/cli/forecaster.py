@@ -4,7 +4,6 @@ Both commands split the traces by device and by time from the same seed, so noth
 on a device or an hour that it learnt from.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +115,7 @@ def backtest(
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.traces.forecast import KINDS
-    from fedstale.traces.forecast.backtest import backtested, printed, verdict
+    from fedstale.traces.forecast.backtest import backtested, verdict
 
     step_s = amount("step", step, UNITS_S)
     if step_s < 1.0:
@@ -130,7 +129,7 @@ def backtest(
                 "folder of a trained one"
             )
     with steps(is_shown=not as_json) as begin:
-        tables = backtested(
+        table = backtested(
             recorded(traces, seed=seed),
             kinds,
             trained,
@@ -142,21 +141,15 @@ def backtest(
         )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for title, table in tables.items():
-            table.to_csv(out / f"{title}.csv", index=False)
+        table.to_csv(out / "verdict.csv", index=False)
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
-        parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
-        typer.echo("{" + ", ".join(parts) + "}")
+        typer.echo(f'{{"verdict": {table.to_json(orient="records")}}}')
     else:
-        if said := verdict(tables["verdict"]):
-            typer.echo(said)
-        # What is in files is not printed as well.
-        shown = tables if out is None else {"verdict": tables["verdict"]}
-        for title, table in printed(shown):
-            typer.echo(f"\n{title}\n\n{table_text(table)}")
-        if out is not None:
-            typer.echo(f"\ntables: {out}")
+        typer.echo(verdict(table))
+        if len(table):
+            shown = table_text(table.set_index("forecaster"))
+            typer.echo(f"\nShare of persistence's loss; less is better\n\n{shown}")
 
 
 def _fitted(

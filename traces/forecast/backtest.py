@@ -1,8 +1,7 @@
 """Rolling-origin backtest: forecasts at many instants, scored against what then happened.
 
-Scores take forecasts and outcomes and return one number for each example, or for each column;
-unknown outcomes are NaN and stay so. Errors of rates are differences of logarithms, which need no
-unit and are the errors of times with the sign turned. Intervals come from resampling whole devices:
+Errors of rates are differences of logarithms, which need no unit and are the errors of times with
+the sign turned. Unknown outcomes are NaN and stay so. Intervals come from resampling whole devices:
 examples of one device are not independent. Fewer than five devices are resampled by their days.
 
 The verdict is whether a forecaster pays: its share of the loss of persistence. The loss of a
@@ -15,7 +14,7 @@ Reference:
     American Statistical Association 102(477), 2007.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Literal
@@ -44,24 +43,15 @@ from fedstale.traces.forecast.dataset import (
 )
 from fedstale.traces.forecast.observation import (
     LEVELS,
-    RATE_HORIZONS_S,
     RATES,
     Observation,
     TraceObserver,
 )
-from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.forecast.survival import DeviceForecast
 
 Watch = Callable[[str, int, int], None]
 """Called with what comes next, how many parts of a backtest are done, and how many there are."""
 LEAST_BLOCKS = 5
 """Devices, or days of fewer devices, that a forecaster is judged by at least."""
-_COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
-_PRINTED = {
-    "skill": "Brier skill of remaining as now and of being online; 1 is perfect, 0 the mere share",
-    "pinball": "Pinball loss of the logarithms of rates; less is better",
-}
-_SPANS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _FORESEEN = 1e-6
 """Loss of an example up to which there was nothing to forecast."""
 _QUANTITIES = ("available", *RATES)
@@ -79,7 +69,7 @@ def backtested(
     seed: int,
     all_devices: bool = False,
     watch: Watch | None = None,
-) -> dict[str, pd.DataFrame]:
+) -> pd.DataFrame:
     """Test forecasters on the testing part of traces, or on all devices.
 
     Args:
@@ -94,12 +84,12 @@ def backtested(
         watch: is told what comes next.
 
     Returns:
-        Tables verdict and horizons; see `against_persistence` and `by_horizon`.
+        What `against_persistence` does.
 
     Raises:
         ConfigError: nothing is to be tested, or a trained one used another split of these traces.
     """
-    # Drawing, then fits, then
+    # Drawing, then fits, then scores.
     done, total = 0, 1 + len(kinds) + 1
 
     def begin(what: str) -> None:
@@ -128,14 +118,11 @@ def backtested(
         fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
     if not fitted:
         raise ConfigError("no forecaster: expected kinds, or folders of trained ones")
-    begin("scores by horizon")
+    begin("scores")
     observer = TraceObserver(traces)
     tested = rolling(observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed)
     usual, least = Persistence().fit(training, held_out, seed=seed), least_rates(training)
-    return {
-        "verdict": against_persistence(fitted, tested, usual, least),
-        "horizons": by_horizon(fitted, tested, least),
-    }
+    return against_persistence(fitted, tested, usual, least)
 
 
 def rolling(
@@ -194,66 +181,6 @@ def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
     if devices.size <= most:
         return devices
     return rng.choice(devices, most, replace=False)
-
-
-def by_horizon(
-    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
-) -> pd.DataFrame:
-    """Score forecasters on the horizon grid.
-
-    Args:
-        forecasters: fitted ones, by the name in the table.
-        tested: examples at rolling origins.
-        least: from `least_rates`.
-
-    Returns:
-        Columns forecaster, quantity, horizon_s, metric, value, low, high, n.
-    """
-    rows: list[tuple[object, ...]] = []
-    for name, forecaster in forecasters.items():
-        forecast = forecaster.forecast(tested.observed)
-        rows += _chances(name, forecast, tested)
-        rows += _rates(name, forecast, tested, least)
-    return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    online, block = tested.observed.online, blocks(tested.observed)
-    for quantity, chosen, chances, outcomes in (
-        ("online", online, forecast.survival, tested.survival),
-        ("offline", ~online, forecast.survival, tested.survival),
-        ("available", np.ones(online.size, dtype=bool), forecast.available, tested.available),
-    ):
-        for k, horizon in enumerate(HORIZONS_S):
-            p, happened = chances[chosen, k], outcomes[chosen, k]
-            known = int(np.count_nonzero(~np.isnan(happened)))
-            if known == 0:
-                continue
-            head = (name, quantity, float(horizon))
-            rows += scored(head, {"brier": brier(p, happened)}, block[chosen], known)
-            for metric, value in (
-                ("skill", skill(p, happened)),
-                ("ece", calibration_error(p, happened)),
-            ):
-                rows.append((*head, metric, value, np.nan, np.nan, known))
-    return rows
-
-
-def _rates(
-    name: str, forecast: DeviceForecast, tested: Examples, least: Array
-) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    truth, predicted = logs(tested.rates, least), logs(forecast.rates, least)
-    block = blocks(tested.observed)
-    for c, channel in enumerate(RATES):
-        for k, horizon in enumerate(RATE_HORIZONS_S):
-            y, q = truth[:, c, k], predicted[:, c, k]
-            known = int(np.count_nonzero(~np.isnan(y)))
-            if known:
-                metrics = {"pinball": pinball(q, y), "coverage": covered(q, y)}
-                rows += scored((name, channel, float(horizon)), metrics, block, known)
-    return rows
 
 
 def against_persistence(
@@ -318,13 +245,13 @@ def judged(low: float, high: float, blocks: int) -> Literal["better", "level", "
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """Return whether the best forecaster pays, in a sentence; nothing if none was scored.
+    """Return whether the best forecaster pays, in a sentence.
 
     Args:
         table: from `against_persistence`.
     """
     if table.empty:
-        return ""
+        return "no forecaster but persistence, or nothing to forecast: nothing is compared."
     name, share, low, high, n = table.iloc[0][["forecaster", "share", "low", "high", "blocks"]]
     loss = f"{share:.2f} of persistence's loss"
     match judged(low, high, n):
@@ -340,37 +267,6 @@ def verdict(table: pd.DataFrame) -> str:
         f"{name} has {loss} on {n} days, too few to tell: use persistence, or record {more} days "
         "more."
     )
-
-
-def printed(tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Lay tables of a backtest out for a terminal, with their titles.
-
-    Args:
-        tables: from `backtested`; what there is no value for is in none.
-    """
-    if len(tables["verdict"]):
-        title = "Share of persistence's loss; less is better"
-        yield title, tables["verdict"].set_index("forecaster")
-    if "horizons" not in tables:
-        return
-    table = tables["horizons"].dropna(subset="value")
-    for metric, title in _PRINTED.items():
-        part = table[table["metric"].eq(metric)]
-        if len(part):
-            rows = ["quantity", "forecaster"]
-            found = part.pivot(index=rows, columns="horizon_s", values="value")
-            yield title, found.rename(columns=span_text)
-
-
-def span_text(span_s: float) -> str:
-    """Write a span in a unit that divides it.
-
-    Example:
-        >>> span_text(10.0), span_text(1800.0), span_text(86_400.0)
-        ('10 s', '30 min', '24 h')
-    """
-    unit, size = next((u, s) for s, u in _SPANS if span_s % s == 0 or s == 1.0)
-    return f"{span_s / size:g} {unit}"
 
 
 def least_rates(training: Examples) -> Array:
@@ -404,12 +300,6 @@ def pinball(quantiles: Array, truth: Array) -> Array:
     return np.maximum(LEVELS * miss, (LEVELS - 1.0) * miss).sum(axis=-1)
 
 
-def covered(quantiles: Array, truth: Array) -> Array:
-    """Score coverage: 1 if the truth lies between the outer quantiles, 0 if not, NaN if unknown."""
-    inside = (quantiles[..., 0] <= truth) & (truth <= quantiles[..., -1])
-    return np.where(np.isnan(truth), np.nan, inside)
-
-
 def brier(p: Array, happened: Array) -> Array:
     """Return the squared error of a probability.
 
@@ -418,37 +308,6 @@ def brier(p: Array, happened: Array) -> Array:
         array([0.04])
     """
     return (p - happened) ** 2
-
-
-def skill(p: Array, happened: Array) -> float:
-    """Compute the Brier skill over the base rate of this test.
-
-    It is 1 minus the ratio of their Brier scores; NaN where all or nothing happened.
-
-    Example:
-        >>> round(skill(np.array([0.8, 0.2, 0.5]), np.array([1.0, 0.0, np.nan])), 2)
-        0.84
-    """
-    known = ~np.isnan(happened)
-    base = float(np.var(happened[known])) if known.any() else 0.0
-    return 1.0 - float(np.mean(brier(p, happened)[known])) / base if base > 0 else float("nan")
-
-
-def calibration_error(p: Array, happened: Array) -> float:
-    """Return the expected calibration error, in ten bins of equal width.
-
-    Reference:
-        Naeini, Cooper, Hauskrecht. Obtaining Well Calibrated Probabilities Using Bayesian Binning.
-        AAAI 2015.
-
-    Example:
-        >>> round(calibration_error(np.full(4, 0.5), np.array([1.0, 1.0, 1.0, 0.0])), 2)
-        0.25
-    """
-    bins = reliability(p, happened)
-    bins = bins[bins["n"] > 0]
-    miss = (bins["predicted"] - bins["observed"]).abs()
-    return float((miss * bins["n"]).sum() / bins["n"].sum())
 
 
 def reliability(p: Array, happened: Array) -> pd.DataFrame:
@@ -487,33 +346,3 @@ def resampled(n: int) -> Array:
     """Return how often each of n blocks is drawn in each of some samples; shape (samples, n)."""
     weights = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), size=_DRAWS)
     return weights.astype(np.float64)
-
-
-def mean_with_interval(scores: Array, blocks: Index) -> tuple[float, float, float]:
-    """Return the mean of a score and its 95 % interval, resampling whole blocks.
-
-    Args:
-        scores: of each example, NaN where unknown; shape (n,).
-        blocks: block of each example, such as its device; shape (n,).
-
-    Returns:
-        Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
-    """
-    known = np.isfinite(scores)
-    if not known.any():
-        return (float("nan"),) * 3
-    _, block = np.unique(blocks[known], return_inverse=True)
-    total, count = np.bincount(block, weights=scores[known]), np.bincount(block)
-    weights = resampled(count.size)
-    means = (weights @ total) / (weights @ count)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(scores[known].mean()), float(low), float(high)
-
-
-def scored(
-    head: tuple[object, ...], metrics: Mapping[str, Array], blocks: Index, n: int
-) -> list[tuple[object, ...]]:
-    """Return rows of a table: what is scored, the metric, its mean with interval, and n."""
-    return [
-        (*head, metric, *mean_with_interval(score, blocks), n) for metric, score in metrics.items()
-    ]
