@@ -76,13 +76,12 @@ def check(
 ) -> None:
     """Check an app for faults on devices, or a server for doors that are open to strangers.
 
-    Packages are looked for here: run it in an environment like that of the devices. The ServerApp
-    of an app without faults is run to its first message, to look at what devices make of it. A
-    server is asked from outside, and nothing is changed there: run it from where devices are.
+    Packages are looked for here: run it in an environment like that of the devices. A server is
+    asked from outside, and nothing is changed there: run it from where devices are.
     """
-    from fedstale.deployment import check_app, check_messages, check_superlink
+    from fedstale.deployment import check_app, check_superlink
 
-    findings, name, sizes = [], server, []
+    findings, name = [], server
     if server is not None:
         from fedstale.deployment import Address, probe
 
@@ -95,20 +94,16 @@ def check(
         checked = FlowerApp.find(app)
         name = checked.name
         findings += check_app(checked, run_config)
-        if not any(finding.is_fault for finding in findings):
-            sizes += check_messages(checked, run_config)
     if superlink is not None:
         findings += check_superlink(superlink)
-    found = [*findings, *sizes]
-    is_faulty = any(finding.is_fault for finding in found)
     if as_json:
-        typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in found]))
+        typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in findings]))
     else:
-        for finding in found:
+        for finding in findings:
             typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
-        if not findings and not is_faulty:
+        if not findings:
             typer.echo(f"{name}: no fault found")
-    if is_faulty:
+    if any(finding.is_fault for finding in findings):
         raise typer.Exit(1)
 
 

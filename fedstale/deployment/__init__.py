@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.deployment.check import check_app, check_messages, check_superlink
+    from fedstale.deployment.check import check_app, check_superlink
     from fedstale.deployment.commands import Address
     from fedstale.deployment.control import Control, operators_side, run_streamed, superlinks
     from fedstale.deployment.diagnosis import show_certificate
@@ -26,7 +26,6 @@ __all__ = [
     "JobLog",
     "LocalDeployment",
     "check_app",
-    "check_messages",
     "check_superlink",
     "operators_side",
     "probe",

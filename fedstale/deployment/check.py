@@ -7,13 +7,11 @@ installed on a device. What the bundle lacks, hides or leaves out only shows on 
 import ast
 import datetime
 import io
-import logging
-import os
 import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -21,30 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cryptography import x509
-from flwr.app import Context, Message, RecordDict
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.compat import server_fn_on
-from fedstale.config import Costs
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line, dropped
-from fedstale.runs import bfloat16_hint
-from fedstale.simulation import (
-    ClientCall,
-    ClientReply,
-    Executor,
-    FlowerApp,
-    TraceGrid,
-    missing_costs,
-    missing_text,
-)
-from fedstale.strategies.messages import Requested
-from fedstale.strategies.stages import is_asked
-from fedstale.traces import TraceSet
+from fedstale.simulation import FlowerApp, missing_costs, missing_text
 
 # What no bundle is expected to hold.
 _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
@@ -220,107 +203,6 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     if ours and any(source.has_older_client for source in sources.values()):
         findings.append(finding("older_client"))
     return sorted(findings, key=lambda finding: not finding.is_fault)
-
-
-_NODES = 16
-"""Nodes that a ServerApp sees while its first message is waited for."""
-
-
-class _FirstMessage(BaseException):
-    """A ServerApp has sent arrays; nothing of the app goes on after that."""
-
-    def __init__(self, message: Message) -> None:
-        super().__init__()
-        self.message = message
-
-
-class _Awaiting(Executor):
-    """Runs no client: the first message with arrays ends everything."""
-
-    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        for call in calls:
-            if call.message.content.array_records:
-                raise _FirstMessage(call.message)
-        raise ConfigError("its first message has no arrays")
-
-
-def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
-    """Run an app's ServerApp to its first message, and look at what devices are to make of it.
-
-    Args:
-        app: in a directory, without faults.
-        run_config: overrides of the run, as `flwr run` takes them.
-
-    Returns:
-        Why there is none; whether replies are asked for in a format and no device will answer in
-        it; and whether a share of the work is asked for and no device will read it, or say that it
-        did.
-    """
-    try:
-        message = _first_message(app, run_config)
-    except Exception as problem:
-        text = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
-        if hint := bfloat16_hint([text]):
-            text = f"{text}; {hint}"
-        found = finding("no_message", problem=text)
-        return [replace(found, is_fault=bool(hint))]
-    findings = []
-    sources = [p for p in command_line.app_files(app.directory).values() if p.suffix == ".py"]
-    used = set[str]().union(*map(_names_in, sources))
-    if Requested.of(message.content) and "CompressionMod" not in used:
-        findings.append(finding("no_compression"))
-    # The clients of the built-in apps read their share in a module that these share.
-    reads = used & {"local_steps", "fedstale.apps"}
-    if is_asked(message.content) and not (
-        reads and used & {"PackMod", "CompressionMod", "ForecastMod"}
-    ):
-        what = "has PackMod, CompressionMod or ForecastMod" if reads else "calls local_steps"
-        findings.append(finding("no_local_work", what=what))
-    return findings
-
-
-def _names_in(path: Path) -> set[str]:
-    """Return the names that a file of Python uses, and the modules that it imports from."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    return (
-        imported | {getattr(n, "id", "") for n in nodes} | {getattr(n, "attr", "") for n in nodes}
-    )
-
-
-def _first_message(app: FlowerApp, overrides: str) -> Message:
-    """Return the first message with arrays that a ServerApp sends to simulated nodes."""
-    run_config = app.run_config(overrides)
-    with app.importable(), _silence():
-        server = app.load_server()
-        grid = TraceGrid(
-            TraceSet.ideal(_NODES),
-            _Awaiting(),
-            costs=Costs(),
-            run_config=run_config,
-            work=lambda message: 0.0,
-        )
-        modules = app.modules()
-        try:
-            with server_fn_on(grid, *modules), grid.running(*modules):
-                server(grid, Context(1, 1, {}, RecordDict(), run_config))
-        except _FirstMessage as found:
-            return found.message
-        except SystemExit as end:
-            raise ConfigError(f"it calls sys.exit({end.code!r}) before any message") from None
-    raise ConfigError("it ends without a message")
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Show nothing of what an app prints or logs."""
-    before = logging.root.manager.disable
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 def check_superlink(name: str) -> list[Finding]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedstale.app_folder import BUILT_IN
 from fedstale.cli import apps as app_commands
-from fedstale.deployment.check import check_app, check_messages, check_superlink
+from fedstale.deployment.check import check_app, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import FlowerApp
@@ -183,42 +183,6 @@ def test_the_command_lists_faults_and_says_so_by_its_exit_code(app):
     assert json.loads(run.stdout)[0]["fault"] is True
 
 
-def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
-    append(
-        app, "print('loud')\n\n@app.main()\ndef main(grid, context):\n    1 / 0", "server_app.py"
-    )
-    (found,) = check_messages(FlowerApp.find(app))
-    assert not found.is_fault
-    assert "not known" in found.text
-    assert capfd.readouterr().out == ""
-
-
-def test_a_first_model_in_bfloat16_is_a_fault_with_what_to_send(app):
-    text = """
-import torch
-from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
-app = ServerApp()
-@app.main()
-def main(grid, context):
-    ArrayRecord(torch.nn.Linear(2, 1, dtype=torch.bfloat16).state_dict())
-"""
-    append(app, text, "server_app.py")
-    found = command("check", str(app))
-    assert found.exit_code == 1
-    assert "send tensor.float()" in found.stdout
-    assert "no fault" not in found.stdout
-
-
-def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
-    path = app / "adder" / "server_app.py"
-    done = tmp_path / "done"
-    path.write_text(path.read_text() + f"        open({str(done)!r}, 'w').close()\n")
-    for strategy in ("fedavg", "gap-aware"):
-        assert check_messages(FlowerApp.find(app), f"strategy='{strategy}'") == []
-    assert not done.exists()
-
-
 def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = command("up", str(app), "--run-config", "x=1")
@@ -250,42 +214,3 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
     assert run.exit_code == 2
     assert "is not empty" in run.stderr
     assert (tmp_path / "own" / "thesis.txt").exists()
-
-
-NO_MOD = "no file of the app has PackMod, CompressionMod or ForecastMod"
-SHARED = [
-    ("from fedstale.client import PackMod, local_steps  # local_steps", "calls local_steps"),
-    ("steps = lambda message: local_steps(message, 1, 1)", NO_MOD),
-    ("mods = [PackMod()]", None),
-]
-COMPRESSED = [
-    ("from fedstale.client import CompressionMod  # CompressionMod", "names CompressionMod"),
-    ("mods = [CompressionMod()]", None),
-]
-
-
-@pytest.mark.parametrize(
-    ("setting", "steps"),
-    [
-        ("stages=[LocalWork(0.5)]", SHARED),
-        ("normalise='steps'", SHARED),
-        ("stages=[Compression('int4')]", COMPRESSED),
-    ],
-)
-def test_a_strategy_that_asks_an_app_for_what_it_does_not_do_is_a_note(app, setting, steps):
-    server = """
-@app.main()
-def main(grid, context):
-    from fedstale.strategies import Compression, FedBuff, LocalWork
-
-    arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
-    FedBuff(1, 1, SETTING).start(grid, arrays, 1)
-"""
-    append(app, server.replace("SETTING", setting), "server_app.py")
-    (missing,) = check_messages(FlowerApp.find(app))
-    assert not missing.is_fault
-    for line, still_missing in steps:
-        append(app, line)
-        found = check_messages(FlowerApp.find(app))
-        assert len(found) == (still_missing is not None)
-        assert all(still_missing in note.text for note in found)
