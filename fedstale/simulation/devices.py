@@ -10,6 +10,7 @@ devices each time.
 
 import heapq
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,6 @@ from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
 from fedstale.simulation.costs import CostModel, reply_class
 from fedstale.simulation.jobs import (
     ANSWERED,
-    ASKED,
     Columns,
     JobRow,
     JobTable,
@@ -147,9 +147,6 @@ _SURELY = 0.99
 # NumPy and lists take plain numbers faster.
 _AFTER_DELIVERY, _AFTER_DOWNLOAD, _AFTER_WORK = (int(after) for after in RunsAfter)
 
-# Phases (as above) that come before a client must run, by `RunsAfter`.
-_BEFORE_CLIENT = np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
-
 # Fields of TripOutcomes, and the columns of the table that hold them.
 _INSTANTS = {
     name: f"{name}_at" for name in ("started", "downloaded", "trained", "reported", "ended")
@@ -162,11 +159,6 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 
 
 _FOLLOWED = _INSTANTS | _SPENT
-_OTHERS = (
-    *("node_id", "whole_work", "scale", "runs_after", "round", "work_share"),
-    *("kind", "format_down", "format_up"),
-)
-"""Columns that a message fills besides what it asks."""
 
 Followed = tuple[list[int], list[tuple[float, int]]]
 """Jobs whose end is known; and others, each behind the instant in s when its client must run."""
@@ -222,21 +214,22 @@ class Devices(Stateful):
             self._online = NodeSet(self._everyone, self.available.words)
         return self._online
 
-    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, Array]:
+    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, float]:
         """Enter messages into the table as jobs that are sent now, at what they cost by now.
 
         Returns:
-            Their rows in the table, and the instants in s before which the server sees neither a
-            reply nor a failure of each; shape (n,).
+            Their rows in the table, and the instant in s before which the server sees neither a
+            reply nor a failure of any.
 
         Raises:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
         book, last_id = self._book, FIRST_NODE_ID + self._free_at.size - 1
-        asked: list[tuple[float, float, float, float]] = []
-        others: list[tuple[float, ...]] = []
+        back_s = book.costs.upload_overhead_s or 0.0
+        rows: list[tuple[float, ...]] = []
         forms: list[str] = []
+        first_s = inf
         # Strategies put the same records into every message of a round.
         known: dict[tuple[int, str], _Content] = {}
         for message in messages:
@@ -246,42 +239,32 @@ class Devices(Stateful):
                     f"dst_node_id = {node_id}: expected an id from "
                     f"get_node_ids(), {FIRST_NODE_ID} to {last_id}"
                 )
+            if not ttl_s > 0:
+                raise ConfigError(f"ttl = {ttl_s}: expected seconds > 0")
             found = known.get((id(content), sent_as))
             if found is None:
                 found = known[id(content), sent_as] = self._content_of(sent_as, content, jobs)
             charge = book.work(message, found.kind, node_id, found.share)
-            if charge.is_expected or found.promised is None:
-                up = book.expected_bytes(found.form, node_id, found.down)
-                after = _AFTER_DOWNLOAD if charge.is_expected else _AFTER_WORK
-            else:
-                up, after = book.message_bytes(found.promised, found.scale), _AFTER_DELIVERY
-            asked.append((charge.work, found.down, up, ttl_s))
+            place = node_id - FIRST_NODE_ID
+            compute, downlink, uplink = self._fastest[place].tolist()
+            # The phases that come before the client must run.
+            before_s, after = found.down / downlink, _AFTER_DOWNLOAD
+            up = book.expected_bytes(found.form, node_id, found.down)
+            if not charge.is_expected:
+                before_s, after = before_s + charge.work / compute, _AFTER_WORK
+                if found.promised is not None:
+                    up, after = book.message_bytes(found.promised, found.scale), _AFTER_DELIVERY
+                    before_s += up / uplink
+            # What fails is noticed by its heartbeat, or when the message expires.
+            first_s = min(first_s, before_s, HEARTBEAT_S, ttl_s)
+            # A reply must be at the server in time.
+            within_s = max(ttl_s - back_s, _SHORTEST_S) if back_s else ttl_s
             number = int(group_id) if group_id.isdecimal() else found.round
             share = UNKNOWN if found.share is None else found.share
-            others.append((node_id, charge.whole, found.scale, after, number, share, *found.texts))
+            asked = charge.work, found.down, up, within_s, charge.whole, found.scale, after
+            rows.append((node_id, place, now, *asked, number, share, *found.texts))
             forms.append(found.form)
-        of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
-        if not (of_each[:, 3] > 0).all():
-            raise ConfigError(f"ttl = {of_each[:, 3].min()}: expected seconds > 0")
-        rows = jobs.add(len(messages))
-        columns = jobs.columns
-        for name, values in zip(_OTHERS, zip(*others, strict=True), strict=False):
-            columns[name][rows] = values
-        places = columns["node_id"][rows] - FIRST_NODE_ID
-        columns["device"][rows], columns["sent_at"][rows] = places, now
-        before_client = _BEFORE_CLIENT[columns["runs_after"][rows]]
-        phases_s = (of_each[:, :3] / self._fastest[places] * before_client).sum(axis=1)
-        # What fails is noticed by its heartbeat, or when the message expires.
-        first_s = np.minimum(np.minimum(phases_s, HEARTBEAT_S), of_each[:, 3])
-        unseen_until = now + _SURELY * first_s
-        back_s = book.costs.upload_overhead_s or 0.0
-        if back_s:
-            # A reply must be at the server in time.
-            of_each[:, 3] = np.maximum(of_each[:, 3] - back_s, _SHORTEST_S)
-        for name, numbers in zip(ASKED, of_each.T, strict=True):
-            columns[name][rows] = numbers
-        jobs.begin(rows, messages, forms)
-        return rows, unseen_until
+        return jobs.begin(rows, messages, forms), now + _SURELY * first_s
 
     def follow(self, jobs: JobTable, rows: Sequence[int]) -> Followed:
         """Work out what devices do with jobs, and write it into the table.

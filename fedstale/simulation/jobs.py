@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -241,7 +241,13 @@ _ALL: Mapping[str, Column[Any]] = {
 COLUMNS: Mapping[str, type] = {name: c.kind for name, c in _ALL.items() if c.is_event}
 """Names and types of what is known of a job when it is over, in the order of events.parquet."""
 _REPORTED = [f"reported_{name}" for name in NextJob._fields]
-ASKED = ("asked_work", "asked_download_bytes", "asked_upload_bytes", "asked_ttl_s")
+SENT = [
+    *("node_id", "device", "sent_at"),
+    *("asked_work", "asked_download_bytes", "asked_upload_bytes", "asked_ttl_s"),
+    *("whole_work", "scale", "runs_after", "round", "work_share"),
+    *("kind", "format_down", "format_up"),
+]
+"""Columns that are filled when a message is sent, texts by their numbers."""
 _DTYPES: Mapping[object, str] = {float: "f8", int: "i8", str: "i8"}
 _LAYOUT = np.dtype([(name, _DTYPES[column.kind]) for name, column in _ALL.items()])
 _WORDS = [name for name, column in _ALL.items() if column.is_text]
@@ -314,11 +320,26 @@ class JobTable(Stateful, Callback):
                 raise
         return slice(first, self._n)
 
-    def begin(self, rows: slice, messages: Sequence[Message], forms: Sequence[str]) -> None:
-        """Open the jobs of messages that are sent, with the `reply_class` of each."""
-        own: Any = weakref.proxy(self)
-        for row, message, form in zip(range(rows.start, rows.stop), messages, forms, strict=True):
+    def begin(
+        self, rows: Sequence[tuple[Any, ...]], messages: Sequence[Message], forms: Sequence[str]
+    ) -> slice:
+        """Open the jobs of messages that are sent, and return their places.
+
+        Args:
+            rows: the columns of `SENT` of each.
+            messages: that were sent.
+            forms: the `reply_class` of each.
+
+        Raises:
+            FedstaleError: as `add`.
+        """
+        places, own = self.add(len(rows)), cast(Any, weakref.proxy(self))
+        self._sent[places] = rows
+        for row, message, form in zip(
+            range(places.start, places.stop), messages, forms, strict=True
+        ):
             self.open[row] = JobRow(own, row, message, form)
+        return places
 
     def count_on(self, rows: slice, before: int) -> None:
         """Add the rounds of the loops before this one to the rounds that some jobs state."""
@@ -460,7 +481,7 @@ class JobTable(Stateful, Callback):
             self.open[int(job_id)].run = ClientRun(records_in(before), latest, ready_at)
 
     def _map(self, rows: npt.NDArray[np.void]) -> None:
-        self._rows = rows
+        self._rows, self._sent = rows, rows[SENT]
         self.columns: Columns = {name: rows[name] for name in _ALL}
         """The rows, by job id; texts are numbered (`word`, `number`)."""
 

@@ -356,7 +356,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             stamp(message, message_id, self._unix_base + now)
         if any(self._jobs.reported.values()):
             self._jobs.note_reported(numbers, messages)
-        self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
+        self._unseen_until = min(self._unseen_until, unseen_until)
         self._unfollowed += numbers
         self._open += len(messages)
         if listeners["job_sent"]:

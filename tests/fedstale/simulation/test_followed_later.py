@@ -57,15 +57,14 @@ def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_inte
         patch.setattr("fedstale.traces.trip._GIVE_UP_WINDOWS", 30)
         ours.follow(jobs, range(len(asked)))
     assert jobs.columns["job_id"][rows].tolist() == list(range(len(asked)))
-    assert (now < unseen_until).all()
-    assert (unseen_until <= jobs.columns["visible_at"][rows]).all()
+    assert now < unseen_until <= jobs.columns["visible_at"][rows].min()
 
 
 class AtOnce(Devices):
     """Sees to it that every job is followed before anything else happens."""
 
-    def _least_s(self, devices, asked, runs_after):
-        return np.zeros(devices.size)
+    def send(self, messages, now, jobs):
+        return super().send(messages, now, jobs)[0], now
 
 
 class Counting(Devices):
