@@ -19,6 +19,8 @@ Bits = npt.NDArray[np.uint64]
 """A mask of shape (m,) as ceil(m / 64) words: bit i % 64 of word i // 64, the lowest first."""
 
 _WORD = 64
+_FEW = 4
+"""Places for which Python is faster than NumPy: after a reply, one node or two have changed."""
 _BIT = np.uint64(1) << np.arange(_WORD, dtype=np.uint64)
 
 
@@ -56,15 +58,21 @@ def set_bits(words: Bits, places: Index) -> None:
         >>> words
         array([5], dtype=uint64)
     """
-    if places.size:
+    if places.size > _FEW:
         # Several places may be in one word, of which an assignment would keep the last.
         np.bitwise_or.at(words, places // _WORD, _BIT[places % _WORD])
+        return
+    for place in places.tolist():
+        words[place // _WORD] |= _BIT[place % _WORD]
 
 
 def clear_bits(words: Bits, places: Index) -> None:
     """Write 0 at some places."""
-    if places.size:
+    if places.size > _FEW:
         np.bitwise_and.at(words, places // _WORD, ~_BIT[places % _WORD])
+        return
+    for place in places.tolist():
+        words[place // _WORD] &= ~_BIT[place % _WORD]
 
 
 def places_of(words: Bits) -> Index:
@@ -136,12 +144,22 @@ class NodeSet:
         if _WORD * which.size > self.everyone.ids.size or (which < 0).any():
             return self.ids[which]
         words, n_until = self.words, self._n_until
+        if which.size == 1:
+            return self.everyone.ids[[self._place(which.item())]]
         word = np.searchsorted(n_until, which, side="right")
         bits = np.unpackbits(words[word].view(np.uint8), bitorder="little").reshape(-1, _WORD)
         counted = bits.cumsum(axis=1, dtype=np.int64)
         n_before = n_until[word] - counted[:, -1]
         bit = (counted > (which - n_before)[:, None]).argmax(axis=1)
         return self.everyone.ids[word * _WORD + bit]
+
+    def _place(self, position: int) -> int:
+        """Find the place of the node at a position among these."""
+        word = int(self._n_until.searchsorted(position, side="right"))
+        bits = int(self.words[word])
+        for _ in range(position - int(self._n_until[word]) + bits.bit_count()):
+            bits &= bits - 1
+        return _WORD * word + (bits & -bits).bit_length() - 1
 
     def n_of(self, nodes: Collection[int]) -> int:
         """Return how many of some nodes are among these."""
