@@ -272,7 +272,7 @@ class _Worker:
         self._pool.__exit__()
         self._store.close()
         # Not asked for from outside: a second call would run beside this one, and end it half done.
-        ray.actor.exit_actor()
+        ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
     def _last_checkpoint(self) -> str:
         return max((path.name for path in (self._folder / CHECKPOINTS).glob("*")), default="")
