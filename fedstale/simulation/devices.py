@@ -26,7 +26,6 @@ from fedstale.simulation.jobs import (
     JobRow,
     JobTable,
     RunsAfter,
-    places_of,
 )
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import HEARTBEAT_S
@@ -369,7 +368,7 @@ class Devices(Stateful):
 
     def _plan(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out one job a device with what it asks by now, and write it into the table."""
-        columns, places, costs = jobs.columns, places_of(rows), self._book.costs
+        columns, places, costs = jobs.columns, _places(rows), self._book.costs
         devices, sent_at = columns["device"][places], columns["sent_at"][places]
         free_at = self._free_at[devices]
         if costs.download_overhead_s:
@@ -425,3 +424,13 @@ def _job(columns: Columns, places: Index | slice, on_interrupt: OnInterrupt) -> 
         ttl_s=columns["asked_ttl_s"][places],
         on_interrupt=on_interrupt,
     )
+
+
+def _places(rows: Sequence[int]) -> Index | slice:
+    """Return the places of rows; a slice, which is much faster, if they follow each other."""
+    if not rows:
+        return slice(0, 0)
+    first, n = rows[0], len(rows)
+    if rows[-1] - first + 1 == n and (n == 1 or list(rows) == list(range(first, first + n))):
+        return slice(first, first + n)
+    return np.array(rows, dtype=np.int64)

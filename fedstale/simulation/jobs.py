@@ -38,7 +38,6 @@ from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import reply_class
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
-from fedstale.traces import Index
 
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""
@@ -500,21 +499,6 @@ class JobTable(Stateful, Callback):
             self._map(np.frombuffer(mmap.mmap(self._file, at), _LAYOUT))
         except OSError as problem:
             raise _unwritable(problem) from None
-
-
-def places_of(rows: Sequence[int]) -> Index | slice:
-    """Return the places of rows; a slice, which is much faster, if they follow each other.
-
-    Example:
-        >>> places_of([4, 5, 6]), places_of([4, 6])
-        (slice(4, 7, None), array([4, 6]))
-    """
-    if not rows:
-        return slice(0, 0)
-    first, n = rows[0], len(rows)
-    if rows[-1] - first + 1 == n and (n == 1 or list(rows) == list(range(first, first + n))):
-        return slice(first, first + n)
-    return np.array(rows, dtype=np.int64)
 
 
 def _unwritable(problem: OSError) -> FedstaleError:

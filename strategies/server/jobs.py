@@ -155,7 +155,8 @@ class OpenJobs(Stateful):
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             if self._moved:
                 set_bits(self._idle, known.of(self._moved))
-                clear_bits(self._idle, known.of([node for node in self._moved if node in busy]))
+                if now_busy := [node for node in self._moved if node in busy]:
+                    clear_bits(self._idle, known.of(now_busy))
         else:
             self._everyone = everyone
             self._idle = packed(np.ones(everyone.ids.size, dtype=np.bool_))
