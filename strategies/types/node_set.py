@@ -103,7 +103,11 @@ class NodeIndex:
     def of(self, nodes: Collection[int]) -> Index:
         """Return the places of those nodes that are among the ids."""
         wanted = np.fromiter(nodes, dtype=np.uint64, count=len(nodes))
-        found = np.searchsorted(self.ids, wanted, sorter=self._order)
+        found = self.ids.searchsorted(wanted, sorter=self._order)
+        if found.size == 1 and self._order is None:
+            place = found.item()
+            is_here = place < self.ids.size and self.ids[place] == wanted[0]
+            return found if is_here else found[:0]
         inside = found < self.ids.size
         found, wanted = found[inside], wanted[inside]
         found = found if self._order is None else self._order[found]
@@ -123,6 +127,8 @@ class NodeSet:
     def __init__(self, everyone: NodeIndex, words: Bits) -> None:
         """Hold the nodes of a mask in words, which must not be written to any more."""
         self.everyone, self.words = everyone, words
+        self._n_until = np.bitwise_count(words).cumsum(dtype=np.int64)
+        """How many nodes there are up to the end of each word."""
 
     @classmethod
     def of(cls, node_ids: NodeIds) -> "NodeSet":
@@ -146,7 +152,7 @@ class NodeSet:
         words, n_until = self.words, self._n_until
         if which.size == 1:
             return self.everyone.ids[[self._place(which.item())]]
-        word = np.searchsorted(n_until, which, side="right")
+        word = n_until.searchsorted(which, side="right")
         bits = np.unpackbits(words[word].view(np.uint8), bitorder="little").reshape(-1, _WORD)
         counted = bits.cumsum(axis=1, dtype=np.int64)
         n_before = n_until[word] - counted[:, -1]
@@ -164,8 +170,3 @@ class NodeSet:
     def n_of(self, nodes: Collection[int]) -> int:
         """Return how many of some nodes are among these."""
         return int(np.count_nonzero(bits_at(self.words, self.everyone.of(nodes))))
-
-    @cached_property
-    def _n_until(self) -> Index:
-        """How many nodes there are up to the end of each word."""
-        return np.cumsum(np.bitwise_count(self.words), dtype=np.int64)
