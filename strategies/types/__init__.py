@@ -20,17 +20,6 @@ from fedstale.strategies.types.arrays import (
     square_distance,
     zeros_like,
 )
-from fedstale.strategies.types.candidates import (
-    DURATIONS_KEPT,
-    UNKNOWN,
-    Candidate,
-    Candidates,
-    Floats,
-    History,
-    SelectionContext,
-    Table,
-    forecast_bias,
-)
 from fedstale.strategies.types.compiled import gap_loop, rounding_loop
 from fedstale.strategies.types.job import (
     FORECAST_RECORD,
@@ -48,6 +37,7 @@ from fedstale.strategies.types.job import (
     Purpose,
     RejectionError,
     as_float,
+    forecast_bias,
     forecast_in,
     forecast_share,
     full_job_s,
@@ -55,16 +45,23 @@ from fedstale.strategies.types.job import (
     next_job_in,
     numbers,
 )
-from fedstale.strategies.types.node_set import (
+from fedstale.strategies.types.nodes import (
+    DURATIONS_KEPT,
+    UNKNOWN,
     Bits,
+    Candidate,
+    Candidates,
+    Floats,
+    History,
     Index,
     NodeIds,
     NodeIndex,
     NodeSet,
+    SelectionContext,
+    Table,
     bits_at,
     clear_bits,
     packed,
-    places_of,
     set_bits,
     unpacked,
 )
@@ -167,7 +164,6 @@ __all__ = [
     "numbers",
     "over_chunks",
     "packed",
-    "places_of",
     "require",
     "require_known",
     "rounding_loop",

@@ -12,6 +12,8 @@ from math import inf, isfinite, isnan, nan
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ProtocolError
@@ -19,6 +21,10 @@ from fedstale.strategies.types.arrays import Model
 from fedstale.traces import outline
 
 logger = logging.getLogger(__name__)
+
+# Outcomes that a reported forecast weighs as much as: few, so that an over-reporting device is
+# found out after a handful of jobs, and enough for one bad day to be forgiven.
+_TRUST = 4.0
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 """Of quantised arrays, from fine to coarse; see `fedstale.strategies.messages`."""
@@ -229,6 +235,28 @@ def chance_of(value: object) -> float:
     """Return a stated chance within [0, 1]; NaN for what is no number."""
     number = _number(value)
     return number if isnan(number) else min(max(number, 0.0), 1.0)
+
+
+def forecast_bias(
+    finished: npt.ArrayLike, failed: npt.ArrayLike, expected: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """Return by how much nodes finish more often than they state, in [-1, 1].
+
+    It is (f - e) / (n + 4), with f jobs finished of n that have ended, and e finishes to be
+    expected: the posterior mean of a bias that is normal around 0 with a fourth of the variance of
+    one job's outcome.
+
+    Args:
+        finished: jobs that nodes have finished; shape (m,).
+        failed: their other jobs that have ended; same shape.
+        expected: sum of the chances that they had stated before all of these; same shape.
+
+    Example:
+        >>> forecast_bias([8, 0, 6], [2, 6, 0], [8.0, 6.0, 0.0])
+        array([ 0. , -0.6,  0.6])
+    """
+    jobs = np.asarray(finished) + np.asarray(failed)
+    return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
 
 
 def as_float(value: float) -> float:

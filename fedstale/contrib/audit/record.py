@@ -29,9 +29,7 @@ from fedstale.strategies.types import (
     Job,
     NodeSet,
     State,
-    bits_at,
     forecast_in,
-    places_of,
     require,
 )
 
@@ -248,9 +246,8 @@ class AuditRecord(Stage):
         """
         before, self._candidates = self._candidates, free
         if free.everyone is before.everyone:
-            ids, changed = free.everyone.ids, places_of(free.words ^ before.words)
-            has_joined = bits_at(free.words, changed)
-            joined, left = ids[changed[has_joined]], ids[changed[~has_joined]]
+            joined = NodeSet(free.everyone, free.words & ~before.words).ids
+            left = NodeSet(free.everyone, before.words & ~free.words).ids
         else:
             joined = np.setdiff1d(free.ids, before.ids, assume_unique=True)
             left = np.setdiff1d(before.ids, free.ids, assume_unique=True)
