@@ -1,14 +1,11 @@
 """Several sets of devices as one: many devices' own recordings, or fleets of several kinds.
 
-They are laid on one time line, either by the calendar, which keeps what happened to all at once, or
-by the hour of the day alone, or of the week, which lets recordings of different weeks overlap.
-Records repeat: by the hour that fills the time before a recording began too; by the calendar a
-device is unknown until then, and so not online.
+They are laid on one time line by the hour of the day, or of the week, so that recordings of
+different weeks overlap. Records repeat, which fills the time before a recording began, too.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,8 +18,8 @@ from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
 
-Align = Literal["time-of-day", "time-of-week", "calendar"]
-_CYCLE_S = {"time-of-day": DAY_S, "time-of-week": 7 * DAY_S, "calendar": np.inf}
+Align = Literal["time-of-day", "time-of-week"]
+_CYCLE_S = {"time-of-day": DAY_S, "time-of-week": 7 * DAY_S}
 
 
 def merge(
@@ -56,8 +53,8 @@ def merged(
 
     Args:
         sets: by the name that an error calls them by; at least one; their devices are distinct.
-        align: whether devices keep the day on which they were recorded ("calendar"), its hour of
-            the week ("time-of-week"), or its hour of the day alone ("time-of-day").
+        align: whether devices keep the hour of the week at which they were recorded
+            ("time-of-week"), or its hour of the day alone ("time-of-day").
         only: channels to keep; None keeps all, which every set must then know.
 
     Returns:
@@ -74,28 +71,19 @@ def merged(
         (['device-0', 'device-1', 'a', 'b'], '2024-01-01T00:00:00')
     """
     if align not in get_args(Align):
-        raise TraceError(f"align = {align!r}: expected 'time-of-day', 'time-of-week' or 'calendar'")
+        raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'time-of-week'")
     channels = _channels(sets, only)
-    _check_alike(sets, channels, align)
+    _check_alike(sets, channels)
     begins = {name: pd.Timestamp(traces.epoch or "nat") for name, traces in sets.items()}
     midnight = min(begins.values()).normalize()
-    leads = {
-        name: (began - midnight).total_seconds() % _CYCLE_S[align] for name, began in begins.items()
-    }
-    fleet: dict[str, Any] = {
-        name: Series.joined([getattr(traces, name) for traces in sets.values()])
-        for name in channels[1:]
-    }
-    fleet["availability"] = Availability.joined(
-        [
-            _begun_at(traces.channel("availability"), leads[name] if align == "calendar" else 0.0)
-            for name, traces in sets.items()
-        ]
-    )
-    later = np.repeat([*leads.values()], [traces.n_devices for traces in sets.values()])
-    # Records begin later, and are preceded by their own repetition.
-    for name in channels[1:] if align == "calendar" else channels:
-        fleet[name] = fleet[name].shifted(np.mod(-later, fleet[name].record_s()))
+    leads = [(began - midnight).total_seconds() % _CYCLE_S[align] for began in begins.values()]
+    later = np.repeat(leads, [traces.n_devices for traces in sets.values()])
+    fleet: dict[str, Any] = {}
+    for name in channels:
+        kind: type[Any] = Availability if name == "availability" else Series
+        joined = kind.joined([getattr(traces, name) for traces in sets.values()])
+        # Records begin later, and are preceded by their own repetition.
+        fleet[name] = joined.shifted(np.mod(-later, joined.record_s()))
     unit = next(iter(sets.values())).compute_unit
     return TraceSet(
         device_ids=pd.Index(
@@ -105,19 +93,6 @@ def merged(
         compute_unit=unit if "compute" in channels else None,
         epoch=midnight.isoformat(),
         repairs=sum((Counter(traces.repairs) for traces in sets.values()), Counter()),
-    )
-
-
-def _begun_at(online: Availability, lead_s: float) -> Availability:
-    """Return devices whose records have an unknown time before them, in s."""
-    return replace(
-        online,
-        starts=online.starts + lead_s,
-        ends=online.ends + lead_s,
-        # Records of whole days remain so, or repetitions would come at other hours.
-        lengths=online.lengths
-        + np.where(online.lengths % DAY_S == 0, np.ceil(lead_s / DAY_S) * DAY_S, lead_s),
-        log_starts=online.log_starts + lead_s,
     )
 
 
@@ -142,7 +117,7 @@ def _channels(sets: Mapping[str, TraceSet], only: Sequence[str] | None) -> tuple
     return tuple(name for name in CHANNELS if name in wanted)
 
 
-def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str], align: Align) -> None:
+def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
     first_name, first = next(iter(sets.items()))
     origin: dict[str, str] = {}
     for path, traces in sets.items():
@@ -155,8 +130,7 @@ def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str], align: A
             )
         for name in channels:
             channel = getattr(traces, name)
-            moved = align == "calendar" and name == "availability" and np.any(channel.shifts)
-            if moved or np.isfinite(channel.until):
+            if np.isfinite(channel.until):
                 raise TraceError(
                     f"{path}: {name} is a part of another record: expected whole records, as "
                     "fedstale traces record and compose write them"

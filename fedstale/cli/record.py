@@ -109,8 +109,8 @@ def merge(
     ],
     out: Out,
     align: Annotated[
-        Literal["time-of-day", "time-of-week", "calendar"],
-        typer.Option(help="Lay recordings over each other by the hour, of which day, or the date."),
+        Literal["time-of-day", "time-of-week"],
+        typer.Option(help="Lay recordings over each other by the hour of the day, or of the week."),
     ] = "time-of-day",
     only: Annotated[
         str | None, typer.Option(metavar="CHANNELS", help="Keep these, with commas between.")

@@ -37,40 +37,30 @@ def pair(tmp_path):
     ]
 
 
-def test_by_the_calendar_a_device_is_not_there_before_its_recording(pair):
-    fleet = merge(pair, align="calendar")
+def test_by_the_hour_a_record_repeats_before_its_recording_too(pair):
+    fleet = merge(pair)
     assert list(fleet.device_ids) == ["b", "a"]
     assert fleet.epoch == "2026-03-01T00:00:00"
-    assert fleet.availability.windows(0)[0].tolist() == [[30 * HOUR, 30 * HOUR + 60]]
-    assert fleet.availability.windows(1)[0].tolist() == [[5 * HOUR + 10, 5 * HOUR + 20]]
-    assert fleet.availability.windows(1)[1] == 5 * HOUR + 100
     assert fleet.compute_unit == "a unit"
     assert dict(fleet.repairs) == {"gap: no reading": 2}
-
-
-def test_by_the_hour_a_record_repeats_before_its_recording_too(pair):
-    fleet = merge(pair, align="time-of-day")
     # Six hours are 216 records of 100 s: b begins its record at midnight as well.
     assert fleet.availability.is_available([0, 0, 0], [30.0, 130.0, 70.0]).tolist() == [1, 1, 0]
     assert fleet.compute.value_at([0, 0], [10.0, 40.0]).tolist() == [2, 4]
 
 
-@pytest.mark.parametrize("align", ["time-of-day", "calendar"])
-def test_a_rate_keeps_its_mean_however_late_its_recording_began(pair, align):
-    fleet = merge(pair, align=align)
+def test_a_rate_keeps_its_mean_however_late_its_recording_began(pair):
+    fleet = merge(pair)
     for position, speed in enumerate((2.0, 1.0)):
         mean = fleet.compute.integral([position], 0.0, 86_400.0)[0] / 86_400
         assert mean == pytest.approx(1.7 * speed)
 
 
-@pytest.mark.parametrize(("align", "day"), [("time-of-day", 0.0), ("calendar", 24 * HOUR)])
-def test_every_instant_of_a_recording_is_in_the_merged_set(pair, align, day):
-    fleet = merge(pair, align=align)
+def test_every_instant_of_a_recording_is_in_the_merged_set(pair):
+    fleet = merge(pair)
     for position, path in enumerate(pair):
         alone = TraceSet.read(path)
         at = np.arange(0.5, 100.0, 2.0)
-        hours = pd.Timestamp(alone.epoch).hour * HOUR
-        lead = hours + (day if position == 0 else 0.0)
+        lead = pd.Timestamp(alone.epoch).hour * HOUR
         here = np.full(at.size, position)
         alike = fleet.availability.is_available(here, at + lead)
         assert (alike == alone.availability.is_available(0 * here, at)).all()
@@ -121,7 +111,7 @@ def test_what_is_no_recording_is_rejected(pair, tmp_path):
     [
         ({"only": ["compute"]}, "expected availability and some of"),
         ({"only": ["availability", "battery"]}, "expected availability and some of"),
-        ({"align": "week"}, "expected 'time-of-day', 'time-of-week' or 'calendar'"),
+        ({"align": "week"}, "expected 'time-of-day' or 'time-of-week'"),
     ],
 )
 def test_channels_and_alignments_that_are_none_are_rejected(pair, how, expected):
@@ -178,10 +168,3 @@ def test_fleets_keep_weekday_log_and_rates_in_their_own_weeks(steps):
                 alone.compute.integral(own, at, at + 500.0),
             )
     assert both.compute.lengths.size == 2
-
-
-def test_by_the_calendar_nothing_is_known_before_a_recording(pair):
-    both = merge(pair, align="calendar")
-    start, end = both.log_at([0, 0], [29 * HOUR, 30 * HOUR + 5.0])
-    assert start[0] == end[0]
-    assert (start[1], end[1]) == (30 * HOUR, 30 * HOUR + 100.0)
