@@ -24,7 +24,6 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
-from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -51,23 +50,19 @@ _STEERING = 2.0
 _NONE = -1e9
 
 
-class PlackettLuce(Distribution):
+class PlackettLuce:
     """Ordered sets of places, drawn one after another by the exponentials of their scores.
+
+    It is what Stable-Baselines3's policies ask of a distribution.
 
     Args:
         generator: of the draws; torch's own if None.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
         self._scores, self._k = torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64)
         self._within = torch.zeros(0, 0, dtype=torch.bool)
-
-    def proba_distribution_net(self, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
-        """Return a layer that changes nothing: scores are the parameters."""
-        del args, kwargs
-        return nn.Identity()
 
     def proba_distribution(self, scores: Tensor, mask: Tensor, k: Tensor) -> Self:
         """Set the parameters.
@@ -119,18 +114,9 @@ class PlackettLuce(Distribution):
         off = self._members(x) & ~self._members(self.mode())
         return off.sum(dim=1) / self._k.clamp(min=1)
 
-    def actions_from_params(
-        self, scores: Tensor, mask: Tensor, k: Tensor, *, deterministic: bool = False
-    ) -> Tensor:
-        """Set the parameters, and return sets: drawn ones, or the best k."""
-        return self.proba_distribution(scores, mask, k).get_actions(deterministic)
-
-    def log_prob_from_params(
-        self, scores: Tensor, mask: Tensor, k: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Set the parameters, and return drawn sets with the logarithm of their probability."""
-        drawn = self.actions_from_params(scores, mask, k)
-        return drawn, self.log_prob(drawn)
+    def get_actions(self, deterministic: bool = False) -> Tensor:
+        """Return drawn sets, or the best k."""
+        return self.mode() if deterministic else self.sample()
 
     def _first(self, keys: Tensor) -> Tensor:
         order = keys.argsort(dim=1, descending=True, stable=True)
@@ -197,11 +183,10 @@ class RoundPolicy(ActorCriticPolicy):
     """Draws rounds by the scores of `ScorerNetwork` over a temperature; it has no critic."""
 
     features_extractor: ScorerNetwork
-    action_dist: PlackettLuce
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.generator = torch.Generator()
-        self.action_dist = PlackettLuce(self.generator)
+        self.rounds = PlackettLuce(self.generator)
         # Of the free choices since the last steering: shares off the best k, and their number.
         self._off, self._free = 0.0, 0
         settings: dict[str, Any] = {"lr": lr_schedule(1), **self.optimizer_kwargs}
@@ -228,11 +213,14 @@ class RoundPolicy(ActorCriticPolicy):
         """Return values of 0, the log-probabilities of rounds, and no entropy."""
         return self.predict_values(obs), self.get_distribution(obs).log_prob(actions), None
 
-    def get_distribution(self, obs: Any) -> PlackettLuce:  # noqa: ANN401
+    def get_distribution(  # type: ignore[override]
+        self,
+        obs: Any,  # noqa: ANN401
+    ) -> PlackettLuce:
         """Return the distribution over rounds."""
         scores = cast("Tensor", self.extract_features(obs)) / TEMPERATURE
         k = obs["slots"][:, 0].long()
-        return self.action_dist.proba_distribution(scores, obs["mask"] > 0, k)
+        return self.rounds.proba_distribution(scores, obs["mask"] > 0, k)
 
     def predict_values(self, obs: Any) -> Tensor:  # noqa: ANN401
         """Return values of 0; shape (b, 1)."""
