@@ -18,7 +18,7 @@ from fedstale.agents.env import (
     cross_fitted,
 )
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate
-from fedstale.agents.policy import Agent, AgentSelector, Shadow, load, observation, save
+from fedstale.agents.policy import Agent, AgentSelector, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.lazy import names_of
 
@@ -41,7 +41,6 @@ __all__ = [
     "Scenario",
     "Scenarios",
     "SelectionEnv",
-    "Shadow",
     "Simulator",
     "Training",
     "TrainingProgress",

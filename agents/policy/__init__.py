@@ -29,7 +29,7 @@ from fedstale.agents.policy.scorer import (
     load,
     save,
 )
-from fedstale.agents.policy.selector import AgentSelector, OwnPolicy, Shadow, observation
+from fedstale.agents.policy.selector import AgentSelector, OwnPolicy, observation
 
 __all__ = [
     "FILES",
@@ -47,7 +47,6 @@ __all__ = [
     "Observation",
     "OwnPolicy",
     "Score",
-    "Shadow",
     "Weights",
     "by_agent",
     "by_heuristic",

@@ -6,13 +6,8 @@ instead. A simulation ends where the files are missing or refused, unless it is 
 
 A policy of one's own, whatever has trained it, picks as an agent does: it sees the `observation`
 that the environments show.
-
-`Shadow` runs one selector in the shadow of another and writes down what it would have picked. An
-operator can so see for days what a trained agent would do, on the real fleet and without risk,
-before it decides anything.
 """
 
-import json
 import logging
 from collections.abc import Callable
 from math import inf, isfinite
@@ -314,44 +309,3 @@ def _of(free: Mask, scores: Floats, n: int, rng: np.random.Generator) -> Index:
         return top(scores, n, rng)
     where = np.flatnonzero(free)
     return where[top(scores[where], n, rng)]
-
-
-class Shadow(Selector):
-    """Lets one selector decide and records what another would have done.
-
-    The watched selector has a random generator of its own and its errors are logged once, so the
-    decisions are exactly those of the deciding selector alone.
-
-    Args:
-        deciding: picks.
-        watching: picks too, without effect.
-        path: file to which every choice is added as a line of JSON: the instant, the number of
-            candidates, and the ids that each selector picked.
-    """
-
-    saved = ("deciding", "watching")
-
-    def __init__(self, deciding: Selector, watching: Selector, *, path: str | Path) -> None:
-        """Set the selectors."""
-        self.deciding, self.watching, self.path = deciding, watching, path
-        self._rng, self._warned = np.random.default_rng(0), False
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Pick by the deciding selector, and record the watched one's choice."""
-        decided = self.deciding.select(candidates, k, now, rng)
-        try:
-            watched = self.watching.select(candidates, k, now, self._rng)
-            line = {"now": now, "candidates": len(candidates), "decided": decided}
-            with Path(self.path).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {"watched": [int(node) for node in watched]}) + "\n")
-        except Exception as problem:
-            if not self._warned:
-                logger.warning("the shadow of the selector failed: %s", problem)
-            self._warned = True
-        return decided
-
-    def described(self) -> dict[str, Any]:
-        """Describe the deciding selector: the watched one changes no pick."""
-        return self.deciding.described()

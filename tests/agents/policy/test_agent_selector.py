@@ -1,4 +1,3 @@
-import json
 import logging
 from collections import Counter
 from dataclasses import replace
@@ -10,16 +9,13 @@ from made_agent import save
 
 from fedstale.agents import SelectionEnv
 from fedstale.agents.policy import scorer, selector
-from fedstale.agents.policy.selector import AgentSelector, Shadow, observation
+from fedstale.agents.policy.selector import AgentSelector, observation
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     BALANCED,
     Enough,
     ExpectedUtility,
     Likely,
-    Oort,
-    Random,
-    Selector,
 )
 from fedstale.strategies.types import Candidates, SelectionContext
 
@@ -200,44 +196,6 @@ def test_scores_that_are_no_numbers_are_told_in_one_line_and_the_heuristic_decid
     assert [record.message for record in caplog.records] == [
         "the agent is not used, the balanced rule decides: 30 of 30 scores are no numbers"
     ]
-
-
-class Fails(Selector):
-    def select(self, candidates, k, now, rng):
-        raise ZeroDivisionError("watched")
-
-
-def test_a_shadow_decides_exactly_as_the_decider_alone(untrained, tmp_path, caplog):
-    nodes = fleet(60)
-    for watching in (AgentSelector(untrained), Random(), Fails()):
-        shadow = Shadow(Random(), watching, path=tmp_path / "shadow.jsonl")
-        rng, alone = np.random.default_rng(3), np.random.default_rng(3)
-        for _ in range(4):
-            assert shadow.select(nodes, 6, 0.0, rng) == Random().select(nodes, 6, 0.0, alone)
-    assert caplog.text.count("the shadow of the selector failed: watched") == 1
-
-
-@pytest.mark.usefixtures("greedy")
-def test_a_shadow_writes_down_what_the_watched_selector_would_have_picked(untrained, tmp_path):
-    nodes, path = fleet(60), tmp_path / "shadow.jsonl"
-    rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
-    shadow = Shadow(rule, AgentSelector(untrained), path=path)
-    for now in (0.0, 60.0, 120.0):
-        shadow.select(nodes, 6, now, np.random.default_rng(0))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["now"] for line in lines] == [0.0, 60.0, 120.0]
-    assert lines[0]["candidates"] == 60
-    assert lines[0]["decided"] == lines[0]["watched"]
-
-
-def test_a_shadow_in_a_checkpoint_is_both_its_selectors(tmp_path):
-    nodes, rng = fleet(40), np.random.default_rng(0)
-    one, other = (Shadow(Oort(), Random(), path=tmp_path / "choices") for _ in range(2))
-    for _ in range(3):
-        one.select(nodes, 5, 0.0, rng)
-    other.load_state_dict(one.state_dict())
-    assert other.deciding.state_dict() == one.deciding.state_dict()
-    assert other.deciding.state_dict() != Oort().state_dict()
 
 
 def test_an_own_policy_sees_what_the_environment_shows(scenario):

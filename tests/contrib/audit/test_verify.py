@@ -1,7 +1,6 @@
 """Records of runs: what is changed in one is found, and picks are made again."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from shared_fleets import synthetic
 
 import fedstale
 from fedstale.agents import AgentSelector
-from fedstale.agents.policy.selector import Shadow
 from fedstale.contrib.audit import AuditRecord, Credits, Probing, verify
 from fedstale.contrib.audit.record import FORMAT, RECORD
 from fedstale.contrib.selectors import TiFL
@@ -56,7 +54,6 @@ SHIPPED = [
     Oort(),
     AgentSelector(),
     AgentSelector(exploration=0.2, fairness=0.1),
-    Shadow(Oort(), Random(), path=os.devnull),
 ]
 
 
