@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.traces import Array, Availability, Index, Job, TraceSet
-from fedstale.traces.forecast import Adaptation, Calibration, Forecaster, Observation
+from fedstale.traces.forecast import Calibration, Forecaster, Observation
 from fedstale.traces.forecast.backtest import blocks, pinball
 from fedstale.traces.forecast.survival import PHASES, JobForecast
 from forecasts.horizons import covered, scored
@@ -44,8 +44,8 @@ def corrected_scores(
         forecast = forecaster.forecast_job(sent, job)
         parts.append(job_scores(name, forecast, sent, times))
         fleet = calibration_scores(forecaster, *held_out[:2], job, held_out[2])
-        for variant, adaptation in (("fleet", Adaptation(step=0.0)), ("own", Adaptation())):
-            better = calibrated(forecast, sent, times, fleet, adaptation)
+        for variant, step in (("fleet", 0.0), ("own", 0.05)):
+            better = calibrated(forecast, sent, times, fleet, step)
             parts.append(job_scores(f"{name} + {variant}", better, sent, times))
     return pd.concat(parts, ignore_index=True)
 
@@ -55,7 +55,7 @@ def calibrated(
     origins: Observation,
     times: Array,
     held_out: Array,
-    adaptation: Adaptation,
+    step: float = 0.05,
 ) -> JobForecast:
     """Return forecasts as devices would have corrected them, each from its own outcomes so far.
 
@@ -66,9 +66,9 @@ def calibrated(
         origins: in order of time.
         times: their `true_times`; shape (n, 3).
         held_out: scores of the fleet, from `fleet_scores`.
-        adaptation: how devices adapt.
+        step: of `Calibration`.
     """
-    calibration = Calibration(int(origins.devices.max(initial=0)) + 1, held_out, adaptation)
+    calibration = Calibration(int(origins.devices.max(initial=0)) + 1, held_out, step)
     known_at = np.where(np.isfinite(times[:, 2]), origins.now + times[:, 2], np.inf)
     waiting = np.zeros(0, dtype=np.int64)
     given = forecast.times_s.copy()

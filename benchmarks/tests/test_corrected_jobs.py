@@ -5,7 +5,7 @@ import pytest
 from shared_fleets import synthetic
 
 from fedstale.traces import Job, Status
-from fedstale.traces.forecast import Adaptation, LastValue, TraceObserver, draw
+from fedstale.traces.forecast import LastValue, TraceObserver, draw
 from fedstale.traces.forecast.backtest import rolling
 from fedstale.traces.forecast.survival import LONGEST_S, JobForecast
 from forecasts.jobs import calibrated, calibration_scores, corrected_scores, job_scores, true_times
@@ -26,10 +26,10 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it():
     origins = rolling(observer, np.arange(40, 60), **span, seed=0).observed
     forecast, times = last.forecast_job(origins, JOB), true_times(fleet, origins, JOB, 3 * DAY)
     fleet_wide = calibration_scores(last, fleet, held_out.observed, JOB, 2 * DAY)
-    before = calibrated(forecast, origins, times, fleet_wide, Adaptation())
+    before = calibrated(forecast, origins, times, fleet_wide)
     late = origins.now + times[:, 2] > 2.5 * DAY
     other = np.where(late[:, None], times * 50, times)
-    changed = calibrated(forecast, origins, other, fleet_wide, Adaptation())
+    changed = calibrated(forecast, origins, other, fleet_wide)
     early = origins.now <= 2.5 * DAY
     np.testing.assert_array_equal(before.total_s[early], changed.total_s[early])
     assert not np.array_equal(before.total_s, changed.total_s)

@@ -39,8 +39,8 @@ from fedstale.traces import Array, Job
 from fedstale.traces.forecast import (
     AVAILABLE_S,
     LEVELS,
+    MISS,
     PHASES,
-    Adaptation,
     Calibration,
     DeviceForecast,
     Forecaster,
@@ -68,7 +68,6 @@ SPREAD = 0.5
 """Standard deviation of the scores that stand for the fleet, in logarithms of seconds."""
 _STAND_INS = 20
 _LEAST_S = 1e-6
-_ADAPTATION = Adaptation()
 
 Record = dict[str, int | float | list[float] | str]
 
@@ -231,7 +230,7 @@ def _number(flag: bool | None) -> float:
 
 def _stand_ins() -> Array:
     scores = np.array(NormalDist(0.0, SPREAD).quantiles(2 * _STAND_INS)[::2])
-    return scores - np.quantile(scores, 1.0 - _ADAPTATION.miss)
+    return scores - np.quantile(scores, 1.0 - MISS)
 
 
 _FLEET = _stand_ins()
@@ -241,7 +240,7 @@ _FLEET = _stand_ins()
 class OwnCalibration:
     """Corrections of one device, from its own outcomes."""
 
-    miscoverage: Array = field(default_factory=lambda: np.full((len(PHASES), 2), _ADAPTATION.miss))
+    miscoverage: Array = field(default_factory=lambda: np.full((len(PHASES), 2), MISS))
     """Miscoverage taken of the scores, by phase and by end; shape (3, 2)."""
     scores: Array = field(default_factory=lambda: np.empty((0, len(PHASES), 2)))
     """By how much, in logarithms, the truth lay outside an end; NaN unknown; (jobs, 3, 2)."""
@@ -298,7 +297,7 @@ class OwnCalibration:
                 table[p, end] = np.interp(
                     np.linspace(0.0, own.size - 1.0, 201), np.arange(own.size), np.sort(own)
                 )
-        calibration = Calibration(1, table, _ADAPTATION)
+        calibration = Calibration(1, table)
         calibration.miscoverage = self.miscoverage[None].copy()
         return calibration
 

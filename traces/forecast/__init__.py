@@ -31,8 +31,8 @@ from fedstale.traces.forecast.observation import (
 )
 from fedstale.traces.forecast.sessions import DAYS, HORIZONS_S, OwnSessions
 from fedstale.traces.forecast.survival import (
+    MISS,
     PHASES,
-    Adaptation,
     Calibration,
     DeviceForecast,
     JobForecast,
@@ -47,10 +47,10 @@ __all__ = [
     "KINDS",
     "LEVELS",
     "LSTM",
+    "MISS",
     "PHASES",
     "RATES",
     "STEPS",
-    "Adaptation",
     "Calibration",
     "DeviceForecast",
     "Examples",

@@ -33,7 +33,6 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.errors import ConfigError
 from fedstale.traces import Array, Index, Job, Mask, outline
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
@@ -310,20 +309,8 @@ def _piece(carried: Array, piece: Index) -> tuple[Array, Array]:
     return low, slope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adaptation:
-    """How devices adapt."""
-
-    miss: float = 0.1
-    """How often each end may be passed, in (0, 0.5)."""
-    step: float = 0.05
-    """gamma: how far one outcome moves a device, >= 0; 0 keeps the fleet's correction."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.miss < 0.5:
-            raise ConfigError(f"adaptation.miss = {self.miss}: expected a share in (0, 0.5)")
-        if not (np.isfinite(self.step) and self.step >= 0):
-            raise ConfigError(f"adaptation.step = {self.step}: expected a number >= 0")
+MISS = 0.1
+"""How often each end may be passed."""
 
 
 class Calibration:
@@ -334,13 +321,12 @@ class Calibration:
         scores: quantiles of the fleet's scores on `linspace(0, 1, 201)`; shape (3, 2, 201), by
             phase and by end. A score is by how much, in logarithms, the truth lay outside an end;
             less than 0 is inside.
-        adaptation: how devices adapt.
+        step: gamma, how far one outcome moves a device, >= 0; 0 keeps the fleet's correction.
     """
 
-    def __init__(self, n_devices: int, scores: Array, adaptation: Adaptation | None = None) -> None:
-        self.adaptation = adaptation or Adaptation()
-        self.scores = scores
-        self.miscoverage: Array = np.full((n_devices, len(PHASES), 2), self.adaptation.miss)
+    def __init__(self, n_devices: int, scores: Array, step: float = 0.05) -> None:
+        self.scores, self.step = scores, step
+        self.miscoverage: Array = np.full((n_devices, len(PHASES), 2), MISS)
 
     def corrected(self, devices: npt.ArrayLike, forecast: JobForecast) -> JobForecast:
         """Return the forecast with the outer quantiles of every time corrected.
@@ -368,9 +354,9 @@ class Calibration:
             outcome: what the times were, in s, NaN where a phase was not finished; shape (n, 3).
         """
         devices = np.asarray(devices, dtype=np.int64)
-        miss, gamma = self.adaptation.miss, self.adaptation.step
+        gamma = self.step
         known, quantiles = np.isfinite(outcome), forecast.times_s
         missed = np.stack([outcome < quantiles[..., 0], outcome > quantiles[..., 2]], axis=-1)
         before = self.miscoverage[devices]
-        moved = np.clip(before + gamma * (miss - missed), -gamma, 1.0 + gamma)
+        moved = np.clip(before + gamma * (MISS - missed), -gamma, 1.0 + gamma)
         self.miscoverage[devices] = np.where(known[..., None], moved, before)

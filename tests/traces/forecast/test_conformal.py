@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from fedstale.errors import ConfigError
-from fedstale.traces.forecast import Adaptation, Calibration, JobForecast
+from fedstale.traces.forecast import Calibration, JobForecast
 
 
 def fleet_scores(forecast, outcome):
@@ -34,7 +33,7 @@ def coverage(calibration, rng, spread, rounds, n=40):
 def test_a_fleet_correction_covers_a_fleet_that_behaves_as_before():
     rng = np.random.default_rng(0)
     scores = fleet_scores(forecast(4000), outcomes(rng, 4000, 1.0))
-    fixed = Calibration(40, scores, Adaptation(step=0.0))
+    fixed = Calibration(40, scores, step=0.0)
     assert coverage(fixed, rng, 1.0, 100) == pytest.approx(0.8, abs=0.02)
 
 
@@ -42,8 +41,8 @@ def test_devices_that_behave_otherwise_are_covered_after_they_adapted():
     rng = np.random.default_rng(1)
     scores = fleet_scores(forecast(4000), outcomes(rng, 4000, 1.0))
     for spread in (0.3, 1.5):
-        fixed = coverage(Calibration(40, scores, Adaptation(step=0.0)), rng, spread, 300)
-        adaptive = coverage(Calibration(40, scores, Adaptation()), rng, spread, 300)
+        fixed = coverage(Calibration(40, scores, step=0.0), rng, spread, 300)
+        adaptive = coverage(Calibration(40, scores), rng, spread, 300)
         assert abs(fixed - 0.8) > 0.05
         assert adaptive == pytest.approx(0.8, abs=0.03)
 
@@ -67,12 +66,3 @@ def test_corrected_quantiles_stay_in_order_and_finite_whatever_happens():
             assert np.all(np.isfinite(given.total_s))
             assert np.all(np.diff(given.total_s, axis=1) >= 0)
             calibration.learn(np.arange(5), given, np.full((5, 3), y))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"miss": 0.0}, {"miss": 0.5}, {"step": -1.0}, {"step": np.nan}],
-)
-def test_settings_out_of_range_are_rejected(wrong):
-    with pytest.raises(ConfigError, match="expected"):
-        Adaptation(**wrong)
