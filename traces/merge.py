@@ -64,6 +64,7 @@ def merged(
         TraceError: the sets do not fit together.
 
     Example:
+        >>> from dataclasses import replace
         >>> phones = replace(TraceSet.ideal(2), epoch="2024-01-04T06:00:00")
         >>> cars = replace(phones, device_ids=pd.Index(["a", "b"]), epoch="2024-01-01T00:00:00")
         >>> both = merged({"phones": phones, "cars": cars}, align="time-of-week")
