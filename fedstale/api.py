@@ -75,7 +75,6 @@ def simulate(
     partitions: int | None = None,
     node_config: str | Path | NodeTables | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
-    changes: Sequence[Mapping[str, Any]] = (),
     work: Mapping[str, float] | WorkHook | None = None,
     on_interrupt: Literal["abort", "pause"] = "abort",
     after_end: Literal["repeat", "stop"] = "repeat",
@@ -128,9 +127,6 @@ def simulate(
         node_config: what devices have in their node config besides, by device id, such as
             {"device-3": {"ram": 4}}; or a TOML or CSV file of that.
         run_config: overrides of the app's run config; with objects, the whole of it.
-        changes: what of it is another from some instant on, such as
-            [{"at": "30m", "run-config": {"learning-rate": 0.05}}], made with the first new version
-            at or after that instant, and for a strategy of fedstale alone.
         work: work units of a whole message by its type, or type and action, such as
             {"train.keys": 0}; or a function that returns them of a message, or None for what the
             rest says. A unit is a second of the median phone.
@@ -202,7 +198,6 @@ def simulate(
         gpus=gpus,
         checkpoint_every=checkpoint_every,
         run_config=dict(run_config or {}),
-        changes=changes,
         costs=declared,
     )
     if not isinstance(traces, TraceSet):

@@ -4,10 +4,9 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,38 +45,6 @@ def instant_s(value: object, name: str) -> float:
     if not 0 < found < inf:
         raise ConfigError(f"{name} = {value!r}: expected a time such as 30m or 4h")
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Other values of the run config from an instant on, as `SimulationConfig.changes` has them."""
-
-    at_s: float
-    """Virtual instant in s; they hold from the first version of the model at or after it."""
-    run_config: Mapping[str, bool | int | float | str]
-
-    @classmethod
-    def parse(cls, table: object) -> "Change":
-        """Read `{ at = "30m", run-config = { learning-rate = 0.05 } }`.
-
-        Raises:
-            ConfigError: it is something else.
-        """
-        given = dict(table) if isinstance(table, Mapping) else {}
-        own = {str(key).replace("_", "-"): value for key, value in given.items()}
-        at, values = own.get("at"), own.get("run-config")
-        if own.keys() != {"at", "run-config"} or not (values and isinstance(values, Mapping)):
-            raise ConfigError(
-                f"changes has {table!r}: expected {{ at = '30m', run-config = {{ KEY = VALUE }} }}"
-            )
-        values = dict(flat(values))
-        if not _is_plain(values):
-            raise ConfigError(f"changes has run-config = {values!r}: expected {_PLAIN}")
-        return cls(at_s=instant_s(at, "changes: at"), run_config=values)
-
-    def table(self) -> dict[str, Any]:
-        """Return it as `parse` reads it."""
-        return {"at": f"{self.at_s:.10g}s", "run_config": dict(self.run_config)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +93,6 @@ class SimulationConfig:
     """Versions from one checkpoint to the next; 0 writes none."""
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Overrides of the app's run config."""
-    changes: Sequence[Mapping[str, Any]] = ()
-    """What of the run config is another from some instant on: tables with `at`, a virtual time such
-    as 30m, and `run-config`, in the order of time. Each is made with the first new version at or
-    after its instant, by strategies of fedstale alone. Jobs in flight train with the new values."""
     costs: Mapping[str, int | float | str] = field(default_factory=dict)
     """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
 
@@ -170,23 +133,10 @@ class SimulationConfig:
             if not holds and not (value is None and name in optional):
                 raise ConfigError(f"{name} = {value!r}: expected {accepted}")
         Until.parse(self.until)
-        self._check_changes()
-
-    def _check_changes(self) -> None:
-        if not isinstance(self.changes, list | tuple):
-            raise ConfigError(f"changes = {self.changes!r}: expected a list of tables")
-        instants = [change.at_s for change in map(Change.parse, self.changes)]
-        if any(a >= b for a, b in pairwise(instants)):
-            raise ConfigError(f"changes at {instants} s: expected rising instants")
-        if self.changes and not self.checkpoint_every:
-            raise ConfigError("checkpoint_every = 0: changes need checkpoints; expected >= 1")
 
     def table(self) -> dict[str, Any]:
         """Return the settings as `from_table` reads them; what is not set is left out."""
-        table = {k: v for k, v in asdict(self).items() if v is not None}
-        if not self.changes:
-            del table["changes"]
-        return table
+        return {k: v for k, v in asdict(self).items() if v is not None}
 
     @classmethod
     def read(cls, path: Path) -> "SimulationConfig":
@@ -225,7 +175,6 @@ class SimulationConfig:
         # All others give the same bytes.
         found["executor"] = "batched" if self.executor == "batched" else "exact"
         tables = {name: found.pop(name) for name in ("run-config", "costs")}
-        found["changes"] = [Change.parse(change).table() for change in self.changes]
         return found | {f"{t}.{key}": v for t, inner in tables.items() for key, v in inner.items()}
 
     def differing(self, now: "SimulationConfig") -> str:

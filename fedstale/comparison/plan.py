@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstale.cluster import check_address, joined
-from fedstale.config import Change, SimulationConfig, flat
+from fedstale.config import SimulationConfig, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line
 from fedstale.live import Watcher
@@ -147,8 +147,6 @@ class Plan:
                 from fedstale.apps.strategy import check  # noqa: PLC0415
 
                 check(resolved.run_config)
-                for change in map(Change.parse, resolved.changes):
-                    check({**resolved.run_config, **change.run_config})
             return resolved
         except ConfigError as problem:
             raise ConfigError(f"variant {variant!r}: {problem}") from None

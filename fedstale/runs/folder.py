@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, count
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedstale.config import Change, SimulationConfig
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.files import hold, is_held
 from fedstale.flower import model_of
@@ -377,8 +377,7 @@ def make_folder(path: Path) -> None:
 def _goes_further(path: Path, config: SimulationConfig) -> bool:
     """Return whether settings are those of the run in a folder, but for a later limit."""
     before = SimulationConfig.read(path / CONFIG)
-    _require_later_changes(path, before, config)
-    if others := replace(before, until=config.until, changes=config.changes).differing(config):
+    if others := replace(before, until=config.until).differing(config):
         raise ConfigError(
             f"resume = {str(path)!r} holds a run with {others}: it keeps its settings"
         )
@@ -389,22 +388,6 @@ def _goes_further(path: Path, config: SimulationConfig) -> bool:
             f"{before.until or 'no limit'}; expected a later limit of the same kind"
         )
     return new != old
-
-
-def _require_later_changes(path: Path, before: SimulationConfig, config: SimulationConfig) -> None:
-    """Check that changes that a run did not have come after all that it has done."""
-    had, wanted = (list(map(Change.parse, each.changes)) for each in (before, config))
-    if had == wanted:
-        return
-    try:
-        end_s = float(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["virtual_s"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        end_s = inf
-    if wanted[: len(had)] != had or any(change.at_s < end_s for change in wanted[len(had) :]):
-        raise ConfigError(
-            f"resume = {str(path)!r} holds a run with changes = {[c.table() for c in had]}: it "
-            "keeps them, and takes others at or after the instant at which it was paused"
-        )
 
 
 def _require_unfinished(path: Path, *, goes_further: bool) -> None:

@@ -22,7 +22,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.app_folder import BUILT_IN, app_folder
-from fedstale.config import Change, Costs, SimulationConfig
+from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, nearest, not_installed
 from fedstale.flower import command_line, dropped, features, legacy
 from fedstale.simulation.costs import WorkHook
@@ -222,8 +222,6 @@ class FlowerApp:
             ConfigError: a key is not one of the app's or of costs, or a cost is none.
         """
         run_config, strategy = self.with_strategy(config)
-        for change in config.changes:
-            self.run_config(Change.parse(change).run_config)
         costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
         # An app of objects has no place, and one that comes with fedstale is known by its name.
         has_place = isinstance(self.client, str) and Path(config.app).is_dir()

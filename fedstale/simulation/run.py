@@ -4,7 +4,7 @@ import logging
 import random
 import shutil
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.compat import Replacement, importing, server_fn_on, stock_strategies_reporting
-from fedstale.config import Change, Costs, SimulationConfig
+from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import (
     ConfigError,
     FedstaleError,
@@ -43,7 +43,6 @@ from fedstale.simulation.metrics import (
     write_run,
 )
 from fedstale.simulation.nodes import (
-    NodeConfigs,
     enrolled,
     missing_partitions,
     node_configs,
@@ -74,10 +73,6 @@ logger = logging.getLogger(__name__)
 
 _SERVER_SEED = 2
 
-_NO_CHANGE = (
-    "changes were not made: expected an app that starts one strategy of fedstale, which can go on "
-    "with other settings"
-)
 _LARGEST_SHARE = 0.05
 """Of the wall time of a run that may be spent on checkpoints."""
 
@@ -102,8 +97,8 @@ def simulate(
         traces: the devices that `config.traces` names.
         app: an app of objects; None finds the one that `config.app` names.
         overwrite: whether an earlier run in the folder may be removed.
-        resume: whether to go on with the run in the folder, which has the same settings, an earlier
-            limit or fewer changes, from its last checkpoint; without one it begins anew.
+        resume: whether to go on with the run in the folder, which has the same settings or an
+            earlier limit, from its last checkpoint; without one it begins anew.
         pause_at: virtual instant in s at which to interrupt the run, to go on later.
         callbacks: told what happens in the run, besides what its folder needs.
         address: of a running Ray cluster, for the executor ray.
@@ -115,57 +110,23 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     features.require("simulation")
-    if resume or config.changes:
+    if resume:
         features.require("simulations on disk")
     app = app or FlowerApp.find(config.app)
-    config, heard = app.resolved(config), (*callbacks,)
+    config = app.resolved(config)
+    costs = Costs.from_table(config.costs)
     known, traces = traces.device_ids, enrolled(traces, config)
     nodes = node_configs(config, known, traces.device_ids)
-    still = without_rate(traces, app, Costs.from_table(config.costs))
+    still = without_rate(traces, app, costs)
     if hint := too_few_partitions(config.run_config, nodes) or still:
         logger.warning("%s", hint)
-    for _ in range(len(config.changes) + 1):
-        run = _until_change(
-            *(config, out, traces, app, heard),
-            nodes=nodes,
-            hint=hint,
-            overwrite=overwrite,
-            resume=resume,
-            pause_at=pause_at,
-            address=address,
-        )
-        if run is not None:
-            return run
-        # The next settings go on from the checkpoint that the last have left.
-        overwrite, resume = False, True
-    raise FedstaleError(
-        f"settings cannot change, because no checkpoint can be written in {str(out)!r}"
-    )
-
-
-def _until_change(
-    config: SimulationConfig,
-    out: Path,
-    traces: TraceSet,
-    app: FlowerApp,
-    callbacks: Sequence[Callback],
-    *,
-    nodes: NodeConfigs,
-    hint: str,
-    overwrite: bool,
-    resume: bool,
-    pause_at: float,
-    address: str | None,
-) -> Run | None:
-    """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
-    require_end(metrics.until, traces, Costs.from_table(config.costs))
+    require_end(metrics.until, traces, costs)
     with ExitStack() as stack, app.importable(), seeded_entropy():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
         state = _last_checkpoint(folder) if folder else None
-        run_config, change_at = _in_force(config, state)
-        costs = _costs(app, config, run_config)
+        run_config = dict(config.run_config)
         with importing():
             server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
@@ -206,14 +167,12 @@ def _until_change(
             folder.write_config(config)
             stack.enter_context(folder.logging(appends=resume))
             grid.runtime.folder = folder.path
-            grid.runtime.checkpointer = keeper = SimulationCheckpointer(
+            grid.runtime.checkpointer = SimulationCheckpointer(
                 folder.checkpoints,
                 grid,
                 metrics,
                 every=config.checkpoint_every if features.has("simulations on disk") else 0,
                 state=state,
-                change_at=change_at,
-                changes_settings=bool(config.changes),
             )
             del state
             seed_server(config.seed)
@@ -223,14 +182,10 @@ def _until_change(
             status, reason = _outcome(
                 lambda: _serve(grid, app, server, context, replacement), app.directory
             )
-            if keeper.is_change_due:
-                return None
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
                 status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
             wall_s = perf_counter() - started
             messages.finish(grid.runtime)
-            if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
-                status, reason = "failed", _NO_CHANGE
             grid.runtime.hints += [
                 app.own_seed(config),
                 replacement.unheeded(str(run_config["strategy"])) if app.says_strategy else "",
@@ -308,8 +263,6 @@ class SimulationCheckpointer(Checkpointer):
         *,
         every: int,
         state: State | None,
-        change_at: float,
-        changes_settings: bool,
     ) -> None:
         """Keep a run.
 
@@ -319,21 +272,16 @@ class SimulationCheckpointer(Checkpointer):
             metrics: of the run.
             every: versions from one checkpoint to the next; 0 writes none.
             state: the checkpoint to go on from, if there is one.
-            change_at: virtual instant in s; the first version at or after it is kept, and ends the
-                run, whose settings change.
-            changes_settings: whether the checkpoint to go on from may be of other settings.
         """
         self._grid, self._metrics = grid, metrics
         # The folder of the run is held, and only while it goes on.
         self._checkpoints = Checkpoints(folder, is_held=True) if every else Checkpointer()
-        self._every, self._change_at = every, change_at
-        self._due_at, self.n_starts = 0.0, 0
-        self.changes_settings, self.is_change_due = changes_settings, False
-        self._state = state
+        self._every, self._state = every, state
+        self._due_at, self._n_starts = 0.0, 0
 
     def restored(self) -> State | None:
         """Restore the run from its checkpoint, and return the strategy's state."""
-        self.n_starts += 1
+        self._n_starts += 1
         state, self._state = self._state, None
         if state is None:
             return None
@@ -353,18 +301,12 @@ class SimulationCheckpointer(Checkpointer):
         An app that starts a second strategy needs what the first has made of the model, which is on
         Python's stack: it goes on from the last checkpoint of the first.
         """
-        if self.n_starts > 1:
+        if self._n_starts > 1:
             return False
-        if self._grid.now() >= self._change_at:
-            return True
         return bool(self._every) and version % self._every == 0 and perf_counter() >= self._due_at
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Write a checkpoint, and end the run where its settings change.
-
-        Raises:
-            RunEnded: they do.
-        """
+        """Write a checkpoint."""
         started = perf_counter()
         self._checkpoints.keep(
             version,
@@ -377,9 +319,6 @@ class SimulationCheckpointer(Checkpointer):
         )
         now = perf_counter()
         self._due_at = now + (now - started) / _LARGEST_SHARE
-        if self._grid.now() >= self._change_at:
-            self.is_change_due = True
-            raise RunEnded("its settings change")
 
 
 def _replacement(app: FlowerApp, config: SimulationConfig, server: ServerApp) -> Replacement:
@@ -419,28 +358,6 @@ def _last_checkpoint(folder: RunFolder) -> State | None:
     except ResumeError:
         logger.warning("there is no checkpoint of this run: it begins anew")
         return None
-
-
-def _in_force(config: SimulationConfig, state: State | None) -> tuple[dict[str, Any], float]:
-    """Return the run config at a checkpoint, or at the beginning, and when the next change is.
-
-    A change is made at the first version at or after its instant: a checkpoint is of a version.
-    """
-    now = -np.inf if state is None else float(state["strategy"]["now"])
-    run_config = dict(config.run_config)
-    for change in map(Change.parse, config.changes):
-        if change.at_s > now:
-            return run_config, change.at_s
-        run_config |= change.run_config
-    return run_config, np.inf
-
-
-def _costs(app: FlowerApp, config: SimulationConfig, run_config: Mapping[str, Any]) -> Costs:
-    """Return the costs under a run config that may have changed since the beginning."""
-    costs, key = Costs.from_table(config.costs), app.costs.epochs
-    if isinstance(key, str) and costs.epochs == config.run_config.get(key):
-        return replace(costs, epochs=key).resolved(run_config)
-    return costs
 
 
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:

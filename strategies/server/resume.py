@@ -123,11 +123,9 @@ def _check(loop: "EventLoop", state: State) -> None:
                 "resume with the app and settings that wrote it"
             )
     now, before = _settings(loop), state["settings"]
-    level = logging.INFO if loop.checkpointer.changes_settings else logging.WARNING
     for name in sorted(now.keys() | before.keys()):
         if now.get(name) != before.get(name):
-            logger.log(
-                level,
+            logger.warning(
                 "the checkpoint was written with %s = %s, and this run goes on with %s",
                 *(name, before.get(name, "its default"), now.get(name, "its default")),
             )

@@ -123,8 +123,6 @@ class Checkpointer:
 
     jobs_survive: bool = False
     """Whether jobs in flight go on after a crash; a SuperLink's end with their run."""
-    changes_settings: bool = False
-    """Whether it was asked for that the run goes on with other settings."""
 
     def restored(self) -> State | None:
         """Return the state of the strategy to continue from; None starts anew."""
