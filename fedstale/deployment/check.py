@@ -18,6 +18,7 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 
+import flwr
 from cryptography import x509
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -26,7 +27,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
-from fedstale.flower import command_line, dropped
+from fedstale.flower import command_line, features
 from fedstale.simulation import FlowerApp, missing_costs, missing_text
 
 # What no bundle is expected to hold.
@@ -314,8 +315,10 @@ def _packages(
     seen = set()
     for user, source in sources.items():
         for module, names, line in source.imported:
-            if gone := dropped.advice(module, names):
-                yield finding("dropped", user=user, line=line, gone=gone)
+            if missing := _missing_in_flower(module, names):
+                yield finding(
+                    "dropped", user=user, line=line, names=missing, flower=flwr.__version__
+                )
         for dotted, line in source.imports.items():
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"
@@ -356,6 +359,17 @@ def _settings(
         app.run_config(run_config)
     except ConfigError as problem:
         yield Finding(str(problem))
+
+
+def _missing_in_flower(module: str, names: Sequence[str]) -> str:
+    """List what an import asks of Flower that the installed one has not; empty if it has all."""
+    if module.partition(".")[0] != "flwr":
+        return ""
+    if not features.resolves(module):
+        return module
+    paths = [f"{module}{{}}{name}" for name in names if name != "*"]
+    lost = (p for p in paths if not any(features.resolves(p.format(mark)) for mark in ":."))
+    return ", ".join(path.format(".") for path in lost)
 
 
 def _modules(names: set[str]) -> set[str]:

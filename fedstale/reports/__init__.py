@@ -7,10 +7,8 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.reports.advice import advise
     from fedstale.reports.costs import (
-        LEVEL_COLUMNS,
         besides_training,
         client_errors_in_words,
-        levels,
     )
     from fedstale.reports.figure import (
         FROM_ZERO,
@@ -51,7 +49,6 @@ else:
 __all__ = [
     "BOOKKEEPING",
     "FROM_ZERO",
-    "LEVEL_COLUMNS",
     "REPORT",
     "SHARES",
     "SOURCES",
@@ -67,7 +64,6 @@ __all__ = [
     "cell_text",
     "client_errors_in_words",
     "curve",
-    "levels",
     "line_mode",
     "measured_names",
     "metric_text",

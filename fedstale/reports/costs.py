@@ -1,17 +1,8 @@
-"""Figures of the costs and the waste of a run, and its clients' errors in words.
+"""Figures of the costs and the waste of a run, and its clients' errors in words."""
 
-A run with compression or local work also has its levels: which formats its messages had, and which
-share of the work was asked for.
-"""
+from typing import TYPE_CHECKING
 
-from collections.abc import Callable, Mapping
-from math import isfinite
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
 from fedstale.runs import OUTCOMES, REASONS, WAYS, in_a_line
@@ -158,106 +149,3 @@ def failures(run: "Run") -> Figure | None:
             for row in reasons.head(REASONS).itertuples()
         ],
     )
-
-
-LEVEL_COLUMNS = ("kind", "work_share", "format_down", "format_up")
-"""What the levels of a run are known by."""
-_FORMATS = ("format_down", "format_up")
-IN_FULL = "in full"
-# Formats in the order of their bytes; others come after these.
-_ORDER = (IN_FULL, "float16", "int8", "int4", "int2")
-_WAYS = {
-    "down": ("format_down", "downloaded_bytes", "to devices"),
-    "up": ("format_up", "uploaded_bytes", "to the server"),
-}
-
-
-def levels(events: pa.Table) -> dict[str, Any]:
-    """Return the levels of a run for its summary; empty if it used none.
-
-    Args:
-        events: one row a job, with at least `LEVEL_COLUMNS`, status and the costs of a job.
-
-    Returns:
-        Of training jobs: `formats`, by way (down, up) and format the `jobs` and their `bytes`; and
-        `work_shares`, by share the `jobs` and the `compute_s` of their devices. None for a sum of
-        which some parts are unknown.
-    """
-    has_formats = any(pc.any(pc.not_equal(events[name], "")).as_py() for name in _FORMATS)
-    if not has_formats and not pc.any(pc.is_finite(events["work_share"])).as_py():
-        return {}
-    jobs = _trainings(events.to_pandas())
-    found: dict[str, Any] = {}
-    if _has_formats(jobs):
-        found["formats"] = {
-            way: _sums(jobs.groupby(_named(jobs[column]), sort=False), moved, "bytes", _rank)
-            for way, (column, moved, _) in _WAYS.items()
-        }
-    if _has_shares(jobs):
-        by_share = jobs.groupby(jobs["work_share"].map("{:g}".format), sort=False)
-        found["work_shares"] = _sums(by_share, "compute_s", "compute_s", float)
-    return found
-
-
-def level_figures(run: "Run") -> list[Figure]:
-    """Return bytes by format and jobs by share of the work, of a run that used them."""
-    jobs = _trainings(run.jobs)
-    found = [_formats(jobs)] if _has_formats(jobs) else []
-    return [*found, *([_shares(jobs)] if _has_shares(jobs) else [])]
-
-
-def _trainings(jobs: pd.DataFrame) -> pd.DataFrame:
-    return jobs[jobs["kind"].str.startswith("train")]
-
-
-def _has_formats(jobs: pd.DataFrame) -> bool:
-    return any(bool((jobs[name] != "").any()) for name in _FORMATS)
-
-
-def _has_shares(jobs: pd.DataFrame) -> bool:
-    return bool(jobs["work_share"].notna().any())
-
-
-def _named(formats: "pd.Series[str]") -> "pd.Series[str]":
-    return formats.where(formats != "", IN_FULL)
-
-
-def _rank(form: str) -> tuple[int, str]:
-    return (_ORDER.index(form) if form in _ORDER else len(_ORDER)), form
-
-
-def _sums(
-    groups: Any,  # noqa: ANN401 - what pandas calls its groups has no public name
-    column: str,
-    name: str,
-    order: Callable[[str], Any],
-) -> Mapping[str, Mapping[str, float | None]]:
-    sums = groups[column].agg(["size", lambda values: values.sum(skipna=False)])
-    return {
-        str(level): {"jobs": int(size), name: float(total) if isfinite(total) else None}
-        for level, size, total in sorted(sums.itertuples(), key=lambda row: order(str(row[0])))
-    }
-
-
-def _formats(jobs: pd.DataFrame) -> Figure:
-    """Return the bytes of training messages by format, each way, by what they became."""
-    parts = [
-        jobs.groupby([_named(jobs[column]).rename("format"), "outcome"])[moved]
-        .sum()
-        .unstack(fill_value=0)
-        .reindex(columns=OUTCOMES, fill_value=0.0)
-        .sort_index(key=lambda names: names.map(_rank))
-        .rename(f"{way}, {{}}".format)
-        for column, moved, way in _WAYS.values()
-    ]
-    table = pd.concat(parts)
-    unit, size = byte_unit(float(table.to_numpy().sum()))
-    return account_figure("formats", "Bytes by format", table / size, unit)
-
-
-def _shares(jobs: pd.DataFrame) -> Figure:
-    """Return training jobs by the share of the work that was asked for, by what they became."""
-    asked = jobs[jobs["work_share"].notna()]
-    table = asked.groupby(["work_share", "outcome"]).size().unstack(fill_value=0)
-    table = table.reindex(columns=OUTCOMES, fill_value=0).astype(np.float64)
-    return account_figure("shares", "Share of the work", table.rename("{:g}".format), "jobs")

@@ -68,7 +68,6 @@ def write_run(run: "Run", out: Path) -> Path:
         devices.states(run),
         costs.failures(run),
         *costs.figures(run),
-        *costs.level_figures(run),
         devices.participation(run),
         *learning.aggregation(run),
         devices.reliability(run),

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Strategy
 from fedstale.app_folder import BUILT_IN, app_folder
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, nearest, not_installed
-from fedstale.flower import command_line, dropped, features, legacy
+from fedstale.flower import command_line, features, legacy
 from fedstale.simulation.costs import WorkHook
 
 _App = TypeVar("_App", ServerApp, ClientApp)
@@ -488,5 +488,4 @@ def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
 def _why_not(problem: Exception) -> str:
     """Return why something of an app cannot be imported."""
     needed = not_installed(problem) if isinstance(problem, ModuleNotFoundError) else None
-    why = dropped.advice_on(problem) or f"{type(problem).__name__}: {problem}"
-    return needed or f"cannot be imported: {why}"
+    return needed or f"cannot be imported: {type(problem).__name__}: {problem}"

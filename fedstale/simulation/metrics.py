@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedstale.errors import FedstaleError, RunEnded, nearest
 from fedstale.flower import entries, round_of
 from fedstale.machine import processor, system, versions
-from fedstale.reports import BOOKKEEPING, LEVEL_COLUMNS, Run, levels, report_at_end
+from fedstale.reports import BOOKKEEPING, Run, report_at_end
 from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
@@ -427,7 +427,7 @@ def write_run(
         reason = f"{facts['reason']}; {why}" if facts["reason"] else why
         status = "failed" if facts["status"] == "finished" else "stuck"
         facts = {**facts, "status": status, "reason": reason}
-    events = folder.read_events((*COST_COLUMNS, *LEVEL_COLUMNS))
+    events = folder.read_events(("kind", *COST_COLUMNS))
     kinds = by_kind(events)
     errors = client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR))
     bfloat16 = bfloat16_hint(row["error"] for row in errors)
@@ -447,7 +447,6 @@ def write_run(
             "rounds": metrics.rounds,
             **ledger(events),
             "messages": kinds,
-            **levels(events),
             "client_errors": errors,
             "rejected": rejections(rejected := folder.read_events(ERROR_COLUMNS, status=REJECTED)),
             "rejected_devices": rejected_devices(rejected),

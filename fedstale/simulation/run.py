@@ -26,7 +26,7 @@ from fedstale.errors import (
     RunEnded,
     first_line,
 )
-from fedstale.flower import dropped, features, legacy
+from fedstale.flower import features, legacy
 from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run
 from fedstale.runs import RunFolder, bfloat16_hint, in_a_line
@@ -405,8 +405,6 @@ def _sentence(problem: Exception, directory: Path) -> str:
     frames = traceback.extract_tb(problem.__traceback__)
     own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
-    if gone := dropped.advice_on(problem):
-        return f"the ServerApp imports what is not there: {gone}"
     hint = bfloat16_hint([str(problem)])
     text = f"{first_line(f'the ServerApp raised {type(problem).__name__}: {problem}')} ({where})"
     return f"{text}; {hint}" if hint else text

@@ -95,9 +95,9 @@ def test_a_folder_that_hides_an_installed_package(app, name):
 READS = "def f(context):\n    c = context.{}\n    return c['{}']"
 FOUND = {
     "import no_such_package.part": "line .* not installed here and not declared: install no-such",
-    "def late():\n    from flwr.common.record import RecordSet\n": (
-        r"line .*: take RecordDict \(once RecordSet\) from flwr.app$"
-    ),
+    "def late():\n    from flwr.common.record import RecordSet": r"no flwr\.common\.record, which",
+    "from flwr.server import driver, Grid": r"line .* has no flwr\.server\.driver, which an older",
+    "from flwr.client import mod, Nothing": r"has no flwr\.client\.Nothing, which",
     READS.format("run_config", "train-x"): "the run-config key 'train-x'.* expected 'train-s'",
     "def f(:": "is no Python",
 }
