@@ -34,7 +34,6 @@ def compose(
     n: int,
     seed: int,
     *,
-    after_end: str,
     uplink_share: float | None,
     days: int | None,
     keep_together: bool,
@@ -49,7 +48,7 @@ def compose(
     length_s = 0.0 if days is None else days * DAY_S
     if keep_together:
         sources = _together(sources)
-    hours = _part(sources, "availability").with_after_end(after_end)
+    hours = _part(sources, "availability")
     speeds = _part(sources, "compute")
     links = _part(sources, "network", "downlink")
     ids, online, drawn = _online(hours, n, seed)

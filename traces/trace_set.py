@@ -253,7 +253,6 @@ class TraceSet:
         network: "TraceSet | None" = None,
         n: int,
         seed: int,
-        after_end: str = "repeat",
         uplink_share: float | None = None,
         days: int | None = None,
         keep_together: bool = False,
@@ -275,7 +274,6 @@ class TraceSet:
             network: links; a downlink, and an uplink or else `uplink_share`.
             n: number of devices, >= 1.
             seed: of the draw, >= 0.
-            after_end: whether a record of availability repeats ("repeat") or ends ("stop").
             uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of
                 which only the downlink was recorded.
             days: for how long no link and no load repeats as a whole, in days, >= 1. A link is then
@@ -310,7 +308,6 @@ class TraceSet:
             sources,
             n,
             seed,
-            after_end=after_end,
             uplink_share=uplink_share,
             days=days,
             keep_together=keep_together,

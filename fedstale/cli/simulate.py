@@ -44,6 +44,8 @@ _MORE = (
     *("client_limit_s", "gpus", "checkpoint_every", "seed_key"),
 )
 """Settings that `--set` says, as those of [costs]: few runs need another."""
+_SETTINGS = ("traces", "strategy", "devices", "seed", "until", "executor", "workers")
+"""Settings that an option of their own says."""
 _NAMES = ", ".join(name.replace("_", "-") for name in _MORE)
 _COSTS = "costs."
 _LINE_EVERY_S, _NOTE_EVERY_S = 0.5, 30.0
@@ -168,8 +170,16 @@ def simulate(
     options = {
         name: o for o in context.command.params if (name := o.name) and _is_given(context, o)
     }
+    further, costs = _further(more or [])
     if resume is not None:
-        _refuse([o.opts[0] for n, o in options.items() if n not in _BESIDE_RESUME], resume)
+        names = [name.replace("_", "-") for name in sorted(further.keys() - _BESIDE_RESUME)]
+        names += [_COSTS + key for key in costs]
+        fixed = [o.opts[0] for name, o in options.items() if name not in _BESIDE_RESUME]
+        if fixed := [*fixed, *(f"--set {name}" for name in names)]:
+            raise ConfigError(
+                f"{', '.join(fixed)} beside --resume {resume}: a run that goes on keeps its "
+                "settings; leave it out"
+            )
     if resume is None and not app.endswith(".toml"):
         before = SimulationConfig(app=app, traces=traces)
     else:
@@ -177,22 +187,7 @@ def simulate(
     # What is misspelt is told before Flower and torch are imported.
     app_folder(before.app)
     out = resume or out
-    further, costs = _further(more or [])
-    if resume is not None:
-        names = [name.replace("_", "-") for name in sorted(further.keys() - _BESIDE_RESUME)]
-        _refuse(
-            [f"--set {name}" for name in (*names, *(_COSTS + key for key in costs))][:1], resume
-        )
-    given = {
-        "traces": traces,
-        "strategy": strategy,
-        "devices": devices,
-        "seed": seed,
-        "until": until,
-        "executor": executor,
-        "workers": workers,
-    }
-    settings = {name: value for name, value in given.items() if name in options} | further
+    settings = {name: context.params[name] for name in _SETTINGS if name in options} | further
     config = _changed(before, settings, run_config=run_config or [], costs=costs)
     if config.strategy is not None:
         from fedstale.strategies import parse
@@ -325,17 +320,6 @@ def _is_given(context: typer.Context, option: click.Parameter) -> bool:
     """Return whether a command line has an option, and not its default alone."""
     source = context.get_parameter_source(option.name or "")
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-
-
-def _refuse(flags: list[str], resume: Path) -> None:
-    """Refuse what a run that goes on cannot have otherwise, if it is anything."""
-    from fedstale.errors import ConfigError
-
-    if flags:
-        raise ConfigError(
-            f"{', '.join(flags)} beside --resume {resume}: a run that goes on keeps its settings; "
-            "leave it out"
-        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from fedstale.deployment.commands import Address
-from fedstale.deployment.control import superlinks
+from fedstale.deployment.control import superlink
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line, features
@@ -212,15 +212,7 @@ def check_superlink(name: str) -> list[Finding]:
     Raises:
         ConfigError: config.toml cannot be read, has none of this name, or names unusable files.
     """
-    links = superlinks()
-    if name not in links:
-        known = f"expected one of {sorted(links)}" if links else "it names none"
-        path = command_line.flower_home() / "config.toml"
-        raise ConfigError(
-            f"superlink = {name!r} is not in {path}: {known}; add a table [superlink.{name}] with "
-            "address and root-certificates"
-        )
-    link = links[name]
+    link = superlink(name)
     if str(link.get("address", "")).startswith(":"):
         return []
     ca, shown = link.get("root-certificates"), link.get("client-certificate")

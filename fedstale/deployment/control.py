@@ -48,11 +48,25 @@ def superlinks() -> dict[str, dict[str, Any]]:
     return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
-def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
-    """Return how an operator reaches a SuperLink of Flower's config.toml.
+def superlink(name: str) -> dict[str, Any]:
+    """Return a SuperLink of Flower's config.toml.
 
-    Args:
-        name: in the file; None takes the only one.
+    Raises:
+        ConfigError: the file cannot be read, or has none of this name.
+    """
+    links = superlinks()
+    if name not in links:
+        known = f"expected one of {sorted(links)}" if links else "it names none"
+        path = command_line.flower_home() / "config.toml"
+        raise ConfigError(
+            f"superlink = {name!r} is not in {path}: {known}; add a table [superlink.{name}] with "
+            "address and root-certificates"
+        )
+    return links[name]
+
+
+def operators_side(name: str) -> tuple[Address, Path, Path | None]:
+    """Return how an operator reaches a SuperLink of Flower's config.toml.
 
     Returns:
         Its address, the certificate of its authority, and the operator's own if there is one.
@@ -60,12 +74,7 @@ def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
     Raises:
         ConfigError: there is none of this name, or it has no address or no certificates.
     """
-    links = superlinks()
-    if name is None and len(links) == 1:
-        name = next(iter(links))
-    if name is None or name not in links:
-        raise ConfigError(f"superlink = {name!r}: expected one of {sorted(links)}")
-    link = links[name]
+    link = superlink(name)
     ca, own = link.get("root-certificates"), link.get("client-certificate")
     if not ca:
         raise ConfigError(

@@ -97,13 +97,6 @@ def test_weekdays_stay_where_they_are_in_records_of_several_weeks():
         assert start[0] == DAY_S
 
 
-def test_after_end_stop_ends_the_record_and_lets_links_go_on():
-    traces = made(n=30, after_end="stop")
-    start, _ = traces.availability.window_at_or_after(np.arange(30), np.full(30, 2 * DAY_S))
-    assert np.isinf(start).all()
-    assert (traces.downlink.value_at(np.arange(30), np.full(30, 9 * DAY_S)) > 0).all()
-
-
 def test_compute_is_a_models_speed_times_what_the_background_leaves():
     traces = made(n=40)
     t = np.linspace(0, 1200, 60)
@@ -160,7 +153,6 @@ def test_repairs_of_all_sources_are_kept_with_their_part():
         ({"background": models()}, "expected the share of a processor"),
         ({"n": 0}, "n = 0: expected an integer >= 1"),
         ({"seed": -1}, "seed = -1"),
-        ({"after_end": "loop"}, "after_end = 'loop': expected 'repeat' or 'stop'"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(changes, expected):
