@@ -86,8 +86,6 @@ class SourceFile:
         """All texts in it, such as names of files."""
         self.handled: set[str] = set()
         """Types of messages, with their action if they have one, that functions in it answer."""
-        self.has_older_client = False
-        """Whether it makes a ClientApp of the older API, by a client_fn."""
         self._keys = {"run_config": self.run_config, "node_config": self.node_config}
         self._read(ast.parse(text), {}, is_needed=True)
 
@@ -122,7 +120,6 @@ class SourceFile:
                 keyword.arg for keyword in node.keywords
             }:
                 self.handled |= {"train", "evaluate"}
-                self.has_older_client = True
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 table = (
                     node.value.attr
@@ -198,11 +195,6 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     missing = missing_costs(sorted({k for s in sources.values() for k in s.handled}), app.costs)
     if missing and app.work is None:
         findings.append(finding("no_costs", missing=missing_text(missing)))
-    ours = any(
-        name.startswith("fedstale.strategies") for s in sources.values() for name in s.imports
-    )
-    if ours and any(source.has_older_client for source in sources.values()):
-        findings.append(finding("older_client"))
     return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
