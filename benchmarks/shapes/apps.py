@@ -15,8 +15,6 @@ class Shape:
     """Of its file, set to other values."""
     needs: str = ""
     """Package that constraints.txt does not have."""
-    work: Mapping[str, float] = field(default_factory=dict)
-    """Work units of its messages by type and action, beside those of its pyproject.toml."""
 
     @property
     def key(self) -> str:
@@ -27,32 +25,18 @@ class Shape:
 SHAPES = [
     Shape(says="message API, FedAvg", app="message_api"),
     Shape(says="`client_fn` and `server_fn`", app="older_api"),
-    Shape(says="`client_fn`, FedBuff of fedstale in `@app.main()`", app="older_clients"),
     Shape(says="strategy with a `start` of its own", app="own_start"),
-    Shape(says="`start` in a mixin, torch", app="start_in_mixin"),
     Shape(says="several starts of strategies", app="two_starts"),
     Shape(says="mods, around all handlers and one", app="mods"),
     Shape(says="Context state over rounds", app="state"),
     Shape(says="error replies", app="error_replies"),
     Shape(says="Keras, `model.fit`", app="keras_fit", needs="keras"),
     Shape(says="JAX, jitted gradients", app="jax_grad", needs="jax"),
-    Shape(says="XGBoost, FedXgbBagging", app="xgboost_bagging", needs="xgboost"),
-    Shape(says="scikit-learn, `partial_fit`", app="partial_fit"),
-    Shape(says="LoRA: adapters alone travel, torch", app="lora"),
     Shape(says="Weights & Biases, offline", app="wandb_offline", needs="wandb"),
     Shape(says="DataLoader with workers, torch", app="loader_workers"),
     Shape(says="package beside a sibling package", app="sibling_package"),
-    Shape(says="`sys.exit(0)` at the end", app="exits"),
     Shape(says="numpy generator without a seed", app="unseeded"),
-    Shape(says="loop of its own with evaluation", app="loop_evaluated"),
-    Shape(says="asynchronous loop of its own", app="loop_asynchronous"),
     Shape(says="loop with named actions", app="own_loop"),
-    Shape(
-        says="loop that trains in a named query",
-        app="train_in_query",
-        work={"query.local_update": 4.0},
-    ),
-    Shape(says="ServerApp with a thread a client", app="server_threads"),
     Shape(says="ServerApp with asyncio", app="server_asyncio"),
     Shape(says="analytics without a strategy", app="analytics"),
     Shape(says="training pushed without asking for replies", app="pushed"),

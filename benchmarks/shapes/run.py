@@ -67,9 +67,7 @@ def run(shape: Shape, column: str, folder: Path) -> tuple[dict[str, Any], Model]
         found, model = _on_flower(app)
     else:
         traces, until = TRACES[column], None if column == "ideal" else "7d"
-        done = fedstale.simulate(
-            app, traces=traces, until=until, out=folder / "run", work=shape.work
-        )
+        done = fedstale.simulate(app, traces=traces, until=until, out=folder / "run")
         found = {"status": done.status, "reason": done.reason, "rounds": done.summary["rounds"]}
         found["errors"] = sum(error["jobs"] for error in done.summary["client_errors"])
         model = _by_name(done.model)
