@@ -146,15 +146,6 @@ def test_credit_is_that_of_a_naive_loop():
             assert advantages[step, env] == pytest.approx(returns[step, env] - mean)
 
 
-def test_where_rounds_take_equal_time_credit_is_compared_round_by_round():
-    rewards = np.random.default_rng(0).normal(size=(4, 8))
-    clock = np.repeat(np.arange(4)[:, None] / 4.0, 8, axis=1)
-    returns = returns_to_go(rewards)
-    mean = returns.reshape(4, 2, 4).mean(axis=2, keepdims=True)
-    expected = ((returns.reshape(4, 2, 4) - mean) * 4 / 3).reshape(4, 8)
-    np.testing.assert_allclose(against_the_others(rewards, clock, 4), expected)
-
-
 def test_windows_of_any_scale_teach_alike():
     rng = np.random.default_rng(1)
     advantages = rng.normal(size=(6, 12))
@@ -357,36 +348,6 @@ def test_training_on_a_bandit_of_sets_finds_the_best_two_arms():
     # Two of six at random earn 2 x 2.5 / 6 = 0.83, the best 1.9; a quarter of the picks is random.
     assert earned[0] == pytest.approx(0.83, abs=0.15)
     assert np.mean(earned[-5:]) > 1.4
-
-
-@pytest.mark.usefixtures("logs")
-def test_one_step_follows_the_gradient_of_the_expected_reward():
-    """The mean of many sampled gradients is that of the exact expectation, over all 30 rounds."""
-    model = bandit_model(0.02, n_envs=400 * ROLLOUTS)
-    policy = model.policy
-    with torch.no_grad():
-        policy.features_extractor.weights["last"] += 0.4 * TEMPERATURE
-    # Arms always come in the same order, as if all rollouts played one window.
-    model.env.shuffled = False
-    model.policy.optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    model.learn(model.n_envs)
-    policy.zero_grad()
-    for batch in model.rollout_buffer.get():
-        _, found, _ = policy.evaluate_actions(batch.observations, batch.actions)
-        (found * batch.advantages).sum().backward()
-    sampled = policy.features_extractor.weights["last"].grad[:, 0] / model.n_envs
-    policy.zero_grad()
-    sets = np.array(list(itertools.permutations(range(6), 2)))
-    one = tensors(model.env.reset())
-    seen = {name: values[:1].expand(len(sets), *values.shape[1:]) for name, values in one.items()}
-    chances = policy.get_distribution(seen).log_prob(torch.as_tensor(sets)).exp()
-    (chances * torch.as_tensor(Bandit.values[sets].sum(axis=1))).sum().backward()
-    exact = policy.features_extractor.weights["last"].grad[:, 0]
-    assert float(sampled @ exact / (sampled.norm() * exact.norm())) > 0.95
-    # In units of how much rollouts of a window differ.
-    rewards = model.rollout_buffer.rewards
-    spread = np.sqrt((against_the_others(rewards, np.zeros_like(rewards), ROLLOUTS) ** 2).mean())
-    assert spread * float(sampled.norm() / exact.norm()) == pytest.approx(1.0, abs=0.2)
 
 
 @pytest.mark.parametrize("times", [0.05, 20.0])

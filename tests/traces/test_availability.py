@@ -127,12 +127,6 @@ def test_between_twice_is_the_same_as_between_once():
     assert once.window_at_or_after([0], 40.0)[1].tolist() == [55.0]
 
 
-def test_windows_returns_the_record_without_shift():
-    rows, length = Availability.of([[(1.0, 2.0)], [(3.0, 4.0)]], [5.0, 6.0]).shifted(1).windows(1)
-    assert rows.tolist() == [[3.0, 4.0]]
-    assert length == 6.0
-
-
 def test_packed_windows_are_the_same_as_windows_row_by_row():
     rows = [[(0.0, 1.0), (2.0, 5.0)], np.empty((0, 2)), [(3.0, 7.0)]]
     of = Availability.of(rows, [6.0, 8.0, 7.0])

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import Availability, Job, Series, TraceSet
+from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.trace_set import numbered
 
 DAY_S = 86_400.0
@@ -47,12 +47,6 @@ def links(*, uplink: bool = True) -> TraceSet:
 def made(n: int = 8, seed: int = 0, **changes: object) -> TraceSet:
     parts = {"availability": phones(), "compute": models(), "background": hosts()}
     return TraceSet.compose(**parts | {"network": links()} | changes, n=n, seed=seed)  # type: ignore[arg-type]
-
-
-def test_composed_devices_know_everything_a_trip_needs():
-    traces = made()
-    job = Job(work=1.0, download_bytes=10, upload_bytes=10)
-    assert np.isfinite(traces.trips(np.arange(8), 0.0, job).reported).all()
 
 
 def test_same_seed_same_devices_and_another_seed_others():
@@ -275,14 +269,6 @@ def test_devices_that_are_kept_together_have_their_own_link_at_their_own_hours()
         here = np.full(48, position)
         np.testing.assert_array_equal(traces.downlink.value_at(here, t), expected)
         np.testing.assert_array_equal(traces.uplink.value_at(here, t), expected / 2)
-
-
-def test_links_without_hours_are_kept_together_at_any_hour():
-    traces = made(n=40, network=own_links(epoch=None), keep_together=True)
-    now = traces.downlink.value_at(np.arange(40), np.zeros(40))
-    phones_ = [int(name.split("#")[0][-1]) for name in traces.device_ids]
-    assert (now // 100 == phones_).all()
-    assert len(set(now % 100)) > 5
 
 
 def test_speeds_are_kept_together_and_other_sources_are_drawn():

@@ -48,13 +48,6 @@ def test_by_the_hour_a_record_repeats_before_its_recording_too(pair):
     assert fleet.compute.value_at([0, 0], [10.0, 40.0]).tolist() == [2, 4]
 
 
-def test_a_rate_keeps_its_mean_however_late_its_recording_began(pair):
-    fleet = merge(pair)
-    for position, speed in enumerate((2.0, 1.0)):
-        mean = fleet.compute.integral([position], 0.0, 86_400.0)[0] / 86_400
-        assert mean == pytest.approx(1.7 * speed)
-
-
 def test_every_instant_of_a_recording_is_in_the_merged_set(pair):
     fleet = merge(pair)
     for position, path in enumerate(pair):

@@ -67,13 +67,6 @@ def test_shift_and_scale_act_on_each_device():
     assert series.value_at([0, 1], 0.0).tolist() == [1.0, 8.0]
 
 
-def test_nothing_is_accumulated_from_the_end_of_between_on():
-    series = Series.regular([[1.0]], step_s=10.0).between(5.0, 8.0)
-    assert series.integral([0], 0.0, 100.0)[0] == 3.0
-    assert series.time_to_accumulate([0, 0], [3.0, 3.5], 0.0).tolist() == [3.0, np.inf]
-    assert series.value_at([0, 0], [2.9, 3.0]).tolist() == [1.0, 0.0]
-
-
 def test_an_infinite_rate_carries_anything_in_no_time_and_nothing_without_any():
     series = Series.constant([np.inf, 2.0])
     assert series.time_to_accumulate([0, 0, 1], [1e300, 0.0, 4.0], 3.0).tolist() == [0.0, 0.0, 2.0]
@@ -102,18 +95,6 @@ def test_rows_that_mean_nothing_are_rejected():
         Series.irregular([([0.0, 2.0, 1.0], [1.0, 1.0, 1.0])], [4.0])
     with pytest.raises(TraceError, match="step_s"):
         Series.regular([[1.0]], step_s=0.0)
-
-
-def test_segments_are_the_scaled_row_in_its_own_time():
-    series = Series.irregular([([0.0, 3.0], [1.0, 2.0])], [4.0]).shifted(1.0).scaled(3.0)
-    starts, rates, length = series.segments(0)
-    assert (starts.tolist(), rates.tolist(), length) == ([0.0, 3.0], [3.0, 6.0], 4.0)
-
-
-def test_rows_of_different_lengths_repeat_each_after_its_own():
-    series = Series.regular([[1.0] * 20 + [0.0], [2.0, 0.0]], step_s=1.0)
-    assert series.integral([0, 1], 0.0, 42.0).tolist() == [40.0, 42.0]
-    assert series.value_at([0, 1], 41.0).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("factor", [np.nan, -1.0, np.inf])

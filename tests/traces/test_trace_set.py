@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import Availability, Job, Series, TraceSet
+from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.trace_set import CHANNELS, numbered
 
 RATES = ("compute", "downlink", "uplink")
@@ -84,27 +84,6 @@ def test_an_incomplete_set_names_what_is_known_and_what_is_missing(five):
         TraceError, match="know availability, downlink but not compute, uplink: compose them"
     ):
         partial.complete()
-
-
-def test_devices_taken_apart_and_put_together_are_the_same(five):
-    def together(series):
-        rows = [series.segments(i) for i in range(5)]
-        return Series.irregular([row[:2] for row in rows], [row[2] for row in rows])
-
-    windows, lengths = zip(*(five.availability.windows(i) for i in range(5)), strict=True)
-    again = TraceSet(
-        device_ids=five.device_ids,
-        availability=Availability.of(windows, lengths),
-        compute=together(five.compute),
-        downlink=together(five.downlink),
-        uplink=together(five.uplink),
-    )
-    job = Job(work=20.0, download_bytes=2.0, upload_bytes=1.5)
-    sent = np.arange(0.0, 100.0, 0.7)
-    devices = np.arange(sent.size) % 5
-    old, new = five.trips(devices, sent, job), again.trips(devices, sent, job)
-    np.testing.assert_allclose(new.ended, old.ended, rtol=1e-12)
-    np.testing.assert_array_equal(new.status, old.status)
 
 
 def test_two_devices_of_one_name_are_rejected():

@@ -383,18 +383,6 @@ def test_who_is_asked_at_the_very_end_of_a_window_in_decimals_waits_for_the_next
     assert (done.status == Status.REPORTED).all()
 
 
-def test_work_that_ends_with_its_record_in_decimals_is_done():
-    n = 199
-    rows = [(np.arange(3) * k / 10, np.ones(3)) for k in range(1, n + 1)]
-    lengths = [3 * k / 10 for k in range(1, n + 1)]
-    rates = Series.irregular(rows, lengths, repeat=False)
-    took = rates.time_to_accumulate(
-        np.arange(n), np.sum([np.arange(1, n + 1) / 10] * 3, axis=0), 0.0
-    )
-    assert np.isfinite(took).all()
-    assert (took <= np.array(lengths)).all()
-
-
 def test_a_paused_job_whose_windows_never_meet_its_rate_is_given_up():
     day = 86_400.0
     traces = plain(((0.0, day / 2),), length=day)

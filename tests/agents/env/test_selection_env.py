@@ -163,19 +163,6 @@ def test_any_ranking_within_the_masks_sends_jobs_and_positions_that_do_not_count
         assert 1 <= info["sent"] <= k
 
 
-def test_a_ranking_of_empty_places_sends_no_job(scenario):
-    env = SelectionEnv(scenario, n_max=30, action="ranking")
-    env.reset(seed=0)
-    _, _, _, _, info = env.step(np.full(30, 29))
-    assert info["sent"] == 0
-
-
-def test_more_candidates_than_places_are_shown_in_part(busy):
-    env = SelectionEnv(busy, n_max=2)
-    _, rewards = play_at_random(env, 0)
-    assert max(info["sent"] for _, info in rewards) == 2
-
-
 def test_a_step_after_the_end_is_one_clear_error(scenario):
     env = SelectionEnv(scenario, n_max=16)
     with pytest.raises(ConfigError, match="reset"):

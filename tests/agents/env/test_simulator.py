@@ -178,16 +178,6 @@ def test_a_round_costs_what_the_trips_cost():
     assert terms["reward"][0] == pytest.approx(made.gain[0] + terms["time"][0] + terms["waste"][0])
 
 
-def test_a_failure_that_nobody_can_replace_ends_the_round():
-    traces = fleet([[(0.0, 50.0), (400.0, 900.0)], [(0.0, 20.0)]])
-    simulator = simulator_of(traces, episodes([0, 1], concurrency=1, buffer_size=1))
-    send(simulator, 0)
-    assert simulator.now[0] == pytest.approx(400.0)
-    # The device that failed is no replacement, but may begin a round.
-    assert simulator.begins[0]
-    assert simulator.mask[0].tolist() == [True, False]
-
-
 def test_a_stale_update_is_aggregated_with_the_weight_of_its_age():
     traces = fleet([ALWAYS] * 3, compute=[1.0, 1.0, 0.4])
     made = episodes([0, 1, 2], concurrency=3, buffer_size=1, keeps_stragglers=True)
@@ -259,13 +249,6 @@ def test_an_episode_that_is_begun_anew_is_told_nothing_of_the_jobs_before():
     simulator.reset(made.take(np.array([0])), rows=[0])
     assert send(simulator, 0, row=0).sent[0] == 1
     assert simulator.advance(np.array([1])).sent[0] == 2
-
-
-def test_a_selector_that_picks_no_client_selects_again_later():
-    simulator = simulator_of(fleet([ALWAYS]), episodes([0]))
-    made = send(simulator)
-    assert made.time_s[0] == 30.0
-    assert simulator.mask[0, 0]
 
 
 def test_p_finish_of_an_over_reporting_client_falls():

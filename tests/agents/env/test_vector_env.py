@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
 
@@ -83,24 +82,6 @@ def test_an_episode_that_is_over_begins_the_next_window_in_the_same_step_as_gymn
                 np.testing.assert_array_equal(values, two[4]["final_obs"][0][name])
             assert one[4]["final_info"]["gain"] == two[4]["final_info"]["gain"]
     assert ended > 2
-
-
-def test_wrappers_of_gymnasium_read_what_the_vector_tells(busy):
-    env = RecordEpisodeStatistics(vector(busy, 4))
-    env.reset(seed=0)
-    total, ends = np.zeros(4), 0
-    for _ in range(30):
-        _, rewards, over, _, infos = env.step(rankings(env))
-        total += rewards
-        if over.any():
-            ends += over.sum()
-            np.testing.assert_allclose(infos["episode"]["r"][over], total[over])
-            total[over] = 0.0
-    assert ends
-    listed = DictInfoToList(vector(busy, 4))
-    listed.reset(seed=0)
-    infos = listed.step(rankings(listed))[4]
-    assert [info["window"] for info in infos] == [0, 1, 2, 3]
 
 
 def test_the_same_seed_gives_the_same_steps_whatever_came_before(scenario):

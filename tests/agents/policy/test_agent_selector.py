@@ -70,12 +70,6 @@ def test_rounds_are_drawn_by_the_scores_over_the_temperature(untrained):
         assert drawn[first, second] / 1_500 == pytest.approx(chance, abs=0.03)
 
 
-def test_the_agent_that_comes_with_fedstale_works_at_once():
-    chosen = AgentSelector().select(fleet(50), 5, 60.0, np.random.default_rng(0))
-    assert not AgentSelector().fault
-    assert len(set(chosen)) == 5
-
-
 @pytest.mark.parametrize("n", [1, 2, 7])
 @pytest.mark.parametrize("k", [1, 7, 1000])
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.3, 0.3), (1.0, 0.0), (0.0, 1.0)])
@@ -90,15 +84,6 @@ def test_nodes_of_which_nothing_is_known_are_picked_by_chance(untrained):
     nodes = Candidates.of(np.arange(20))
     chosen = {tuple(sorted(pick(AgentSelector(untrained), nodes, 3, seed))) for seed in range(20)}
     assert len(chosen) > 10
-
-
-@pytest.mark.usefixtures("greedy")
-def test_forecasts_that_are_no_numbers_leave_the_rest_of_what_is_known(untrained):
-    n = 40
-    columns = {"times_picked": 9, "times_finished": np.arange(n) % 9, "times_failed": 0}
-    nodes = Candidates.of(np.arange(n), forecast_p_finish=np.full(n, np.nan), **columns)
-    chosen = pick(AgentSelector(untrained), nodes, 4)
-    assert [node % 9 for node in chosen] == [8, 8, 8, 8]
 
 
 def test_the_exploration_share_goes_to_clients_never_picked(untrained):
@@ -219,15 +204,6 @@ def test_there_is_a_place_for_each_candidate():
     assert observation(fleet(30), 5, 60.0)["mask"].shape == (1, 30)
     with pytest.raises(ConfigError, match="n_max = 20: expected at least 30"):
         observation(fleet(30), 5, 60.0, n_max=20)
-
-
-@pytest.mark.parametrize("n", [3, 64])
-def test_an_own_policy_picks_the_highest_of_its_scores(n):
-    nodes = fleet(n)
-    rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
-    for seed in range(5):
-        chooser = AgentSelector(lambda seen: seen["heuristic"])
-        assert pick(chooser, nodes, 3, seed) == pick(rule, nodes, 3, seed)
 
 
 def test_of_more_candidates_than_places_some_are_shown_and_enough_are_picked():

@@ -27,12 +27,6 @@ def trained(seed=0):
     }
 
 
-def test_an_untrained_scorer_gives_exactly_the_heuristics_score():
-    features, context, heuristic = drawn()
-    weights = scorer.initial(np.random.default_rng(1))
-    np.testing.assert_array_equal(scorer.score(weights, features, context, heuristic), heuristic)
-
-
 def test_the_score_is_the_formula_worked_out_by_loops():
     features, context, heuristic = drawn()
     w = trained()
@@ -44,14 +38,6 @@ def test_the_score_is_the_formula_worked_out_by_loops():
         second = np.maximum(first, 0) @ w["hidden"] + w["hidden_bias"]
         expected = w["beta"][0] * heuristic[i] + (np.maximum(second, 0) @ w["last"])[0]
         assert found == pytest.approx(expected, abs=1e-5)
-
-
-def test_columns_without_a_candidate_change_no_score():
-    features, context, heuristic = drawn()
-    mask = np.array([True, True, False, True, False, True, True])
-    among = scorer.score(trained(), features, context, heuristic, mask)
-    alone = scorer.score(trained(), features[mask], context, heuristic[mask])
-    np.testing.assert_allclose(among[mask], alone, atol=1e-5)
 
 
 def test_many_candidates_score_as_they_would_in_one_piece(monkeypatch):

@@ -219,36 +219,6 @@ def test_a_rule_that_has_enough_models_without_a_bad_one_withstands_as_many_as_b
     assert weights(site.send(peers)) == [5.0]
 
 
-def test_of_several_records_in_a_reply_those_of_the_model_count():
-    others = {"more": model(50.0), "second": MetricRecord({"num-examples": 2})}
-
-    def more(message, context, call_next):
-        reply = call_next(message, context)
-        reply.content = RecordDict({"more": others["more"], **reply.content, **others})
-        return reply
-
-    site = Site(app=adding_app(ScreenMod(MEAN), more))
-    reply = site.begin(0.0)
-    assert site.context.state["fedstale.own"]["w"].numpy().tolist() == [1.0]
-    assert "screened" in reply.content["metrics"]
-    assert "screened" not in reply.content["second"]
-
-
-def test_other_real_numbers_are_read_as_the_sites_own():
-    site = Site(MEAN)
-    site.begin(0.0)
-    reply = site.send({1: record(w=np.array([3.0], np.float32))})
-    assert weights(reply) == [3.0]
-    assert reply.content["arrays"]["w"].dtype == "float64"
-
-
-def test_an_own_model_that_has_left_the_range_is_replaced_by_the_neighbours():
-    site = Site(MEAN)
-    site.begin(0.0)
-    site.context.state["fedstale.own"] = model(np.nan)
-    assert weights(site.send({1: model(3.0), 2: model(5.0)})) == [5.0]
-
-
 @pytest.mark.parametrize("rule", [MEAN, Krum(f=0)])
 def test_integer_arrays_stay_the_sites_own(rule):
     site = Site(rule)
@@ -300,13 +270,6 @@ def test_a_site_keeps_the_first_model_no_longer_than_a_neighbour_is_silent():
     }
     site.send({1: model(3.0), 2: model(3.0)})
     assert set(site.context.state.array_records) == {"fedstale.screened", "fedstale.own"}
-
-
-def test_what_a_site_keeps_comes_before_what_a_relay_says_it_kept():
-    site = Site(MEAN)
-    site.begin(0.0)
-    again = {"arrays": model(50.0), "peer.0": model(90.0)}
-    assert weights(site.send({1: model(3.0), 2: None}, **again)) == [pytest.approx(4.0 / 3 + 1)]
 
 
 def test_a_job_that_fails_changes_nothing_that_a_site_keeps():

@@ -52,15 +52,6 @@ def open_by(keys, model, *, sender=0, site=1, run_id=RUN):
     return keys.open(model, sender=sender, site=site, run_id=run_id)
 
 
-def test_neighbours_and_the_site_itself_open_what_it_has_sealed(three):
-    model = sealed(three[0], x=FIRST, n=np.array(3))
-    for site in range(3):
-        counter, found = open_by(three[site], model, site=site)
-        assert counter == 5
-        np.testing.assert_array_equal(found["x"].numpy(), FIRST)
-        assert found["n"].numpy() == 3
-
-
 def test_nothing_of_a_model_can_be_seen_and_no_two_are_alike(three):
     model = sealed(three[0])
     assert FIRST.tobytes() not in model["sealed"].data
@@ -384,17 +375,6 @@ def test_a_query_that_asks_for_no_arrays_is_answered(tmp_path):
     app.query()(lambda message, context: Message(RecordDict(), reply_to=message))
     site = Site(0, app, config=write_keys(tmp_path / "keys", 0, [1]))
     assert not answer(site, "query").has_error()
-
-
-def test_one_file_of_keys_is_enough_for_sites_that_are_all_neighbours(tmp_path):
-    app, plain = descending_app(ScreenMod(MEAN)), plain_sites(3)
-    nodes = {
-        10 + i: Site(i, app, config=write_keys(tmp_path / "keys", i, [0, 1, 2])) for i in range(3)
-    }
-    start(nodes, 4)
-    start(plain, 4)
-    for key, node in nodes.items():
-        np.testing.assert_array_equal(own(node), own(plain[key]))
 
 
 def test_one_file_without_the_other_is_refused(tmp_path):

@@ -19,7 +19,6 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
 from fedstale.agents import AgentSelector
@@ -228,16 +227,6 @@ def test_overhead_within_a_job_does_not_show_and_beyond_it_is_told(caplog):
     assert caplog.text.count("after its reply was due") == 1
 
 
-def test_flowers_own_strategies_see_the_trace_too():
-    traces = TraceSet.constant(4, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6)
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    seen, _, _ = replayed(traces, strategy, 2000.0)
-    assert (seen.status == REPORTED).all()
-    # 300 work units of the first 10 examples, and 3 MB twice at 1 Mbit/s.
-    np.testing.assert_allclose(seen[seen["round"] == 1].reported_at, 348.0, atol=1.0)
-    assert set(seen["round"]) == set(range(1, 16))
-
-
 def test_a_recorded_grid_knows_what_a_server_knows():
     acting = ActingGrid(4, trainer(), first=2**64 - 20)
     grid, log = recording(acting)
@@ -289,18 +278,6 @@ def test_a_plan_is_kept_and_nonsense_is_rejected():
         for wrong in ({}, {**plan, "train_at": "soon"}, {**plan, "reply_at": math.inf}):
             with pytest.raises(ProtocolError, match=REALTIME_RECORD):
                 answered(wrong)
-
-
-def test_without_pacing_no_reply_waits():
-    def sleep(seconds):
-        raise AssertionError
-
-    with identity(1):
-        content = RecordDict({"arrays": initial(), "config": ConfigRecord({})})
-        reply = RealtimeApp(trainer(), sleep=sleep)(
-            Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {})
-        )
-    assert set(reply.content) == {"arrays", "metrics"}
 
 
 def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):

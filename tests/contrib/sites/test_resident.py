@@ -11,12 +11,11 @@ import struct
 import sys
 import threading
 from contextlib import closing
-from copy import deepcopy
 
 import numpy as np
 import pytest
 from bench_device import context, message
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from small_app import CLIENT, write_small_app
 
@@ -131,50 +130,6 @@ def test_a_reply_and_the_context_are_the_same_bit_for_bit_as_without_a_trainer(t
     left = [(bytes_of_records(c.state), vars(c) | {"state": None}) for c in contexts]
     assert left[0] == left[1]
     assert contexts[1].state["seen"]["times"] == 2
-
-
-def test_arrays_travel_as_they_are_whatever_their_form():
-    """Records keep their order and kinds, and what was sent is not touched."""
-    forms = [
-        Array(np.zeros((0, 3))),
-        Array(np.array(2.5, np.float16)),
-        Array("float32", (2,), "fedstale.int4", b"\x00\xff"),
-    ]
-    content = RecordDict(
-        {
-            "b": ArrayRecord({str(k): form for k, form in enumerate(forms)}),
-            "m": MetricRecord({"x": 1}),
-            "a": ArrayRecord([DENSE]),
-        }
-    )
-    state = RecordDict({"kept": ArrayRecord([DENSE, DENSE])})
-    asked = message()
-    asked.content = content
-    ours, theirs = socket.socketpair()
-    with ours, theirs, theirs.makefile("rb") as file:
-        sender = threading.Thread(target=room._send, args=(ours, {"n": 1}, asked, state))
-        sender.start()
-        about, found, left = room._received(file)
-        sender.join(10.0)
-    assert about["n"] == 1
-    assert bits(found) == bits(asked)
-    assert list(found.content) == ["b", "m", "a"]
-    assert bytes_of_records(left) == bytes_of_records(state)
-    assert asked.content["a"] is content["a"]
-
-
-def test_the_app_finds_the_whole_context_and_may_change_it(through):
-    found = []
-
-    def train(message, context):
-        found.append(deepcopy(vars(context)))
-        context.run_config["seen"] = 1.5
-        return Message(RecordDict(), reply_to=message)
-
-    before = Context(2**63, 2**64 - 1, {"place": "ü", "inf": float("inf")}, RecordDict(), {"n": 1})
-    through(app_of(train))(message(), before)
-    assert found[0] == vars(before) | {"run_config": {"n": 1}}
-    assert before.run_config == {"n": 1, "seen": 1.5}
 
 
 def test_mods_run_in_the_trainer_and_their_state_goes_along(through):

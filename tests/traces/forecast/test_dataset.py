@@ -43,18 +43,6 @@ def test_labels_that_would_need_more_than_the_part_are_unknown(fleet):
     np.testing.assert_array_equal(np.isnan(rates[0, 0]), RATE_HORIZONS_S > 900.0)
 
 
-def test_what_happens_after_the_part_changes_no_label(fleet):
-    who, when = np.arange(60), np.linspace(0, DAY, 60)
-    cut = fleet.between(0.0, DAY)
-    for a, b in zip(
-        targets_at(fleet, who, when, np.full(60, DAY)),
-        targets_at(cut, who, when, np.full(60, DAY)),
-        strict=True,
-    ):
-        assert np.isfinite(a).any()
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
 def test_origins_lie_in_the_part_and_half_of_them_are_online(observer):
     examples = draw(observer, np.arange(10, 30), start=DAY, until=2 * DAY, n=600, seed=0)
     assert examples.observed.now.min() >= DAY
@@ -104,12 +92,6 @@ def test_survival_of_new_sessions_is_counted_over_sessions_that_begin():
     survival = examples_at(TraceObserver(traces), [0], 50.0, until=DAY).new_session_survival
     assert survival[0] > 0.95
     assert survival[1] < 0.05
-
-
-def test_no_device_is_in_two_parts_and_none_is_left_out(fleet):
-    parts = split(fleet, seed=0)
-    together = np.concatenate([parts.training, parts.validation, parts.testing])
-    np.testing.assert_array_equal(np.sort(together), np.arange(fleet.n_devices))
 
 
 def test_nothing_learnt_comes_from_a_tested_device_or_a_tested_hour(fleet):
@@ -182,17 +164,6 @@ def test_being_online_at_a_horizon_is_the_state_then(fleet):
         np.testing.assert_array_equal(
             available[:, k], fleet.availability.is_available(who, when + horizon)
         )
-
-
-def test_survival_of_new_sessions_counts_a_session_through_midnight_as_one():
-    windows = [(0.0, 3600.0), (DAY - 3600.0, DAY)]
-    traces = TraceSet(
-        device_ids=pd.Index(["a"], dtype="str"),
-        availability=Availability.of([windows], DAY, logs=(12 * 3600.0, DAY)),
-    )
-    at = 13 * 3600.0
-    survival = examples_at(TraceObserver(traces), [0], at, until=9 * DAY).new_session_survival
-    np.testing.assert_array_equal(survival >= 0.5, HORIZONS_S <= 3600.0)
 
 
 def test_most_devices_have_hours_to_test_on_where_one_was_logged_for_long():

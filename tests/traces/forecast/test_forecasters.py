@@ -45,19 +45,6 @@ def test_survival_falls_with_the_horizon(forecaster, held_out):
     assert np.all((survival >= 0) & (survival <= 1))
 
 
-@pytest.mark.parametrize("history_s", [0.0, 5.0, 3600.0])
-def test_a_device_that_has_just_joined_has_a_forecast(forecaster, observer, history_s):
-    observed = observer.at(np.arange(60), 2.2 * DAY, history_s=history_s)
-    assert_sound(forecaster.forecast_job(observed, JOB), 60)
-
-
-def test_without_history_links_are_those_of_the_fleet(forecaster, observer, training):
-    observed = observer.at(np.arange(60), 2.2 * DAY, history_s=0.0)
-    middle = np.log(forecaster.forecast(observed).rates[:, 1, 2, 1])
-    fleet = np.nanmedian(np.log(training.rates[:, 1, 2]))
-    assert np.all(np.abs(middle - fleet) < 3.0)
-
-
 @pytest.mark.parametrize("known", ["availability", "compute", "downlink"])
 def test_traces_that_know_one_channel_are_enough(forecaster, fleet, known):
     hidden = {c: None for c in fleet.known if c != known}

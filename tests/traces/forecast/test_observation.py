@@ -83,17 +83,6 @@ def test_changing_the_future_changes_no_observation(seed):
         np.testing.assert_allclose(arrays(after)[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_changing_the_history_does_change_the_observation():
-    traces = devices(np.random.default_rng(0))
-    other = replace(traces, compute=traces.compute.scaled(np.full(6, 2.0)))
-    now = 2 * DAY
-    assert not np.allclose(
-        TraceObserver(traces).at([0], now).rates,
-        TraceObserver(other).at([0], now).rates,
-        equal_nan=True,
-    )
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0, LENGTH - 1), st.floats(0, 2 * DAY))
 def test_steps_are_the_means_of_a_second_by_second_loop(seed, now, memory):

@@ -94,21 +94,6 @@ def test_plain_pandas_reads_devices_and_windows_as_documented(tmp_path):
     assert list(windows.ends_s.iloc[0]) == [0.30000000000000004, 7.0]
 
 
-def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "t.parquet"
-    rich_set().write(path)
-    before = path.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(TraceError, match="No space left on device"):
-        TraceSet.ideal(2).write(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_folder_that_does_not_exist_is_one_clear_error(tmp_path):
     with pytest.raises(TraceError, match=r"nowhere.*cannot be written"):
         TraceSet.ideal(2).write(tmp_path / "nowhere" / "t.parquet")
@@ -192,15 +177,6 @@ def test_rows_that_are_missing_are_noticed(tmp_path):
     rewritten(path, change=lambda table: table.slice(0, table.num_rows - 1))
     with pytest.raises(TraceError, match="rows of uplink: expected 1"):
         TraceSet.read(path)
-
-
-def test_devices_that_take_no_time_come_back_as_they_were(tmp_path):
-    path = tmp_path / "t.parquet"
-    TraceSet.ideal(3).write(path)
-    back = TraceSet.read(path)
-    assert back.is_ideal
-    assert not replace(back, uplink=Series.constant([np.inf, np.inf, 1e308])).is_ideal
-    assert back.compute.time_to_accumulate([2], 1e300, 0.0).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

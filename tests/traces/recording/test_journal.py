@@ -76,14 +76,6 @@ def test_every_reading_waits_for_the_disk_and_is_there_when_append_returns(tmp_p
             assert instants_of(copy) == ([float(i) for i in range(k + 1)], {})
 
 
-def test_a_new_start_goes_on_as_another_run(tmp_path):
-    append(tmp_path / "j", [100, 160])
-    append(tmp_path / "j", [500])
-    readings, _ = journals.read(tmp_path / "j")
-    assert readings["run"].tolist() == [0, 0, 1]
-    assert instants_of(tmp_path / "j") == ([100, 160, 500], {})
-
-
 def test_a_full_journal_drops_its_oldest_readings_and_stays_within_the_bound(tmp_path):
     bound = 300_000
     with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=bound)) as journal:
@@ -137,15 +129,6 @@ def test_two_recorders_cannot_write_one_journal(tmp_path):
     ):
         Journal(tmp_path / "j", ABOUT, max_bytes=ROOM)
     append(tmp_path / "j", [100])
-
-
-def test_a_journal_is_read_while_a_recorder_writes_to_it(tmp_path):
-    with Journal(tmp_path / "j", ABOUT, max_bytes=ROOM) as journal:
-        with pytest.raises(TraceError, match="no readable reading"):
-            journals.read(tmp_path / "j")
-        for k in range(60):
-            journal.append(Reading(instant=float(k)), float(k))
-            assert instants_of(tmp_path / "j") == ([float(i) for i in range(k + 1)], {})
 
 
 def test_a_reader_that_is_stopped_while_it_reads_breaks_neither_recorder_nor_bound(tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job, TraceSet
 from fedstale.traces.recording.journal import RECORD, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.recording.to_traces import (
@@ -190,27 +189,6 @@ def test_one_reading_makes_no_trace():
 def test_rules_out_of_range_are_rejected(wrong):
     with pytest.raises(TraceError, match="expected"):
         RecordingRules(**wrong)
-
-
-def test_a_recording_can_be_kept_composed_and_sent_jobs(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = [
-        {"steady": 10.0 * k, "online": float(k % 50 < 40), "processor_left": rng.random()}
-        for k in range(500)
-    ]
-    rules = RecordingRules(speed=3.0, compute_unit="a unit", link_bit_per_s=(8e6, 8e5))
-    traces_of(part(rows), rules).write(tmp_path / "phone.parquet")
-    recorded = TraceSet.read(tmp_path / "phone.parquet")
-    job = Job(work=60.0, download_bytes=10**6, upload_bytes=10**5)
-    trip = recorded.trips([0], 0.0, job)
-    share = np.array([row["processor_left"] for row in rows], dtype=np.float32)[1:]
-    # Second by second: the download takes 1 s, training what the shares allow, the upload 1 s.
-    per_second = np.repeat(share * 3.0, 10)[1:]
-    trained = 1 + np.searchsorted(np.cumsum(per_second), 60.0) + 1
-    assert trained - 1 <= trip.trained[0] <= trained
-    assert trip.reported[0] == pytest.approx(trip.trained[0] + 1)
-    fleet = TraceSet.compose(availability=recorded, compute=recorded, network=recorded, n=5, seed=0)
-    assert fleet.known == ("availability", "compute", "downlink", "uplink")
 
 
 def test_a_device_that_cannot_read_what_the_rule_needs_is_told_before_it_records():

@@ -34,14 +34,6 @@ def logged(traces, t, phone=0):
     return start[0], end[0]
 
 
-def test_windows_keep_the_hours_of_the_clock(tmp_path):
-    traces = read(tmp_path, {"a": [[10.0, 20.0], [50, 60]], "b": [[30 * HOUR, 31 * HOUR]]})
-    assert windows_of(traces, "a") == [[10, 20], [50, 60]]
-    assert windows_of(traces, "b") == [[6 * HOUR, 7 * HOUR]]
-    assert traces.known == ("availability",)
-    assert not traces.repairs
-
-
 def test_a_phone_is_unknown_where_it_was_not_logged_and_not_away_on_another_day(tmp_path):
     traces = read(tmp_path, {"a": [[22 * HOUR, 23 * HOUR], [26 * HOUR, 28 * HOUR]]})
     assert windows_of(traces, "a") == [[2 * HOUR, 4 * HOUR], [22 * HOUR, 23 * HOUR]]
@@ -169,14 +161,6 @@ def test_phones_without_a_usable_log_are_left_out_and_counted(tmp_path):
 def test_what_is_not_this_format_is_one_sentence(tmp_path, content, says):
     with pytest.raises(TraceError, match=says):
         read(tmp_path, content)
-
-
-def test_numbers_that_are_none_are_dropped(tmp_path):
-    traces = read(
-        tmp_path, '{"a": [[NaN, 1], [1, Infinity], [1e999, 2], [1, 2], [3, 1' + "0" * 400 + "]]}"
-    )
-    assert windows_of(traces, "a") == [[1, 2]]
-    assert traces.repairs["dropped: not a pair of numbers"] == 4
 
 
 def test_half_of_a_character_is_no_name(tmp_path):

@@ -30,11 +30,6 @@ def test_opportunities_of_a_second_become_a_rate(tmp_path):
     assert traces.downlink.segments(0)[1].tolist() == [PACKET, 2 * PACKET, PACKET]
 
 
-def test_one_line_is_a_constant_link(tmp_path):
-    traces = links.read_opportunities(write(tmp_path, a_up="1", a_down="1"))
-    assert traces.uplink.integral([0], 0.0, 10.0) == pytest.approx(10 * 12e6)
-
-
 def test_the_trace_repeats_after_its_last_line(tmp_path):
     traces = links.read_opportunities(write(tmp_path, a_up=[500, 1500], a_down=[1]))
     assert traces.uplink.segments(0)[2] == 1.5
@@ -66,11 +61,6 @@ def test_a_link_with_one_direction_is_dropped_where_others_are_whole(tmp_path):
     traces = links.read_opportunities(tmp_path)
     assert traces.device_ids.tolist() == ["a"]
     assert traces.repairs["dropped: link with one direction missing"] == 1
-
-
-def test_a_gzipped_trace_is_read_like_the_plain_one(tmp_path):
-    (tmp_path / "a.up.gz").write_bytes(gzip.compress(b"500\n1000\n"))
-    assert links.read_opportunities(tmp_path).uplink.segments(0)[1].tolist() == [2 * PACKET]
 
 
 @pytest.mark.parametrize(
