@@ -80,49 +80,9 @@ def test_what_the_pages_name_is_there(name):
     } <= TARGETS
 
 
-@pytest.mark.parametrize(
-    ("name", "commands"),
-    [
-        ("ci", [".ci/run"]),
-        (
-            "nightly",
-            [
-                "make lint typecheck",
-                "make test OPTIONS='-p randomly'",
-                "make test-all",
-                "make test-libraries",
-            ],
-        ),
-        ("weekly", ["make test-flower FLOWER=${{ matrix.flower }}"]),
-    ],
-)
-def test_a_workflow_runs_what_a_change_must_pass_and_all_tests_at_night(name, commands):
-    (job,) = read(f".github/workflows/{name}.yml")["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step][1:] == commands
-    (python,) = [
-        s["with"]["python-version"] for s in job["steps"] if "python-version" in s.get("with", {})
-    ]
-    assert python == PROJECT["requires-python"].removeprefix(">=")
-
-
-def test_a_week_tries_each_flower_that_make_does():
-    (flowers,) = re.findall(r"^FLOWER \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    (job,) = read(".github/workflows/weekly.yml")["jobs"].values()
-    assert job["strategy"]["matrix"]["flower"] == flowers.split()
-
-
 def test_the_readme_says_how_each_python_of_the_classifiers_was_tested():
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert pythons
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     said = text.partition("\n## Install\n")[2].partition("\n## ")[0]
     assert re.findall(r"Python (3\.\d+)", said) == pythons
-
-
-def test_hooks_before_a_commit_are_targets():
-    hooks = [hook for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
-    assert {hook["entry"].removeprefix("make ") for hook in hooks} == {"lint", "typecheck"}
-
-
-def test_a_report_of_a_fault_asks_for_the_doctor():
-    assert "fedstale doctor" in (ROOT / ".github/ISSUE_TEMPLATE/fault.md").read_text()

@@ -108,15 +108,6 @@ def test_each_buffer_of_a_stream_is_the_pooled_optimum_of_its_own_clients(fisher
         assert_close(versions[version], pooled(ones["node_id"] - 1000))
 
 
-def test_large_damping_and_clients_that_send_no_fisher_make_the_mean(fisher_mean):
-    mean = pooled(range(N), fishers=[dict.fromkeys(SHAPES, 1.0)] * N)
-    assert_close(merged(FedAvg(), [None] * N)[0][1], mean)
-    damped, _ = merged(FedAvg(stages=[fisher_mean(1e9)]), [*map(record, FISHERS)])
-    assert_close(damped[1], mean)
-    unmeasured, _ = merged(FedAvg(stages=[fisher_mean(1e-9)]), [None] * N)
-    assert_close(unmeasured[1], mean)
-
-
 def test_a_client_that_sends_no_fisher_counts_by_the_damping(fisher_mean):
     versions, _ = merged(FedAvg(stages=[fisher_mean(0.5)]), [None, *map(record, FISHERS[1:])])
     damped = [{name: fisher[name] + 0.5 for name in SHAPES} for fisher in FISHERS]
@@ -149,14 +140,6 @@ def test_a_bad_fisher_is_rejected_and_the_others_are_merged(fisher_mean, bad):
     rejected = jobs[jobs["status"] == "rejected"]
     assert set(rejected["node_id"]) == {1000}
     assert rejected["reason"].str.startswith("fisher").all()
-
-
-def test_the_fisher_of_a_reply_that_is_rejected_for_its_weights_is_forgotten(fisher_mean):
-    optima = [{name: np.full(shape, np.nan) for name, shape in SHAPES.items()}, *OPTIMA[1:]]
-    strategy = FedAvg(stages=[fisher_mean(1e-9)])
-    versions, jobs = merged(strategy, [*map(record, FISHERS)], optima=optima)
-    assert_close(versions[1], pooled(range(1, N)))
-    assert set(jobs.loc[jobs["status"] == "rejected", "node_id"]) == {1000}
 
 
 @pytest.mark.parametrize("options", [{"normalise": "buffer_size"}, {"robust": robust.Median(f=1)}])
