@@ -97,7 +97,7 @@ class Clients(Stateful):
         nodes: NodeConfigs,
     ) -> None:
         self._nodes = nodes
-        self._executor, self._book, self._replay = executor, book, replay
+        self.executor, self._book, self._replay = executor, book, replay
         self._hash = hashlib.blake2b(b"%d" % seed, digest_size=4, person=_JOB_SEED)
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
@@ -111,11 +111,6 @@ class Clients(Stateful):
         self._unpulled: dict[int, int] = {}
         """How many jobs each node has that run when their reply is pulled."""
         self._n_lost = 0
-
-    @property
-    def batch(self) -> int:
-        """Number of clients that are worth running together."""
-        return self._executor.batch
 
     @property
     def n_ahead(self) -> int:
@@ -156,7 +151,7 @@ class Clients(Stateful):
             self._drop_expired(table, now)
         # Where clients run in this process, what a few of them take is gone before the next begin:
         # ten thousand calls at once would leave the processor's caches, and memory is bounded.
-        few = len(jobs) if self._executor.is_remote else max(self._executor.batch, _AT_ONCE)
+        few = len(jobs) if self.executor.is_remote else max(self.executor.batch, _AT_ONCE)
         for i in range(0, len(jobs), few):
             self._run_now(jobs[i : i + few])
         self._n_run += len(jobs)
@@ -232,7 +227,7 @@ class Clients(Stateful):
             trained_at = columns["trained_at"].item(job.row)
             context = self._contexts.get(node_id) or self._new_context(node_id)
             before = context.state if len(context.state) else None
-            if before is not None and not self._executor.is_remote:
+            if before is not None and not self.executor.is_remote:
                 before = deepcopy(before)
             ready_at = trained_at if trained_at < np.inf else job.downloaded_at
             job.run = ClientRun(before, self._latest.get(node_id), ready_at)
@@ -281,7 +276,7 @@ class Clients(Stateful):
         if not jobs:
             return
         chosen, nodes = list(jobs), {job.node_id for job in jobs}
-        room = self._executor.batch - len(chosen) - len(self._ahead)
+        room = self.executor.batch - len(chosen) - len(self._ahead)
         for job in coming() if room > 0 else ():
             # A node's jobs are trained one after the other: each sees the state of the last.
             if job.row in self._ahead or job.node_id in nodes:
@@ -304,10 +299,10 @@ class Clients(Stateful):
             self._ahead[job.row] = self._latest.get(call.context.node_id), answer
 
     def _answers(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        if self._executor.is_remote:
+        if self.executor.is_remote:
             contexts = (call.context for call in calls)
             _pack([one.device for one in contexts if isinstance(one, NodeContext)])
-        return self._executor.run(calls)
+        return self.executor.run(calls)
 
     def _call(
         self, job: JobRow, context: Context, latest: int | None, ready_at: float

@@ -473,7 +473,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             if along:
                 rows += [row for _, row in sorted(along)]
                 self._to_run = heap = sorted(set(heap).difference(along))
-        room = self._clients.batch - len(rows)
+        room = self._clients.executor.batch - len(rows)
         while heap and room > 0 and heap[0][0] <= end:
             if self._clients.may_change(self._jobs.open[heap[0][1]].node_id):
                 break
