@@ -488,4 +488,6 @@ def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
 def _why_not(problem: Exception) -> str:
     """Return why something of an app cannot be imported."""
     needed = not_installed(problem) if isinstance(problem, ModuleNotFoundError) else None
-    return needed or f"cannot be imported: {type(problem).__name__}: {problem}"
+    is_older = isinstance(problem, ImportError) and (problem.name or "").startswith("flwr.")
+    hint = "; fedstale check says what of Flower the app imports is gone, and where it is now"
+    return needed or f"cannot be imported: {type(problem).__name__}: {problem}{hint * is_older}"

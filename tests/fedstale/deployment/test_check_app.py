@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import pytest
 import typer
@@ -12,9 +13,11 @@ from typer.testing import CliRunner
 
 from fedstale.app_folder import BUILT_IN
 from fedstale.cli import apps as app_commands
+from fedstale.deployment import check
 from fedstale.deployment.check import check_app, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
+from fedstale.flower.features import resolves
 from fedstale.simulation.flower_app import FlowerApp
 
 NOBODYS = 8000
@@ -95,9 +98,14 @@ def test_a_folder_that_hides_an_installed_package(app, name):
 READS = "def f(context):\n    c = context.{}\n    return c['{}']"
 FOUND = {
     "import no_such_package.part": "line .* not installed here and not declared: install no-such",
-    "def late():\n    from flwr.common.record import RecordSet": r"no flwr\.common\.record, which",
-    "from flwr.server import driver, Grid": r"line .* has no flwr\.server\.driver, which an older",
-    "from flwr.client import mod, Nothing": r"has no flwr\.client\.Nothing, which",
+    "def late():\n    from flwr.common.record import RecordSet, Array": (
+        r"line .* has no flwr.common.record.RecordSet \(now RecordDict of flwr.app\), "
+        r"flwr.common.record.Array \(now Array of flwr.app\)$"
+    ),
+    "import flwr.common.record": r"has no flwr.common.record \(see flwr.app and flwr.common\)$",
+    "from flwr.server import driver, Grid": r"has no flwr.server.driver \(see flwr.serverapp\)$",
+    "from flwr.client.client_app import Context": r"client_app.Context \(now of flwr.app\)$",
+    "from flwr.client import mod, Nothing": r"has no flwr\.client\.Nothing$",
     READS.format("run_config", "train-x"): "the run-config key 'train-x'.* expected 'train-s'",
     "def f(:": "is no Python",
 }
@@ -214,3 +222,15 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
     assert run.exit_code == 2
     assert "is not empty" in run.stderr
     assert (tmp_path / "own" / "thesis.txt").exists()
+
+
+def test_every_dropped_name_is_gone_and_is_there_where_the_table_says():
+    table = tomllib.loads(check._DROPPED_NAMES.read_text(encoding="utf-8"))
+    moves = [
+        (f"{module}:{old}", f"{door}:{new or old}")
+        for module, doors in table.items()
+        for door, entries in doors.items()
+        for old, _, new in (entry.partition(">") for entry in entries.split())
+    ]
+    assert [old for old, _ in moves if resolves(old)] == []
+    assert [new for _, new in moves if not resolves(new)] == []
