@@ -49,8 +49,6 @@ PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
 """Columns of the instants at which the phases of a job begin and end."""
 DEVICES = 1000
 """Devices that the curve of participation shows at most."""
-ROWS = 100
-"""Devices that the table lists at most."""
 FEWEST = 5
 """Jobs behind a point of the curve of reliability at least; fewer say more about chance."""
 _STEPS = 200
@@ -192,7 +190,9 @@ def used_jobs(run: "Run") -> Index:
 
     A device that was never used counts 0; shape (devices,).
     """
-    used = _used(run)
+    jobs = run.jobs
+    is_used = jobs["kind"].str.startswith("train") & (jobs["outcome"] == "used")
+    used = jobs.loc[is_used, "device_id"].value_counts()
     counts = np.zeros(max(int(run.summary["devices"]), len(used)), dtype=np.int64)
     counts[: len(used)] = used.to_numpy()
     return counts
@@ -210,19 +210,8 @@ def participation(run: "Run") -> Figure | None:
     )
     if len(kept) < len(counts):
         about += f" {DEVICES:,} of the devices are drawn, evenly spread."
-    online_s = _online_s(run)
-    if online_s is not None:
-        eligible = online_s[online_s > 0]
-        used = _used(run).reindex(eligible.index, fill_value=0)
-        about += (
-            f" Of the {len(eligible):,} that were online at all Gini {gini(used):.2f}, and of "
-            f"their jobs for each hour online {gini(used / eligible):.2f}."
-        )
     more = {"fill": "tozeroy", "line": {"shape": "hvh", "width": 2}, "showlegend": False}
     trace = curve("training jobs used", "series-0", kept + 1, counts[kept], **more)
-    header, rows, left_out = _table(run, online_s)
-    if left_out:
-        about += f" The table has the {len(rows):,} with most jobs."
     return Figure(
         id="participation",
         title="Participation",
@@ -231,53 +220,7 @@ def participation(run: "Run") -> Figure | None:
         x_title="devices, the most used first",
         y_title="training jobs used",
         layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
-        header=header,
-        rows=rows,
     )
-
-
-def _used(run: "Run") -> "pd.Series[int]":
-    """Return how many training jobs of each device were used, of those that had one used."""
-    jobs = run.jobs
-    is_used = jobs["kind"].str.startswith("train") & (jobs["outcome"] == "used")
-    return jobs.loc[is_used, "device_id"].value_counts()
-
-
-def _online_s(run: "Run") -> "pd.Series[float] | None":
-    """Return for how many s each device was online, or None unless that is known of all."""
-    windows = run.online
-    if windows is None or windows["device_id"].nunique() < int(run.summary["devices"]):
-        return None
-    length = windows["end_s"] - windows["start_s"]
-    return length.groupby(windows["device_id"]).sum()
-
-
-def _table(
-    run: "Run", online_s: "pd.Series[float] | None"
-) -> tuple[tuple[str, ...], list[list[str]], int]:
-    """Return the heads, the rows and the number of left out rows of the table of devices."""
-    jobs = run.jobs
-    by_device = jobs.groupby("device_id")
-    table = pd.DataFrame(
-        {
-            "jobs": by_device.size(),
-            "used": (jobs["outcome"] == "used").groupby(jobs["device_id"]).sum(),
-            "wasted": (jobs["outcome"] == "wasted").groupby(jobs["device_id"]).sum(),
-            "work (h)": by_device["busy_s"].sum() / 3600.0,
-            "traffic (MB)": by_device["moved_bytes"].sum() / 1e6,
-            "mean staleness": by_device["staleness"].mean(),
-        }
-    )
-    if online_s is not None:
-        table["online (h)"] = online_s.reindex(table.index, fill_value=0.0) / 3600.0
-    table = table.sort_values("jobs", ascending=False, kind="stable")
-    rows = [
-        [str(name), *("-" if np.isnan(value) else f"{value:,.4g}" for value in values)]
-        for name, values in zip(
-            table.index[:ROWS], table.to_numpy(np.float64)[:ROWS].tolist(), strict=True
-        )
-    ]
-    return ("device", *table.columns), rows, max(len(table) - ROWS, 0)
 
 
 def states(run: "Run") -> Figure | None:

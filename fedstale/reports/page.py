@@ -69,7 +69,7 @@ def write_run(run: "Run", out: Path) -> Path:
         costs.failures(run),
         *costs.figures(run),
         devices.participation(run),
-        *learning.aggregation(run),
+        learning.staleness(run),
         devices.reliability(run),
         *_added(run),
     ]
@@ -338,7 +338,7 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         (not np.isfinite(run.jobs["started_at"]).any(), "No device ever started a job."),
         ("participation" not in drawn, "No device's training was used."),
         ("failures" not in drawn, "No job came to nothing."),
-        ("staleness" not in drawn, "The strategy states no staleness and no weights."),
+        ("staleness" not in drawn, "The strategy states no staleness."),
     ]
     found = [sentence for holds, sentence in sentences if holds]
     return " ".join([*found, learning.hidden(run)]).strip()
