@@ -14,15 +14,15 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedstale.cluster import check_address, joined
+from fedstale.cluster import joined
 from fedstale.config import SimulationConfig, flat
 from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line
@@ -79,10 +79,6 @@ class RunJob:
     def as_of_now(self) -> "RunJob":
         """Return the job with how far its run has come; errors as of `state_of`."""
         return replace(self, begun=state_of(self.run))
-
-
-TracesOf = Callable[[PlannedRun], Shared[TraceSet] | None]
-"""Gives the traces of a run that other processes of this machine need too; None of all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,10 +248,19 @@ def run_all(
     watch(shares)
     failed: dict[Path, str] = {}
     try:
-        on = address if todo else None
-        with run_pool(todo, workers=workers, log=log, address=on) as (pool, at_a_time, traces):
+        with ExitStack() as stack:
+            pool: ClusterPool | WorkerPool[RunJob]
+            if address is None or not todo:
+                pool, cores = stack.enter_context(WorkerPool(carried_out, log)), n_cores()
+            else:
+                pool, cores = _cluster_pool(todo, address, log, stack)
+                if not (cores or workers):
+                    raise ConfigError(
+                        f"address = {address!r}: it has no cores yet; pass a number of workers"
+                    )
+            traces = _shared_traces([] if address else todo, log.parent, stack)
             jobs = (RunJob(run=r, begun=states[r.folder], traces=traces(r)) for r in todo)
-            for job, news, what in pool.work(jobs, at_a_time):
+            for job, news, what in pool.work(jobs, workers or cores):
                 run, folder = job.run, job.run.folder
                 if news == "rejected":
                     raise _not_begun(run, what)
@@ -304,45 +309,26 @@ def state_of(run: PlannedRun) -> State:
     return ended.get(str(status), "done")
 
 
-@contextmanager
-def run_pool(
-    runs: Sequence[PlannedRun], *, workers: int | None, log: Path, address: str | None = None
-) -> Iterator[tuple["ClusterPool | WorkerPool[RunJob]", int, TracesOf]]:
-    """Open what carries out runs: processes of this machine, or the nodes of a cluster.
-
-    Args:
-        runs: the runs; traces that several need are read once.
-        workers: runs at a time; None takes one for each core.
-        log: file that gets what runs print.
-        address: of the Ray cluster; None of this machine.
-
-    Yields:
-        The pool, how many runs it carries out at a time, and a function that gives their traces.
+def _cluster_pool(
+    runs: Sequence[PlannedRun], address: str, log: Path, stack: ExitStack
+) -> tuple["ClusterPool", int]:
+    """Join a Ray cluster, and return what carries out runs there, and how many cores it has.
 
     Raises:
         ConfigError: the cluster cannot be joined, or a run asks for more than one process.
     """
-    with ExitStack() as stack:
-        if address is None:
-            pool = stack.enter_context(WorkerPool(carried_out, log))
-            yield pool, workers or n_cores(), _shared_traces(runs, log.parent, stack)
-            return
-        check_address(address)
-        # Ray is an extra, and takes seconds to import.
-        from fedstale.comparison.cluster_pool import ClusterPool, bundles_of  # noqa: PLC0415
+    # Ray is an extra, and takes seconds to import.
+    from fedstale.comparison.cluster_pool import ClusterPool, bundles_of  # noqa: PLC0415
 
-        configs = [run.config for run in runs]
-        _require_one_process(configs)
-        cores = stack.enter_context(joined(address))
-        if not (cores or workers):
-            raise ConfigError(
-                f"address = {address!r}: it has no cores yet; pass a number of workers"
-            )
-        there = stack.enter_context(ClusterPool(bundles_of(configs), log))
-        yield there, workers or cores, lambda run: None
+    configs = [run.config for run in runs]
+    _require_one_process(configs)
+    cores = stack.enter_context(joined(address))
+    return stack.enter_context(ClusterPool(bundles_of(configs), log)), cores
 
 
-def _shared_traces(runs: Sequence[PlannedRun], folder: Path, stack: ExitStack) -> TracesOf:
+def _shared_traces(
+    runs: Sequence[PlannedRun], folder: Path, stack: ExitStack
+) -> Callable[[PlannedRun], Shared[TraceSet] | None]:
     """Return a function that gives the traces of a run; None if no other run needs them.
 
     They are read when they are first needed, into files that all processes map into their memory.
