@@ -338,11 +338,6 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
             infos["_final_obs"] = infos["_final_info"] = over
         return self._observation(), rewards, over, np.zeros_like(over), infos
 
-    @property
-    def next_window(self) -> int:
-        """Number of the window that begins next in each scenario, in the list of its seed."""
-        return self._parts[0].windows.next
-
     def action_masks(self) -> Mask:
         """Return which places the positions of rankings may name; shape (b, n_max * n_max)."""
         return np.concatenate([_action_masks(part) for part in self._parts])

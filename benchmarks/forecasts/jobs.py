@@ -41,7 +41,7 @@ def corrected_scores(
     times = true_times(traces, sent, job, until)
     parts = []
     for name, forecaster in fitted.items():
-        forecast = forecaster.forecast_job(sent, job)
+        forecast = forecaster.forecast(sent).of_job(job)
         parts.append(job_scores(name, forecast, sent, times))
         fleet = calibration_scores(forecaster, *held_out[:2], job, held_out[2])
         for variant, step in (("fleet", 0.0), ("own", 0.05)):
@@ -100,7 +100,7 @@ def calibration_scores(
     alike = observed.online & (observed.history_s >= observed.now - began)
     observed = observed.take(alike) if alike.any() else observed
     return fleet_scores(
-        forecaster.forecast_job(observed, job), true_times(traces, observed, job, until)
+        forecaster.forecast(observed).of_job(job), true_times(traces, observed, job, until)
     )
 
 

@@ -246,7 +246,7 @@ def speeds(n: int) -> list[dict[str, Any]]:
                 "jobs_per_s": n / (processes + times),
                 "observations_per_s": observing,
                 "one_device_ms": 1e3
-                * float(np.median(_seconds(50, partial(forecaster.forecast_job, one, job)))),
+                * float(np.median(_seconds(50, lambda f=forecaster: f.forecast(one).of_job(job)))),
                 "parameters": sum(a.size for a in forecaster.state_dict().values()),
             }
         )

@@ -24,7 +24,7 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it():
     last = LastValue().fit(training, held_out, seed=0)
     span = {"start": 2 * DAY, "until": 3 * DAY, "step_s": 3600.0}
     origins = rolling(observer, np.arange(40, 60), **span, seed=0).observed
-    forecast, times = last.forecast_job(origins, JOB), true_times(fleet, origins, JOB, 3 * DAY)
+    forecast, times = last.forecast(origins).of_job(JOB), true_times(fleet, origins, JOB, 3 * DAY)
     fleet_wide = calibration_scores(last, fleet, held_out.observed, JOB, 2 * DAY)
     before = calibrated(forecast, origins, times, fleet_wide)
     late = origins.now + times[:, 2] > 2.5 * DAY

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces import Array, Index, Job, outline
+from fedstale.traces import Array, Index, outline
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
     LEVELS,
@@ -22,7 +22,7 @@ from fedstale.traces.forecast.observation import (
     Observation,
 )
 from fedstale.traces.forecast.sessions import HORIZONS_S
-from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.forecast.survival import DeviceForecast
 from fedstale.traces.io import ModelFiles
 
 State = dict[str, npt.NDArray[Any]]
@@ -228,15 +228,6 @@ class Forecaster(ABC):
             new_session_survival=self.fleet.new_session_survival,
             rates=self.predict_rates(observed),
         )
-
-    def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
-        """Return the forecast of a job that is sent to each device now.
-
-        Args:
-            observed: n devices.
-            job: what is sent; each field a scalar or of shape (n,).
-        """
-        return self.forecast(observed).of_job(job)
 
     def state_dict(self) -> State:
         """Return the learnt parameters as arrays."""

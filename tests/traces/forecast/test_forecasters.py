@@ -49,18 +49,18 @@ def test_survival_falls_with_the_horizon(forecaster, held_out):
 def test_traces_that_know_one_channel_are_enough(forecaster, fleet, known):
     hidden = {c: None for c in fleet.known if c != known}
     observed = TraceObserver(replace(fleet, epoch=None, **hidden)).at(np.arange(60), 1.5 * DAY)
-    assert_sound(forecaster.forecast_job(observed, JOB), 60)
+    assert_sound(forecaster.forecast(observed).of_job(JOB), 60)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-3, 1e12])
 def test_constant_rates_even_zero_have_a_forecast(forecaster, value):
     traces = TraceSet.constant(3, compute=value, downlink_bit_per_s=value, uplink_bit_per_s=value)
-    assert_sound(forecaster.forecast_job(TraceObserver(traces).at([0, 1, 2], DAY), JOB), 3)
+    assert_sound(forecaster.forecast(TraceObserver(traces).at([0, 1, 2], DAY)).of_job(JOB), 3)
 
 
 def test_the_forecast_of_one_device_does_not_depend_on_the_others(forecaster, observer):
-    together = forecaster.forecast_job(observer.at(np.arange(60), 1.7 * DAY), JOB)
-    alone = forecaster.forecast_job(observer.at([17], 1.7 * DAY), JOB)
+    together = forecaster.forecast(observer.at(np.arange(60), 1.7 * DAY)).of_job(JOB)
+    alone = forecaster.forecast(observer.at([17], 1.7 * DAY)).of_job(JOB)
     np.testing.assert_allclose(alone.total_s[0], together.total_s[17], rtol=1e-4)
     np.testing.assert_allclose(alone.p_finish[0], together.p_finish[17], rtol=1e-3, atol=1e-6)
 
@@ -101,6 +101,6 @@ def test_forecasters_that_learn_beat_a_coin_on_devices_never_seen(forecaster, ob
 def test_the_last_value_is_exact_where_nothing_changes():
     traces = TraceSet.constant(5, compute=2.0, downlink_bit_per_s=8e6, uplink_bit_per_s=4e6)
     examples = examples_at(TraceObserver(traces), np.arange(5), DAY, until=2 * DAY)
-    forecast = LastValue().fit(examples, examples, seed=0).forecast_job(examples.observed, JOB)
+    forecast = LastValue().fit(examples, examples, seed=0).forecast(examples.observed).of_job(JOB)
     truth = traces.trips(np.arange(5), DAY, JOB)
     np.testing.assert_allclose(forecast.total_s[:, 1], truth.reported - DAY, rtol=1e-6)
