@@ -75,9 +75,9 @@ def merged(
         raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'time-of-week'")
     channels = _channels(sets, only)
     _check_alike(sets, channels)
-    begins = {name: pd.Timestamp(traces.epoch or "nat") for name, traces in sets.items()}
-    midnight = min(begins.values()).normalize()
-    leads = [(began - midnight).total_seconds() % _CYCLE_S[align] for began in begins.values()]
+    begins = [pd.Timestamp(traces.epoch or "nat") for traces in sets.values()]
+    midnight = min(begins).normalize()
+    leads = [(began - midnight).total_seconds() % _CYCLE_S[align] for began in begins]
     later = np.repeat(leads, [traces.n_devices for traces in sets.values()])
     fleet: dict[str, Any] = {}
     for name in channels:

@@ -41,12 +41,7 @@ from fedstale.traces.forecast.dataset import (
     log_spans,
     split,
 )
-from fedstale.traces.forecast.observation import (
-    LEVELS,
-    RATES,
-    Observation,
-    TraceObserver,
-)
+from fedstale.traces.forecast.observation import LEVELS, RATES, Observation, TraceObserver
 
 Watch = Callable[[str, int, int], None]
 """Called with what comes next, how many parts of a backtest are done, and how many there are."""
