@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.agents import AgentSelector
 from fedstale.simulation import Costs, TraceGrid
-from fedstale.strategies import FedAvg, FedBuff
+from fedstale.strategies import FedAvg
 from fedstale.strategies.selection import (
     RELEASED,
     ExpectedUtility,
@@ -71,10 +71,6 @@ def fedavg(**options):
     return FedAvg(8, **options)
 
 
-def fedbuff(**options):
-    return FedBuff(8, 4, **options)
-
-
 def jobs(make, *, times, hard=None, seed=0, strategy_of=fedavg, **validation):
     """The devices that jobs were sent to, in their order."""
     traces = TraceSet.constant(N, compute=1.0, downlink_bit_per_s=1e9, uplink_bit_per_s=1e9)
@@ -104,14 +100,6 @@ def test_where_norms_are_taken_no_pick_changes_by_a_stated_loss(name):
     lies = np.resize([0.0, 3.0, np.nan], N)
     lied = jobs(SELECTORS[name], times=np.where(drawn(0.5, 7), lies, 1.0), loss_from="norm")
     honest = jobs(SELECTORS[name], times=np.ones(N), loss_from="norm")
-    np.testing.assert_array_equal(lied, honest)
-
-
-@pytest.mark.parametrize("name", ["expected utility", "agent"])
-def test_the_same_holds_where_stale_replies_are_merged(name):
-    about = {"strategy_of": fedbuff, "loss_from": "norm"}
-    honest = jobs(SELECTORS[name], times=np.ones(N), **about)
-    lied = jobs(SELECTORS[name], times=np.where(drawn(0.5, 7), 3.0, 1.0), **about)
     np.testing.assert_array_equal(lied, honest)
 
 

@@ -110,16 +110,6 @@ def test_the_score_of_the_heuristic_is_what_it_earns_as_a_server_plays_it():
     )
 
 
-def test_with_a_baseline_the_heuristic_earns_nothing():
-    envs = tasks.make_vec("fedstale/Selection-phones-v1", 16, baseline=True)
-    seen, _ = envs.reset(seed=0)
-    total = []
-    for _ in range(60):
-        seen, rewards, _, _, _ = envs.step(seen["heuristic"])
-        total.append(rewards.mean())
-    assert abs(np.mean(total)) < 0.1
-
-
 def test_what_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="Selection-phones-v1"):
         tasks.make("fedstale/Selection-trains-v1")

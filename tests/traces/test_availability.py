@@ -168,14 +168,6 @@ def test_no_devices_at_all_are_rejected():
         Availability.of([], 1.0)
 
 
-def test_a_million_devices_that_share_rows_take_a_dozen_bytes_each():
-    rows = [[(60.0 * k, 60.0 * k + 30.0) for k in range(100)]] * 50
-    many = Availability.of(rows, 6000.0).take(np.arange(1_000_000) % 50)
-    assert many.n_devices == 1_000_000
-    assert many.nbytes < 13_000_000
-    assert Availability.always(1_000_000).nbytes < 13_000_000
-
-
 @pytest.mark.parametrize("row", [[1.0, 2.0, 3.0, 4.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
 def test_windows_that_are_no_pairs_are_rejected(row):
     with pytest.raises(TraceError, match="pairs"):

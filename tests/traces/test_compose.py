@@ -100,14 +100,6 @@ def test_compute_is_a_models_speed_times_what_the_background_leaves():
     assert traces.compute_unit == "a second of the slow model"
 
 
-def test_both_directions_of_a_link_start_at_one_moment():
-    traces = made(n=40)
-    for t in (0.0, 17.5, 4000.0):
-        down = traces.downlink.value_at(np.arange(40), np.full(40, t))
-        up = traces.uplink.value_at(np.arange(40), np.full(40, t))
-        np.testing.assert_allclose(up, np.where(down == 100.0, 7.0, 2 * down))
-
-
 def test_devices_on_one_link_are_at_different_places_of_it():
     down = made(n=40).downlink.value_at(np.arange(40), np.zeros(40))
     assert len(set(down[down != 100.0])) > 5

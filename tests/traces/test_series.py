@@ -61,12 +61,6 @@ def test_the_inverse_is_the_first_instant_that_a_walk_finds(rates, repeat, start
         assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_shift_and_scale_act_on_each_device():
-    series = Series.regular([[1.0, 4.0]], step_s=1.0).take([0, 0])
-    series = series.shifted([0.0, 1.0]).scaled([1.0, 2.0])
-    assert series.value_at([0, 1], 0.0).tolist() == [1.0, 8.0]
-
-
 def test_an_infinite_rate_carries_anything_in_no_time_and_nothing_without_any():
     series = Series.constant([np.inf, 2.0])
     assert series.time_to_accumulate([0, 0, 1], [1e300, 0.0, 4.0], 3.0).tolist() == [0.0, 0.0, 2.0]

@@ -242,15 +242,6 @@ def test_an_episode_without_further_devices_is_over():
     assert not simulator.mask.any()
 
 
-def test_an_episode_that_is_begun_anew_is_told_nothing_of_the_jobs_before():
-    made = episodes([0, 1], b=2, concurrency=2, buffer_size=2)
-    simulator = simulator_of(fleet([ALWAYS] * 2), made)
-    simulator.dispatch(np.arange(2), np.ones((2, 2), dtype=bool))
-    simulator.reset(made.take(np.array([0])), rows=[0])
-    assert send(simulator, 0, row=0).sent[0] == 1
-    assert simulator.advance(np.array([1])).sent[0] == 2
-
-
 def test_p_finish_of_an_over_reporting_client_falls():
     traces = fleet([[(t, t + 50.0) for t in range(0, 9000, 60)], ALWAYS])
     made = episodes([0, 1], concurrency=1, buffer_size=1)

@@ -70,16 +70,6 @@ def test_rounds_are_drawn_by_the_scores_over_the_temperature(untrained):
         assert drawn[first, second] / 1_500 == pytest.approx(chance, abs=0.03)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7])
-@pytest.mark.parametrize("k", [1, 7, 1000])
-@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.3, 0.3), (1.0, 0.0), (0.0, 1.0)])
-def test_it_picks_distinct_candidates_and_all_where_k_is_more(untrained, n, k, shares):
-    chooser = AgentSelector(untrained, exploration=shares[0], fairness=shares[1])
-    chosen = pick(chooser, fleet(n), k)
-    assert len(set(chosen)) == len(chosen) == min(n, k)
-    assert set(chosen) <= set(range(100, 100 + n))
-
-
 def test_nodes_of_which_nothing_is_known_are_picked_by_chance(untrained):
     nodes = Candidates.of(np.arange(20))
     chosen = {tuple(sorted(pick(AgentSelector(untrained), nodes, 3, seed))) for seed in range(20)}
@@ -221,16 +211,6 @@ def test_of_more_candidates_than_places_some_are_shown_and_enough_are_picked():
     chosen = pick(chooser, fleet(30), 20)
     assert len(set(chosen)) == 20
     assert shown == [8, 8, 8]
-
-
-def test_an_own_policy_shares_and_sends_no_more_than_enough_as_an_agent():
-    step = SelectionContext(buffer_size=3, n_missing=3)
-    nodes = Candidates.of(np.arange(20), step, forecast_p_finish=[0.99] * 20)
-    assert len(pick(AgentSelector(lambda seen: seen["heuristic"]), nodes, 8)) == 3
-    few = fleet(300)
-    new = set(few.node_ids[few.times_picked == 0].tolist())
-    chosen = pick(AgentSelector(lambda seen: seen["heuristic"], exploration=0.5), few, 20)
-    assert len(set(chosen) & new) >= 10
 
 
 def test_scores_of_another_shape_are_refused_and_no_numbers_are_not_used():

@@ -1,7 +1,5 @@
 """What the agent sees: finite whatever it is given, and the same for ten or a thousand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +16,6 @@ from fedstale.agents.policy.features import (
     features,
     heuristic_scores,
 )
-from fedstale.strategies.selection import BALANCED, ExpectedUtility
 from fedstale.strategies.types import Candidates
 
 FLOATS = (
@@ -169,16 +166,6 @@ def test_ranks_among_very_many_are_read_off_a_sample():
     # What is beyond the limits is tied.
     is_within = np.abs(heuristic) < HEURISTIC_LIMIT
     assert np.abs(x - order / 50_000)[is_within].max() < 0.1
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_heuristic_ranks_as_the_heuristic_does(seed):
-    nodes = some(30, seed)
-    rule = ExpectedUtility(replace(BALANCED, temperature=0.0))
-    chosen = rule.select(nodes, 10, 0.0, np.random.default_rng(0))
-    heuristic = see(nodes)[2]
-    least = np.sort(heuristic)[-10]
-    assert all(heuristic[i] >= least - 1e-5 for i in chosen)
 
 
 def test_no_candidates_is_no_features():

@@ -38,13 +38,6 @@ def accuracies(app, *, n, metric="accuracy", **run_config):
     return seen
 
 
-def test_digits_can_be_evaluated_on_devices_too(load):
-    seen = accuracies(
-        load("digits"), n=3, num_server_rounds=1, strategy="FedAvg(fraction_evaluate=1.0)"
-    )
-    assert len(seen) == 2
-
-
 def test_shakespeare_learns_from_its_roles(load, small_play):
     seen = accuracies(load("shakespeare"), n=3, text=small_play, num_server_rounds=4)
     assert seen[0] < 0.05

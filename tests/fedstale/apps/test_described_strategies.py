@@ -9,36 +9,17 @@ from tiny import COSTS
 from typer.testing import CliRunner
 
 import fedstale
-from fedstale import strategies
 from fedstale.apps.strategy import check, strategy
 from fedstale.cli.main import app as command
-from fedstale.comparison.plan import Plan
 from fedstale.compat import stock_strategies_reporting
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.executors import InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp, overrides_in
-from fedstale.strategies import robust, selection
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
 FLOWERS = "flower.FedAvg(fraction_train=0.8, fraction_evaluate=0, min_train_nodes=1)"
-VARIANTS = {
-    "REFL": {"strategy": "REFL(10, 4, validation=Validation(max_staleness=3))"},
-    "Oort and a median": {"strategy": "FedBuff(10, 4, selector=Oort(), robust=Median(f=1))"},
-    "private": {
-        "strategy": (
-            "FedBuff(10, 4, stages=[Privacy(clip_norm=0.5, noise_multiplier=4.0, delta=1e-6, "
-            "noise_seed=1)])"
-        ),
-    },
-    "small": {"strategy": "FedBuff(10, 4, stages=[Compression('int4', down='int8')])"},
-    "half": {"strategy": "FedBuff(10, 4, stages=[LocalWork(0.5)], normalise='steps')"},
-    "fits": {
-        "strategy": "FedBuff(10, 4, stages=[LocalWork(within_s=600), ForecastRequest()])",
-        "forecasts": True,
-    },
-}
 EVERY = [
     FLOWERS,
     *("FedAvg(fraction_train=0.8)", "FedAvgOverSelected(8)", "FedProx(10)", "FedAvgM(10)"),
@@ -217,21 +198,6 @@ def test_the_command_line_says_the_sentence_and_no_more(tmp_path):
     assert run.stderr.count("\n") == 1
     assert "'GapAwares' is unknown: expected 'GapAware'" in run.stderr
     assert "Traceback" not in run.output
-
-
-def test_plans_of_a_comparison_describe_strategies():
-    plan = Plan.from_table(table_of(VARIANTS, traces="ideal:12"), where="plan")
-    made = {name: strategy(plan.config(name, 1).run_config) for name in VARIANTS}
-    assert type(made["REFL"]) is strategies.REFL
-    assert made["REFL"].validation.max_staleness == 3
-    assert type(made["Oort and a median"].selector) is selection.Oort
-    assert type(made["Oort and a median"].robust) is robust.Median
-    stages = {name: {stage.name: stage for stage in made[name].stages} for name in made}
-    assert stages["private"]["Privacy"].noise_multiplier == 4.0
-    small = stages["small"]["Compression"]
-    assert (small.up, small.down) == ("int4", "int8")
-    assert (stages["half"]["LocalWork"].share, made["half"].normalise) == (0.5, "steps")
-    assert stages["fits"]["LocalWork"].within_s == 600.0
 
 
 @pytest.mark.parametrize("where", ["plan", "changes"])

@@ -51,13 +51,6 @@ def test_every_example_belongs_to_exactly_one_device_and_every_device_has_one(ta
     assert sorted(np.concatenate(parts)) == list(range(1438))
 
 
-def test_with_more_devices_than_examples_all_have_some_and_all_examples_are_used_alike(task):
-    parts = task.assign(2000, 0.5, 3)
-    assert len(parts) == 2000
-    assert min(map(len, parts)) >= 1
-    assert set(np.bincount(np.concatenate(parts))) == {2}
-
-
 def test_labels_are_more_uneven_with_smaller_alpha(task):
     labels = task.load_data(3)[0][1].numpy()
 

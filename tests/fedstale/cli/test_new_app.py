@@ -60,13 +60,6 @@ def test_a_folder_that_is_no_app_is_not_copied(tmp_path, what):
     assert not (tmp_path / "my_app").exists()
 
 
-def test_an_empty_folder_is_filled_and_nothing_else_is_left_beside_it(tmp_path):
-    (tmp_path / "my_app").mkdir()
-    create(tmp_path / "my_app")
-    assert (tmp_path / "my_app" / "pyproject.toml").is_file()
-    assert [p.name for p in tmp_path.iterdir()] == ["my_app"]
-
-
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "my_app").mkdir()
     (tmp_path / "my_app" / "thesis.txt").write_text("years")
@@ -111,8 +104,3 @@ def test_a_name_that_python_or_flower_cannot_use_is_refused(tmp_path, name):
 def test_a_name_that_would_hide_an_installed_package_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="the app would hide"):
         create(tmp_path / "folder", name=name)
-
-
-def test_the_name_is_that_of_the_folder_unless_given(tmp_path):
-    create(tmp_path / "my-app", name="")
-    assert (tmp_path / "my-app" / "my_app" / "task.py").is_file()

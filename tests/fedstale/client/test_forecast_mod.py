@@ -76,30 +76,6 @@ def test_a_device_that_is_busy_but_trains_does_not_forecast_that_it_never_does()
     assert said["p_finish"] > 0.9
 
 
-def test_intervals_widen_on_a_device_whose_trainings_scatter():
-    rng = np.random.default_rng(0)
-    widths = {}
-    for name, spread in (("steady", 0.0), ("scattered", 1.5)):
-        bench = Bench(ForecastMod())
-        for _ in range(40):
-            said = bench.train(60.0 * math.exp(spread * rng.normal()))
-            bench.go(600.0)
-        widths[name] = math.log(said["training_s"][2] / said["training_s"][0])
-    assert widths["scattered"] > widths["steady"] + 0.5
-
-
-def test_own_outcomes_are_covered_as_often_as_promised():
-    rng = np.random.default_rng(1)
-    bench, inside, said = Bench(ForecastMod()), [], None
-    for _ in range(120):
-        took = 30.0 * math.exp(0.8 * rng.normal())
-        if said is not None:
-            inside.append(said["training_s"][0] <= took <= said["training_s"][2])
-        said = bench.train(took)
-        bench.go(400.0)
-    assert 0.68 < np.mean(inside[20:]) < 0.92
-
-
 def test_stated_work_is_the_work_of_the_forecast(bench):
     rate = float(embedded().fleet.rates[0, 1, 1])
     for _ in range(6):

@@ -383,20 +383,6 @@ def test_a_journal_that_serves_again_is_used_again(nights, tmp_path, caplog):
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("step_s", [-2 * HOUR, 9e8])
-def test_a_clock_that_was_set_is_a_gap_and_no_end(tmp_path, step_s, caplog):
-    rows = [(60.0 * k, MIDNIGHT + 60.0 * k, True) for k in range(300)]
-    rows += [(60.0 * k, MIDNIGHT + 60.0 * k + step_s, True) for k in range(300, 400)]
-    written(tmp_path / "j", rows)
-    journal = JournalHistory(tmp_path / "j", "online")
-    now = np.array([rows[-1][1] + 5.0])
-    seen = journal.observation(MessageHistory(), now, 0.0, RecordDict())
-    assert caplog.text == ""
-    assert seen.history_s[0] == pytest.approx(399 * 60.0 + 5.0)
-    assert seen.own.age_s[0] == pytest.approx(99 * 60.0 + 5.0)
-    assert seen.own.lengths_s[0, :2] == pytest.approx([60.0, np.nan], nan_ok=True)
-
-
 def test_a_journal_that_is_kept_closed_is_waited_for_but_not_for_long(nights, tmp_path, caplog):
     folder = shutil.copytree(nights, tmp_path / "j")
     (path,) = journals.files_of(folder)

@@ -128,13 +128,6 @@ def test_a_round_of_a_loop_follows_from_what_is_sent_to_be_trained(loop, train):
     assert (stopped.status, stopped.reason) == ("stopped", "reached 2 rounds")
 
 
-def test_evaluations_between_are_of_the_round_that_trained():
-    run = simulated(alternating)
-    assert values(run, "train", "train_loss") == {1: 0.0, 2: 1.0, 3: 2.0, 4: 3.0}
-    assert values(run, "evaluate", "own") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
-    assert run.model["w"][0] == 4.0
-
-
 def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path):
     app = ClientApp()
 
@@ -499,14 +492,3 @@ def test_an_error_is_told_by_its_first_line_that_has_words(text, said, tmp_path)
         run.reason == f"none of the 3 replies from 3 devices was good; the first: error 2: {whole}"
     )
     assert whole in run.report().read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("text", ["\n\nno data\nat all", "\n----\nno data"])
-def test_an_error_of_the_server_is_told_by_its_first_line_that_has_words(text):
-    def main(grid, context):
-        raise ValueError(text)
-
-    run = simulated(main)
-    assert re.fullmatch(
-        r"the ServerApp raised ValueError: no data \(test_other_apps.py:\d+\)", run.reason
-    )

@@ -196,18 +196,6 @@ def message_to(node, arrays):
     return Message(RecordDict({"arrays": arrays, "config": config}), node, "train")
 
 
-def test_send_and_receive_is_watched_too():
-    seen = Seen()
-    grid = observed(Plain(VirtualGrid({1: adder(1.0), 2: failing})), seen)
-    with identity():
-        messages = [message_to(node, record(w=np.zeros(2, np.float32))) for node in (1, 2)]
-        replies = list(grid.send_and_receive(messages, timeout=5.0))
-    assert len(replies) == 2
-    assert max(n for _, _, n in seen.moments) == 2
-    assert seen.moments[-1][2] == 0
-    assert sorted(status for _, status in seen.replies) == ["client-error", "reported"]
-
-
 def test_a_simulation_is_watched_through_its_own_grid():
     grid = TraceGrid(fleet(WINDOWS), counting_app(), costs=COSTS)
     assert observed(grid, Seen()) is grid

@@ -141,15 +141,6 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_column_whose_name_is_no_text_is_one_sentence(tmp_path):
-    folder = write_run(tmp_path / "run")
-    written = (folder / "events.parquet").read_bytes()
-    (folder / "events.parquet").write_bytes(written.replace(b"compute_s", b"comp\xf3te_s"))
-    with pytest.raises(ProtocolError, match="is not a readable Parquet file") as caught:
-        Run(folder).report()
-    assert "\n" not in str(caught.value)
-
-
 def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder"):
         Run(tmp_path / "nothing")

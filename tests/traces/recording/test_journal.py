@@ -99,15 +99,6 @@ def test_a_bound_that_was_lowered_holds_from_the_next_reading_on(tmp_path):
     assert instants_of(tmp_path / "j")[0][-1] == 60.0 * 20_000
 
 
-def test_many_starts_do_not_break_the_bound(tmp_path):
-    bound = 300_000
-    for k in range(200):
-        with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=bound)) as journal:
-            journal.append(Reading(instant=float(k)), 0.0)
-    assert size_of(tmp_path / "j") <= bound
-    assert journals.read(tmp_path / "j")[0]["run"].iloc[-1] == 199
-
-
 def test_a_bound_below_two_hours_is_rejected(tmp_path):
     with pytest.raises(TraceError, match=r"max_bytes = 1000: expected at least \d+"):
         Journal(tmp_path / "j", ABOUT, max_bytes=1000)

@@ -108,13 +108,6 @@ def test_a_machine_without_battery_does_not_know_whether_it_charges(machine, mon
     assert reading.charging is None
 
 
-def test_a_battery_of_unknown_plug_is_unknown(machine, monitor):
-    machine.battery = SimpleNamespace(percent=130, power_plugged=None)
-    reading = monitor.read()
-    assert reading.battery == 1.0
-    assert reading.charging is None
-
-
 @pytest.mark.parametrize(("up", "address"), [(False, "10.0.0.7"), (True, "169.254.3.4")])
 def test_without_a_routable_address_the_device_is_offline(machine, monitor, up, address):
     machine.up, machine.address = up, address
