@@ -200,12 +200,9 @@ def test_the_command_line_says_the_sentence_and_no_more(tmp_path):
     assert "Traceback" not in run.output
 
 
-@pytest.mark.parametrize("where", ["plan", "changes"])
-def test_a_plan_with_a_wrong_strategy_is_refused_before_anything_runs(tmp_path, where):
+def test_a_plan_with_a_wrong_strategy_is_refused_before_anything_runs(tmp_path):
     wrong = {"strategy": "FedBuff(9, robust=Crum(1))"}
-    table = table_of({"one": wrong if where == "plan" else {}}, traces="ideal:12")
-    if where == "changes":
-        table["changes"] = [{"at": "10m", "run-config": wrong}]
+    table = table_of({"one": wrong}, traces="ideal:12")
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(table))
     run = called("compare", tmp_path / "plan.toml", "--out", tmp_path / "out")
     assert run.exit_code == 2
