@@ -11,10 +11,8 @@ Flower's for privacy accept a single ConfigRecord. A device that understands it 
 reply, by the record `COMPACT_RECORD`, and nobody is sent quantised arrays before that.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +25,6 @@ from fedstale.strategies.messages.codec import (
     decode,
     encode,
     is_quantised,
-    n_bytes,
 )
 from fedstale.strategies.types import Array, FormatName
 
@@ -40,7 +37,6 @@ _VERSION = 1
 _UP, _ACCEPTED, _SEED = (f"{ASKED}.{name}" for name in ("up", "accepted", "seed"))
 _STYPE = "fedstale."
 _BY_STYPE: Mapping[str, FormatName] = {f"{_STYPE}{form}": form for form in FORMATS}
-_TEXT = re.compile(r"(float16|int[842]) (float(?:16|32|64)) ((?:[0-9]{1,12},){0,32})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,25 +181,3 @@ def coarse(record: ArrayRecord, form: FormatName) -> ArrayRecord:
             for name, array in record.items()
         }
     )
-
-
-def as_text(array: FlowerArray) -> str:
-    """Describe a quantised array as a text; with its bytes, `of_text` restores it."""
-    shape = "".join(f"{n}," for n in array.shape)
-    return f"{array.stype.removeprefix(_STYPE)} {array.dtype} {shape}"
-
-
-def of_text(text: str, data: bytes) -> FlowerArray:
-    """Return the quantised array that `as_text` has described.
-
-    Raises:
-        ProtocolError: the text is none, or the bytes are too many or too few for it.
-    """
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise ProtocolError(f"{text[:80]!r} is no format, dtype and shape")
-    form, dtype = cast(FormatName, match[1]), match[2]
-    shape = tuple(int(n) for n in match[3].split(",")[:-1])
-    if len(data) != n_bytes(form, prod(shape)):
-        raise ProtocolError(f"{len(data)} bytes do not add up to {text[:80]!r}")
-    return FlowerArray(dtype, shape, f"{_STYPE}{form}", data)

@@ -1,10 +1,10 @@
 """One object a message: all arrays of a message as one, on the way between server and device.
 
 Flower sends each array as two objects or more, and each object has calls of its own on four legs.
-A packed message holds the same arrays in one flat array of uint8, one after the other as numpy's
-.npy files, so each brings its shape and its dtype along; a ConfigRecord says which is which. A
-quantised array (`fedstale.strategies.messages`) has no such file: the ConfigRecord says what it is.
-What is unpacked is what was packed, bit for bit, so strategies and ClientApps see no difference.
+A packed message holds the bytes of the same arrays in one flat array of uint8, one after the other;
+a ConfigRecord says which is which, with their dtypes, shapes and formats, as a message says them
+without. What is unpacked is what was packed, bit for bit, so strategies and ClientApps see no
+difference; whoever reads an array checks it, packed or not.
 
 Who can unpack says so in its messages, and nobody is sent a packed message before that. A device
 says so by a mod (`fedstale.client.PackMod`), a server by the packed message itself.
@@ -12,6 +12,7 @@ says so by a mod (`fedstale.client.PackMod`), a server by the packed message its
 
 import io
 import logging
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice, pairwise
@@ -22,14 +23,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.flower import (
-    NO_HEADER,
-    STYPE,
-    ErrorCode,
-    header_of,
-    message_of,
-)
-from fedstale.strategies.messages import as_text, form_of, of_text
+from fedstale.flower import STYPE, ErrorCode, message_of
 
 PACKING_RECORD = "fedstale.packing"
 """Name of the ConfigRecord by which a message says that its sender can unpack."""
@@ -40,10 +34,12 @@ MOST_ARRAYS = 10_000
 MANY_ARRAYS = 32
 """Arrays of a reply from which on the log says that they would better be packed."""
 
-_VERSION = 1
+_VERSION = 2
 _FLAT = "flat"
 # A SuperLink's gate takes records of 1 MB.
 _MOST_TEXT = 500_000
+_FORM = re.compile(r"((?:[0-9]{1,18},){0,64});([^;]*);([^;]*)", re.DOTALL | re.ASCII)
+"""Shape, dtype and format of an array."""
 
 T = TypeVar("T", str, int)
 
@@ -54,8 +50,8 @@ def pack(content: RecordDict) -> RecordDict:
     """Return a message's content with all its arrays as one, and what `can_unpack` reads.
 
     The content itself stays as it is. Its arrays go into the result as they are where packing
-    would save nothing (fewer than two arrays), where there are more than `MOST_ARRAYS`, where an
-    array is not of plain numbers in numpy's format, and where names are those of packing itself.
+    would save nothing (fewer than two arrays), where there are more than `MOST_ARRAYS` or the names
+    are too long, and where a record has the name of packing itself.
 
     Example:
         >>> arrays = ArrayRecord({"w": Array(np.ones(3)), "b": Array(np.zeros(()))})
@@ -67,9 +63,12 @@ def pack(content: RecordDict) -> RecordDict:
         True
     """
     records = {name: r for name, r in content.items() if isinstance(r, ArrayRecord)}
-    if not _is_worth_it(records) or PACKED_RECORD in content:
+    about = _described(records)
+    n_text = sum(len(text) for texts in about.values() for text in texts)
+    fits = 2 <= len(about["names"]) <= MOST_ARRAYS and n_text <= _MOST_TEXT
+    if PACKED_RECORD in content or not fits or not all(map(_FORM.fullmatch, about["forms"])):
         return advertised(content)
-    return _with(content, *_packed(records))
+    return _with(content, *_packed(records, about))
 
 
 def unpack(content: RecordDict) -> RecordDict:
@@ -88,26 +87,23 @@ def unpack(content: RecordDict) -> RecordDict:
     rest = {k: r for k, r in content.items() if k not in (PACKING_RECORD, PACKED_RECORD)}
     if PACKED_RECORD not in content:
         return RecordDict(rest)
-    records, names = _listed(about, "records", str), _listed(about, "names", str)
-    counts, sizes = _listed(about, "counts", int), _listed(about, "sizes", int)
-    if len(records) != len(counts) or len(names) != len(sizes) or sum(counts) != len(names):
+    records, counts = _listed(about, "records", str), _listed(about, "counts", int)
+    names, sizes = _listed(about, "names", str), _listed(about, "sizes", int)
+    forms = _listed(about, "forms", str)
+    n = len(names)
+    if len(records) != len(counts) or (sum(counts), len(sizes), len(forms)) != (n, n, n):
         raise ProtocolError(
             f"packed arrays do not add up: {len(records)} records with {len(counts)} counts, "
-            f"{len(names)} names and {len(sizes)} sizes"
+            f"{n} names, {len(sizes)} sizes and {len(forms)} forms"
         )
     if len(set(records)) != len(records) or set(records) & set(rest):
         raise ProtocolError("packed arrays: a record is there twice")
-    forms = _listed(about, "forms", str) if "forms" in about else [""] * len(names)
-    if len(forms) != len(names):
-        raise ProtocolError(f"packed arrays: {len(forms)} forms of {len(names)} names")
-    pieces = zip(names, forms, _pieces(content, about, sizes), strict=True)
-    found = {}
-    for record, count in zip(records, counts, strict=True):
-        arrays = {name: _array(name, data, form) for name, form, data in islice(pieces, count)}
-        if len(arrays) != count:
-            raise ProtocolError(f"packed arrays: a name is twice in the record {record[:80]!r}")
-        found[record] = ArrayRecord(arrays)
-    return RecordDict({**found, **rest})
+    arrays = map(_array, forms, _pieces(content, about, sizes))
+    named = zip(names, arrays, strict=True)
+    found = {record: dict(islice(named, k)) for record, k in zip(records, counts, strict=True)}
+    if sum(map(len, found.values())) != len(names):
+        raise ProtocolError("packed arrays: a name is twice in a record")
+    return RecordDict({**{name: ArrayRecord(each) for name, each in found.items()}, **rest})
 
 
 def can_unpack(content: RecordDict) -> bool:
@@ -200,46 +196,30 @@ def _n_bytes(record: ArrayRecord) -> int:
     return sum(len(array.data) for array in record.values())
 
 
-def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
-    arrays = [(name, array) for record in records.values() for name, array in record.items()]
-    n_text = sum(len(name.encode()) for name, _ in arrays) + sum(len(n.encode()) for n in records)
-    n_text += sum(len(as_text(array)) for _, array in arrays if form_of(array))
-    return (
-        2 <= len(arrays) <= MOST_ARRAYS
-        and n_text <= _MOST_TEXT
-        and all(_is_plain(array) for _, array in arrays)
-    )
+def _described(records: dict[str, ArrayRecord]) -> dict[str, list[str]]:
+    """Return the names of records and arrays, and what each array is besides its bytes."""
+    arrays = [array for record in records.values() for array in record.values()]
+    return {
+        "records": list(records),
+        "names": [name for record in records.values() for name in record],
+        "forms": [
+            f"{''.join(f'{n},' for n in array.shape)};{array.dtype};{array.stype}"
+            for array in arrays
+        ],
+    }
 
 
-def _is_plain(array: Array) -> bool:
-    """Test if an array is numpy's or quantised, and as it states."""
-    form = as_text(array) if form_of(array) else ""
-    if array.stype != STYPE and not form:
-        return False
-    try:
-        return _array("", array.data, form) == array
-    except ProtocolError:
-        return False
-
-
-def _packed(records: dict[str, ArrayRecord]) -> tuple[ArrayRecord, ConfigRecord]:
+def _packed(
+    records: dict[str, ArrayRecord], about: dict[str, list[str]]
+) -> tuple[ArrayRecord, ConfigRecord]:
     arrays = [array for record in records.values() for array in record.values()]
     sizes = [len(array.data) for array in arrays]
     data = b"".join([_header(sum(sizes)), *(array.data for array in arrays)])
     flat = Array("uint8", (sum(sizes),), STYPE, data)
-    forms = [as_text(array) if form_of(array) else "" for array in arrays]
-    about = ConfigRecord(
-        {
-            "version": _VERSION,
-            "records": list(records),
-            "counts": [len(record) for record in records.values()],
-            "names": [name for record in records.values() for name in record],
-            "sizes": sizes,
-            "checksum": zlib.crc32(data),
-            **({"forms": forms} if any(forms) else {}),
-        }
-    )
-    return ArrayRecord({_FLAT: flat}), about
+    made = ConfigRecord({"version": _VERSION, "sizes": sizes, "checksum": zlib.crc32(data)})
+    made["counts"] = [len(record) for record in records.values()]
+    made.update(about)
+    return ArrayRecord({_FLAT: flat}), made
 
 
 def _with(content: RecordDict, packed: ArrayRecord | None, about: ConfigRecord) -> RecordDict:
@@ -293,25 +273,8 @@ def _pieces(content: RecordDict, about: ConfigRecord, sizes: Sequence[int]) -> I
 _CHANGED = "if a mod has changed them, PackMod or ForecastMod must come before it"
 
 
-def _array(name: str, data: bytes, form: str = "") -> Array:
-    """Return the array of a .npy file, of which only the header is read, or a quantised one.
-
-    Args:
-        name: of the array.
-        data: its bytes.
-        form: what a quantised one is; empty for a file.
-    """
-    if form:
-        try:
-            return of_text(form, data)
-        except ProtocolError as problem:
-            raise ProtocolError(f"packed array {name[:80]!r}: {problem}") from None
-    header = header_of(data)
-    if header is None:
-        raise ProtocolError(f"packed array {name[:80]!r} cannot be read: {NO_HEADER}")
-    if len(data) != header.begin + header.n_bytes:
-        raise ProtocolError(
-            f"packed array {name[:80]!r} does not add up: {len(data)} bytes for "
-            f"{header.shape!r:.80} {header.dtype}"
-        )
-    return Array(str(header.dtype), header.shape, STYPE, data)
+def _array(form: str, data: bytes) -> Array:
+    found = _FORM.fullmatch(form)
+    if found is None:
+        raise ProtocolError(f"packed arrays: {form[:80]!r} is no shape, dtype and format")
+    return Array(found[2], tuple(map(int, found[1].split(",")[:-1])), found[3], data)
