@@ -16,7 +16,7 @@ Reference:
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import sqrt
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,6 @@ Rate = Annotated[
     "a finite number > 0, or a function of the number of the step",
 ]
 """A learning rate, or a function from the number of the step, from 1, to it."""
-Beyond = Literal["divide", "cap"]
 
 
 class ServerOptimizer(Part, ABC):
@@ -64,10 +63,6 @@ class ServerOptimizer(Part, ABC):
         """Learning rate of the latest step, or of the first if there has been none."""
         eta = self.eta
         return self.damping * (eta(max(self.n_steps, 1)) if callable(eta) else eta)
-
-    def rate_at(self, step: int) -> float:
-        """Return eta in a step, counted from 1."""
-        return self.eta(step) if callable(self.eta) else self.eta
 
     def step(self, model: Model, delta: Model, *, staleness: int = 0) -> None:
         """Move a model by an aggregated update, in place; the update is used up.
@@ -233,16 +228,13 @@ class DelayAdaptive(ServerOptimizer):
     """FADAS: lowers the rate of an optimizer while the stalest update of a step is beyond tau_c.
 
     With tau_max the largest staleness in the buffer, the rate is that of the optimizer as long as
-    tau_max <= tau_c. Beyond,
+    tau_max <= tau_c, and eta / tau_max beyond. Moments take in every aggregated update alike.
 
-        eta_t = eta / tau_max          beyond="divide", the authors' code,
-        eta_t = min(eta, 1 / tau_max)  beyond="cap", the paper.
+    Differences from the paper:
+        As others give its rule, the rate beyond is min(eta, 1 / tau_max), which does nothing as
+        long as eta is below 1 / tau_max; this is what the authors' code does.
 
-    "cap" does nothing as long as eta is below 1 / tau_max, which rates of adaptive optimizers
-    mostly are. Moments take in every aggregated update alike.
-
-    Checked: "divide" and tau_c = 1 in the authors' code; "cap" in a third party's summary of the
-    paper.
+    Checked: the rule and tau_c = 1 in the authors' code.
     Not checked: the paper's text.
 
     Reference:
@@ -262,39 +254,24 @@ class DelayAdaptive(ServerOptimizer):
 
     saved = ("optimizer",)
 
-    def __init__(
-        self, optimizer: ServerOptimizer, tau_c: Count = 1, *, beyond: Beyond = "divide"
-    ) -> None:
+    def __init__(self, optimizer: ServerOptimizer, tau_c: Count = 1) -> None:
         """Wrap an optimizer.
 
         Args:
             optimizer: makes the steps.
             tau_c: largest staleness that leaves the rate alone, an integer >= 1.
-            beyond: "divide" or "cap"; see the class.
         """
-        self.optimizer, self.tau_c, self.beyond = optimizer, tau_c, beyond
+        self.optimizer, self.tau_c = optimizer, tau_c
 
     @property
     def rate(self) -> float:
         """Learning rate of the latest step."""
         return self.optimizer.rate
 
-    def rate_at(self, step: int) -> float:
-        """Return the optimizer's eta in a step."""
-        return self.optimizer.rate_at(step)
-
     def step(self, model: Model, delta: Model, *, staleness: int = 0) -> None:
         """Step by the optimizer at a rate that suits the staleness."""
-        self.optimizer.damping = self._damping(staleness)
+        self.optimizer.damping = 1.0 if staleness <= self.tau_c else 1.0 / staleness
         self.optimizer.step(model, delta, staleness=staleness)
-
-    def _damping(self, staleness: int) -> float:
-        if staleness <= self.tau_c:
-            return 1.0
-        if self.beyond == "divide":
-            return 1.0 / staleness
-        eta = self.optimizer.rate_at(self.optimizer.n_steps + 1)
-        return min(1.0, 1.0 / (staleness * eta))
 
     def _step(self, d: Array, theta: Array, *moments: Array) -> None:
         self.optimizer._step(d, theta, *moments)

@@ -17,24 +17,19 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from fedstale.strategies.types import (
-    Array,
     ClientUpdate,
     Count,
     Model,
     Share,
     chunks,
+    copy_of,
     zeros_like,
 )
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
-
-Store = Literal["as_is", "float16"]
-_Stored = dict[str, tuple[Array, float]]
-"""A model as arrays, each with the number that it has to be multiplied by."""
 
 
 class CachedUpdates(Weighting):
@@ -52,10 +47,9 @@ class CachedUpdates(Weighting):
     step is that of `then` to the last bit, every step is for beta = 0, and for `n_clients` or
     equal weights a step from all clients, once each, is that of `then` within rounding.
 
-    Memory: `most_clients` models, half of it as "float16" (of float32 models), with one sum in
-    float64. Beyond, the client that has not been heard for longest is forgotten, as if it had never
-    answered; its part of H is then lost, so a limit below the number of clients that take part
-    leaves out those that need it most.
+    Memory: `most_clients` models, with one sum in float64. Beyond, the client that has not been
+    heard for longest is forgotten, as if it had never answered; its part of H is then lost, so a
+    limit below the number of clients that take part leaves out those that need it most.
 
     Differences from the papers:
         All clients count alike; FedStale and FedVARP weigh them by their examples and divide by
@@ -91,7 +85,6 @@ class CachedUpdates(Weighting):
         then: Weighting | None = None,
         n_clients: Count | None = None,
         most_clients: Count = 1000,
-        store: Store = "as_is",
     ) -> None:
         """Start with an empty cache.
 
@@ -100,20 +93,13 @@ class CachedUpdates(Weighting):
             then: weighs the calibrated updates; if not given, age does not matter.
             n_clients: number of clients in all, if it is known; >= 1.
             most_clients: clients to cache updates of, >= 1.
-            store: "as_is", or "float16" with one scale for each array: an error of at most 2^-12 of
-                the largest element, and 2^-11 of the element itself down to 2^-14 of the largest.
         """
         self.beta, self.then = beta, then or ByAge(constant())
         self.needs_whole_buffer = self.then.needs_whole_buffer
-        self.n_clients, self.most_clients, self.store = n_clients, most_clients, store
+        self.n_clients, self.most_clients = n_clients, most_clients
         self._sum: Model = {}
-        self._cached: dict[int, _Stored] = {}
-        self._coming: dict[int, _Stored] = {}
-
-    @property
-    def n_cached(self) -> int:
-        """Number of clients with a cached update."""
-        return len(self._cached)
+        self._cached: dict[int, Model] = {}
+        self._coming: dict[int, Model] = {}
 
     def weigh(self, update: ClientUpdate) -> float:
         """Calibrate an update in place, and return the weight that `then` gives it."""
@@ -143,25 +129,20 @@ class CachedUpdates(Weighting):
             return
         # Copied before it is calibrated; its place in the order of those heard is the newest.
         self._coming.pop(update.node_id, None)
-        self._coming[update.node_id] = {
-            name: _pack(array, self.store) for name, array in update.delta.items()
-        }
+        self._coming[update.node_id] = copy_of(update.delta)
         own = self._cached.get(update.node_id, {})
         if not self._cached or not (own or self.n_clients):
             return
         share = self.beta / max(self.n_clients or 0, len(self._cached))
         for name, delta in update.delta.items():
-            packed, unit = own.get(name, (delta, 0.0))
-            for d, total, h in chunks(delta, self._sum[name], packed):
+            for d, total, h in chunks(delta, self._sum[name], own.get(name, delta)):
                 shift = share * total
-                if unit:
-                    shift -= np.multiply(h, self.beta * unit, dtype=np.float64)
+                if own:
+                    shift -= np.multiply(h, self.beta, dtype=np.float64)
                 np.add(d, shift, out=d, casting="same_kind")
 
-    def _keep(self, node_id: int, stored: _Stored) -> None:
-        if not self._sum:
-            arrays = {name: packed for name, (packed, _) in stored.items()}
-            self._sum = zeros_like(arrays, np.float64)
+    def _keep(self, node_id: int, stored: Model) -> None:
+        self._sum = self._sum or zeros_like(stored, np.float64)
         self._forget(node_id)
         self._cached[node_id] = stored
         self._add(stored, 1.0)
@@ -172,17 +153,7 @@ class CachedUpdates(Weighting):
         if node_id in self._cached:
             self._add(self._cached.pop(node_id), -1.0)
 
-    def _add(self, stored: _Stored, sign: float) -> None:
-        for name, (packed, unit) in stored.items():
-            for total, h in chunks(self._sum[name], packed):
-                np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
-
-
-def _pack(array: Array, store: Store) -> tuple[Array, float]:
-    if store == "as_is":
-        return array.copy(), 1.0
-    unit = max((float(np.abs(x).max()) for (x,) in chunks(array)), default=0.0) or 1.0
-    packed = np.empty(array.shape, np.float16)
-    for into, x in chunks(packed, array):
-        np.divide(x, x.dtype.type(unit), out=into, casting="same_kind")
-    return packed, unit
+    def _add(self, stored: Model, sign: float) -> None:
+        for name, array in stored.items():
+            for total, h in chunks(self._sum[name], array):
+                np.add(total, np.multiply(h, sign, dtype=np.float64), out=total)

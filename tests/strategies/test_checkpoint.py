@@ -64,7 +64,7 @@ STRATEGIES = {
     ),
     "memory, delay-adaptive": lambda: StaleStrategy(
         schedule=k_batch_async(concurrency=5, buffer_size=3),
-        weighting=CachedUpdates(0.5, then=RelevanceAware(), most_clients=4, store="float16"),
+        weighting=CachedUpdates(0.5, then=RelevanceAware(), most_clients=4),
         server_optimizer=DelayAdaptive(AMSGrad(0.1)),
     ),
     "gap, momentum": lambda: StaleStrategy(

@@ -80,7 +80,7 @@ PARTS = [
     *({"weighting": Gap(of=of)} for of in ("parameter", "layer", "model")),
     *({"weighting": DirectionalGap(of=of)} for of in ("layer", "model")),
     {"weighting": RelevanceAware(), "normalise": "weights"},
-    {"weighting": CachedUpdates(store="float16", then=Gap())},
+    {"weighting": CachedUpdates(then=Gap())},
     {"update": "model"},
     {"validation": Validation(examples_cap=1.5, norm_cap=2.0, dtypes="cast")},
     *({"robust": rule(f=1)} for rule in (robust.Median, robust.TrimmedMean, robust.Krum)),

@@ -184,7 +184,7 @@ def test_updates_of_a_dropped_server_step_are_not_remembered():
 
         def observe(self, before, after, rate):
             super().observe(before, after, rate)
-            remembered.append(self.n_cached)
+            remembered.append(len(self.state_dict()["_cached"]))
 
     first = iter([100.0])
 

@@ -78,6 +78,10 @@ def test_the_first_step_is_that_of_the_other_weighting_to_the_last_bit(n_clients
             assert delta[name].dtype == array.dtype
 
 
+def n_cached(cache):
+    return len(cache.state_dict()["_cached"])
+
+
 def test_an_empty_cache_is_never_taken_for_none():
     assert CachedUpdates()
 
@@ -91,7 +95,7 @@ def test_beta_zero_changes_nothing_ever_and_caches_nothing():
             for name in delta:
                 np.testing.assert_array_equal(found[name], delta[name])
         cache.observe(ZERO, ZERO, 1.0)
-    assert cache.n_cached == 0
+    assert n_cached(cache) == 0
 
 
 @pytest.mark.parametrize("n_clients", [None, 5])
@@ -132,7 +136,7 @@ def test_updates_of_one_buffer_do_not_see_each_other():
     for _ in range(3):
         assert_close(weigh(cache, 1, delta), delta)
     cache.observe(ZERO, ZERO, 1.0)
-    assert cache.n_cached == 1
+    assert n_cached(cache) == 1
 
 
 def test_the_client_unheard_for_longest_is_forgotten_and_its_part_of_the_mean_with_it():
@@ -140,7 +144,7 @@ def test_the_client_unheard_for_longest_is_forgotten_and_its_part_of_the_mean_wi
     for node_id, value in ((1, 1.0), (2, 2.0), (1, 3.0), (3, 5.0)):
         weigh(cache, node_id, {"w": np.full(2, value, np.float32), "b": np.zeros(1)})
         cache.observe(ZERO, ZERO, 1.0)
-    assert cache.n_cached == 2
+    assert n_cached(cache) == 2
     # 2 is gone; H = (3 + 5) / 2.
     assert_close(weigh(cache, 1, ZERO), {"w": np.full(2, 4.0 - 3.0)})
     assert_close(weigh(cache, 2, ZERO), {"w": np.zeros(2)})
@@ -154,34 +158,6 @@ def test_forgetting_leaves_no_trace_in_the_sum():
         )
         cache.observe(ZERO, ZERO, 1.0)
     assert_close(weigh(cache, 199, ZERO), ZERO, rtol=1e-10)
-
-
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
-def test_float16_is_as_exact_as_it_says_whatever_the_size(size):
-    rng = np.random.default_rng(0)
-    h = {"w": (size * rng.normal(size=1000)).astype(np.float32)}
-    zero = {"w": np.zeros(1000, np.float32)}
-    cache = CachedUpdates(n_clients=2, store="float16")
-    cache.weigh(
-        ClientUpdate(delta={"w": h["w"].copy()}, base=zero, current=zero, staleness=0, node_id=1)
-    )
-    cache.observe(zero, zero, 1.0)
-    delta = {"w": zero["w"].copy()}
-    cache.weigh(ClientUpdate(delta=delta, base=zero, current=zero, staleness=0, node_id=1))
-    # H - h = h/2 - h.
-    error = np.abs(-2.0 * delta["w"].astype(np.float64) - h["w"])
-    largest = np.abs(h["w"]).max()
-    assert (error <= largest * 2.0**-12 * 1.001).all()
-    assert (error <= np.maximum(np.abs(h["w"]) * 2.0**-11, largest * 2.0**-25) * 1.01).all()
-    (stored,) = cache.state_dict()["_cached"].values()
-    assert sum(array.nbytes for array, _ in stored.values()) == 2000
-
-
-def test_an_update_of_zeros_is_stored_as_zeros():
-    cache = CachedUpdates(n_clients=1, store="float16")
-    weigh(cache, 1, ZERO)
-    cache.observe(ZERO, ZERO, 1.0)
-    assert_close(weigh(cache, 1, ZERO), ZERO)
 
 
 def test_stale_updates_are_calibrated_and_then_weighed():
@@ -206,14 +182,13 @@ def test_it_composes_with_weightings_that_weigh_stale_updates_together():
     assert weight == pytest.approx(0.25 + 0.5 * (1 - np.exp(-1.0)))
     assert_close(stale.delta, {"w": np.full(2, weight * (6.0 + 4.0 / 2))})
     cache.observe(ZERO, ZERO, 1.0)
-    assert cache.n_cached == 2
+    assert n_cached(cache) == 2
 
 
-@pytest.mark.parametrize("store", ["as_is", "float16"])
 @pytest.mark.parametrize("midway", [False, True])
-def test_state_survives_a_checkpoint_to_the_last_bit(store, midway):
+def test_state_survives_a_checkpoint_to_the_last_bit(midway):
     def make():
-        return CachedUpdates(0.7, most_clients=3, store=store, then=Gap())
+        return CachedUpdates(0.7, most_clients=3, then=Gap())
 
     rng, one, two = np.random.default_rng(0), make(), make()
     for nodes in ((1, 2), (3, 1), (2**63 + 5, 3)):
@@ -229,7 +204,7 @@ def test_state_survives_a_checkpoint_to_the_last_bit(store, midway):
                 np.testing.assert_array_equal(found[0][name], found[1][name])
         for cache in (one, two):
             cache.observe(ZERO, ZERO, 1.0)
-    assert one.n_cached == two.n_cached == 3
+    assert n_cached(one) == n_cached(two) == 3
 
 
 def test_a_loaded_state_is_not_shared():

@@ -257,7 +257,6 @@ def test_the_whole_share_in_any_direction_bounds_the_directional_gap():
         lambda: CachedUpdates(1.1),
         lambda: CachedUpdates(n_clients=0),
         lambda: CachedUpdates(most_clients=0),
-        lambda: CachedUpdates(store="int8"),
     ],
 )
 def test_settings_out_of_range_are_rejected(make):
