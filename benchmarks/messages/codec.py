@@ -1,7 +1,6 @@
 """What formats cost a core and its memory, and whether messages are as long as they are said to be.
 
-- Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second; whole
-  numbers are rounded by the loop that numba compiles, where it is installed, and by NumPy alone.
+- Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second.
 - Memory: the peak beyond what comes in and goes out.
 - Bytes: of replies, by shapes alone, as a simulation charges them, and as Flower serialises them,
   with all arrays packed as one and each apart.
@@ -16,7 +15,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,7 +26,6 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from threadpoolctl import threadpool_limits
 
 from fedstale.flower import size_of
-from fedstale.strategies.messages import codec
 from fedstale.strategies.messages.codec import (
     FORMATS,
     FormatName,
@@ -40,7 +37,7 @@ from fedstale.strategies.messages.codec import (
 from fedstale.strategies.messages.records import coarse
 from fedstale.strategies.server.packing import pack
 from fedstale.strategies.stages.compression import WHOLE_NUMBERS
-from fedstale.strategies.types import Array, Model, rounding_loop
+from fedstale.strategies.types import Array, Model
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import write_result
@@ -71,26 +68,17 @@ def speeds(n: int, repeats: int) -> list[Row]:
         if form in WHOLE_NUMBERS:
             by_chance = partial(encode, x, form, rng=np.random.default_rng(0))
             written["encode, stochastic"] = by_chance
-            if rounding_loop(x, x.dtype) is not None:
-                rows += _timed(written, n, repeats, form=form, loop="numba")
-        with patch.object(codec, "rounding_loop", _no_loop):
-            rows += _timed(written | read, n, repeats, form=form, loop="NumPy")
+        rows += _timed(written | read, n, repeats, form=form)
     return rows
 
 
-def _no_loop(*_: object) -> None:
-    return None
-
-
-def _timed(
-    works: dict[str, Work], n: int, repeats: int, *, form: FormatName, loop: str
-) -> Iterator[Row]:
+def _timed(works: dict[str, Work], n: int, repeats: int, *, form: FormatName) -> Iterator[Row]:
     """Yield the GB of float32 a processor second of each work."""
     for name, work in works.items():
         work()  # what is made once is made
         found = [np.dtype(np.float32).itemsize * n / 1e9 / _took(work) for _ in range(repeats)]
         speed = {"gb_per_s": float(np.median(found)), "min": min(found), "max": max(found)}
-        row: Row = {"what": "speed", "format": form, "loop": loop, "work": name, "parameters": n}
+        row: Row = {"what": "speed", "format": form, "work": name, "parameters": n}
         row |= {k: round(v, 2) for k, v in speed.items()} | {"repeats": repeats}
         print(row, flush=True)
         yield row

@@ -15,7 +15,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def main() -> None:
             f"{row['stream_bytes_per_s_one_thread'] / 1e9:.1f}), "
             f"{row['temporary_bytes'] / 1e6:.2f} MB of temporaries"
         )
-        rows.append(row | {"loop": "numba" if find_spec("numba") else "NumPy"})
+        rows.append(row)
     for name, strategy in (
         ("FedBuff", FedBuff(10_000, 100)),
         ("GapAware", GapAware(10_000, 100)),

@@ -41,7 +41,7 @@ app = typer.Typer(
 
 _PACKAGES = (
     *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "torch", "plotly"),
-    *("gymnasium", "stable-baselines3", "ray", "numba", "dp-accounting", "tensorboard"),
+    *("gymnasium", "stable-baselines3", "ray", "dp-accounting", "tensorboard"),
     *("click", "typer", "rich"),
 )
 _PROGRAMS = ("flwr", "flower-superlink", "flower-supernode", "nginx")

@@ -14,7 +14,6 @@ walked in chunks: beyond what comes in and goes out there is memory for one.
 
 import io
 import sys
-from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Any, get_args
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.types import Array, FormatName, at_least_single, rounding_loop
+from fedstale.strategies.types import Array, FormatName, at_least_single
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 """From the finest to the coarsest."""
@@ -122,7 +121,6 @@ def encode(
     with file.getbuffer() as buffer:
         out = np.frombuffer(buffer, np.uint8)
         values = np.empty(_padded(min(n, _CHUNK)), real)
-        round_ = None if form == "float16" else rounding_loop(x, real) or round_to_codes
         for start in range(0, n, _CHUNK):
             part = slice(start, min(start + _CHUNK, n))
             v = values[: part.stop - start]
@@ -132,11 +130,11 @@ def encode(
                 np.subtract(flat[part], minus[part], out=v, dtype=real)
             if left is not None:
                 v += left[part]
-            if round_ is None:
-                _halve(v, out, start, None if left is None else left[part])
+            rest = None if left is None else left[part]
+            if form == "float16":
+                _halve(v, out, start, rest)
             else:
-                rest = _nothing(real) if left is None else left[part]
-                _quantise(round_, values, part, form, out, n, rest, rng)
+                _quantise(values, part, form, out, n, rest, rng)
         del out
     return file.getvalue()
 
@@ -170,25 +168,23 @@ def _halves(real: np.dtype[Any]) -> Array:
 
 
 def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
-    round_: Callable[..., None],
     values: Array,
     part: slice,
     form: FormatName,
     out: Array,
     n: int,
-    left: Array,
+    left: Array | None,
     rng: np.random.Generator | None,
 ) -> None:
     """Write a chunk as scales and whole numbers.
 
     Args:
-        round_: `round_to_codes`, or what stands for it.
         values: of the chunk, from its first element on; padded in place to whole buckets.
         part: where it is among all n elements.
         form: of the result.
         out: all bytes.
         n: number of all elements.
-        left: of the chunk, written to; or empty.
+        left: of the chunk, set to what rounding leaves; None where that is not kept.
         rng: of `encode`.
     """
     size, bits, levels = part.stop - part.start, _BITS[form], _LEVELS[form]
@@ -197,26 +193,31 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     q, real = np.abs(padded), padded.dtype
     first = part.start // BUCKET
     places = slice(_SCALE.itemsize * first, _SCALE.itemsize * n_buckets(part.stop))
-    scales = out[places].view(_SCALE)
+    scales, rounded = out[places].view(_SCALE), q.reshape(-1, BUCKET)
     with np.errstate(over="ignore", invalid="ignore"):
-        scales[...] = q.reshape(-1, BUCKET).max(axis=1)
+        scales[...] = rounded.max(axis=1)
         unit = _units(scales, levels, real)
     # A unit of nearly nothing is none.
     unusable, tiny = ~np.isfinite(unit), unit < _LEAST_UNIT
     scales[unusable], scales[tiny] = np.nan, 0.0
     unit[unusable | tiny] = 0.0
-    # Drawn for elements alone: padding must not move the stream.
-    drawn = _nothing(np.int16) if rng is None else _drawn(size, rng)
-    codes = np.empty(padded.size, np.int8)
-    round_(padded, unit, drawn, real.type(_STEP), real.type(levels), codes, left, q)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.divide(padded.reshape(-1, BUCKET), unit[:, None], out=rounded)
+    if rng is not None:
+        # Drawn for elements alone: padding must not move the stream.
+        q[:size] += np.multiply(_drawn(size, rng), _STEP, dtype=real)
+    np.rint(q, out=q)
+    if rng is not None:
+        # The largest element may have been rounded away from 0.
+        np.clip(q, -levels, levels, out=q)
+    rounded[unit == 0.0] = 0.0
+    codes = q.astype(np.int8)
+    if left is not None:
+        rounded *= unit[:, None]
+        np.subtract(values[:size], q[:size], out=left)
     begins = _SCALE.itemsize * n_buckets(n) + part.start * bits // 8
     into = out[begins : begins + -(-size * bits // 8)]
     into[...] = _joined(codes.view(np.uint8), bits, levels)[: into.size]
-
-
-@cache
-def _nothing(dtype: npt.DTypeLike) -> Array:
-    return np.empty(0, dtype)
 
 
 def _drawn(n: int, rng: np.random.Generator) -> Array:
@@ -225,47 +226,6 @@ def _drawn(n: int, rng: np.random.Generator) -> Array:
     It is within 2**-16. Four come from one draw, which is twice as fast as drawing floats.
     """
     return rng.bit_generator.random_raw(-(-n // 4)).view("<i2")[:n] | np.int16(1)
-
-
-def round_to_codes(  # noqa: PLR0917 - compiled loops take no keywords
-    values: Array,
-    unit: Array,
-    drawn: Array,
-    step: float,
-    most: float,
-    codes: Array,
-    left: Array,
-    q: Array,
-) -> None:
-    """Round a chunk to whole multiples of its units.
-
-    `compiled.rounding_loop` is the same in one pass over memory, to the last bit.
-
-    Args:
-        values: whole buckets of them.
-        unit: what 1 stands for, one for each bucket; 0 for a bucket whose elements all become 0.
-        drawn: added to values / unit, in steps; shorter than values, or empty to round to the
-            nearest.
-        step: of drawn.
-        most: L, the largest whole number.
-        codes: int8; set to the result.
-        left: set to what rounding leaves of the values; shorter than values, or empty.
-        q: as long as values; written to.
-    """
-    buckets, rounded = values.reshape(unit.size, -1), q.reshape(unit.size, -1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        np.divide(buckets, unit[:, None], out=rounded)
-    if drawn.size:
-        q[: drawn.size] += np.multiply(drawn, step, dtype=q.dtype)
-    np.rint(q, out=q)
-    if drawn.size:
-        # The largest element may have been rounded away from 0.
-        np.clip(q, -most, most, out=q)
-    rounded[unit == 0.0] = 0.0
-    codes[...] = q
-    if left.size:
-        rounded *= unit[:, None]
-        np.subtract(values[: left.size], q[: left.size], out=left)
 
 
 def _units(scales: Array, levels: int, real: np.dtype[Any]) -> Array:

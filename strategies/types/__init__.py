@@ -2,7 +2,6 @@
 
 from fedstale.strategies.types.arrays import (
     CHUNK,
-    LANES,
     Array,
     Model,
     add_scaled,
@@ -20,7 +19,6 @@ from fedstale.strategies.types.arrays import (
     square_distance,
     zeros_like,
 )
-from fedstale.strategies.types.compiled import gap_loop, rounding_loop
 from fedstale.strategies.types.job import (
     FORECAST_RECORD,
     MOST_METRICS,
@@ -94,7 +92,6 @@ __all__ = [
     "CHUNK",
     "DURATIONS_KEPT",
     "FORECAST_RECORD",
-    "LANES",
     "MOST_METRICS",
     "MOST_NAME",
     "MOST_REASON",
@@ -152,7 +149,6 @@ __all__ = [
     "forecast_in",
     "forecast_share",
     "full_job_s",
-    "gap_loop",
     "inner",
     "is_count",
     "is_finite",
@@ -166,7 +162,6 @@ __all__ = [
     "packed",
     "require",
     "require_known",
-    "rounding_loop",
     "scale",
     "set_bits",
     "shown",

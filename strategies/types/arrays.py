@@ -33,7 +33,7 @@ LARGE = 1 << 20
 
 _FLAT = methodcaller("reshape", -1)
 
-LANES = 512
+_LANES = 512
 """Running sums of `chunk_sum`: together they fit in the first-level cache."""
 
 MOST_THREADS = 16
@@ -86,11 +86,6 @@ def over_chunks(work: Callable[..., Result], *models: Mapping[str, Array]) -> li
         else:
             results += [work(*part) for part in chunks(*arrays)]
     return results
-
-
-def is_large(model: Mapping[str, Array]) -> bool:
-    """Return whether a model is worth several cores, or the time to compile a loop over it."""
-    return sum(array.size for array in model.values()) >= LARGE
 
 
 def add_scaled(total: Model, part: Model, factor: float) -> None:
@@ -160,13 +155,13 @@ def inner(x: Array, y: Array) -> float:
 
 
 def chunk_sum(x: Array) -> float:
-    """Return the sum of a chunk in an order that a compiled loop can keep.
+    """Return the sum of a chunk.
 
-    Element i is added to running sum i mod `LANES`, in the chunk's own precision; the running sums
+    Element i is added to running sum i mod `_LANES`, in the chunk's own precision; the running sums
     are then added in float64.
     """
-    whole = x.size - x.size % LANES
-    sums = x[:whole].reshape(-1, LANES).sum(axis=0)
+    whole = x.size - x.size % _LANES
+    sums = x[:whole].reshape(-1, _LANES).sum(axis=0)
     sums[: x.size - whole] += x[whole:]
     return float(sums.sum(dtype=np.float64))
 

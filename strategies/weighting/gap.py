@@ -38,7 +38,6 @@ from fedstale.strategies.types import (
     at_least_single,
     check_fields,
     chunk_sum,
-    gap_loop,
     inner,
     over_chunks,
     scale,
@@ -227,7 +226,7 @@ class Gap(Weighting):
 
     def _weigh_parameters(self, update: ClientUpdate) -> float:
         models = (update.delta, update.current, update.base, self.travel.sizes(update.current))
-        divide = partial(gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
+        divide = partial(_divide_by_gap, cap=1.0 + update.staleness)
         # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
         with np.errstate(over="ignore", under="ignore"):
             weights = over_chunks(divide, *models)
@@ -289,11 +288,10 @@ class DirectionalGap(Gap):
         return _weigh_by_norms(update, self.travel, along_share=1.0, distance_share=self.share)
 
 
-def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:
+def _divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:
     """Divide one chunk by its gap in place.
 
     1 / min(1 + |moved| / C, cap) is computed as max(C / (C + |moved|), 1 / cap), with one division.
-    `compiled.gap_loop` is the same in one pass over memory, to the last bit.
 
     Args:
         delta: part of the update; written to.

@@ -19,14 +19,6 @@ from fedstale.strategies.messages.codec import (
     is_quantised,
     n_bytes,
 )
-from fedstale.strategies.types import compiled
-
-
-@pytest.fixture
-def _numpys_loops(monkeypatch):
-    """Compile nothing, which takes seconds: `test_compiled.py` compares what is compiled."""
-    monkeypatch.setattr(compiled, "LARGE", 1 << 62)
-
 
 LEVELS = {"int8": 127, "int4": 7, "int2": 1}
 WHOLE = tuple(LEVELS)
@@ -153,7 +145,6 @@ def test_the_same_stream_rounds_the_same_way(form, x, seed):
 
 
 @pytest.mark.parametrize("form", WHOLE)
-@pytest.mark.usefixtures("_numpys_loops")
 def test_stochastic_rounding_leaves_what_needs_none(form):
     x = np.tile(np.arange(-LEVELS[form], LEVELS[form] + 1, dtype=np.float32), 8_000)
     y = decode(encode(x, form, rng=np.random.default_rng(1)), form, x.shape, x.dtype)
@@ -273,6 +264,5 @@ def test_any_bytes_of_the_right_length_are_numbers_or_refused(form, data, dtype)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.usefixtures("_numpys_loops")
 def test_memory_is_that_of_a_chunk_beyond_in_and_out(form):
     check_memory(form)
