@@ -26,6 +26,7 @@ from flwr.supercore.run import Run
 
 from fedstale.flower import identity
 from fedstale.strategies import FedBuff, GapAware, StaleStrategy
+from fedstale.strategies.server import SuperLinkGrid
 from fedstale.strategies.types import NodeSet, add_scaled, n_threads
 from fedstale.strategies.weighting import ClientUpdate, Gap
 
@@ -190,7 +191,7 @@ def per_reply(strategy: StaleStrategy, n_versions: int, per_pull: int) -> dict[s
     grid = EchoGrid(n_nodes=20_000, per_pull=per_pull)
     initial = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
     with identity(1):
-        strategy.start(grid, initial, num_rounds=n_versions)
+        strategy.start(SuperLinkGrid(grid, clock=grid), initial, num_rounds=n_versions)
     (first, begun), (last, ended) = grid.marks[0], grid.marks[-1]
     return {"ms_per_reply": 1e3 * (ended - begun) / (last - first), "replies": float(last - first)}
 
