@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,26 +57,15 @@ class BatchedFunctions:
       gradient's), `proximal_mu` (FedProx's).
 
     `network()` makes the model, and `losses(network, *batch)` returns the loss of each example of
-    a batch. In the place of the last two lines may stand one:
-
-        fit-many = "my_app.task:fit_many"
-
-    `fit_many(models, jobs)` trains all clients itself: it gets each array of the model with a
-    first axis of clients, and the clients' jobs, and returns the arrays and the mean loss of each
-    client. A line `reply = "..."`, with `reply(message, state, loss, job)`, makes another reply
-    than the usual one: the arrays, and the metrics `train_loss` and `num-examples`.
+    a batch. Replies hold the arrays, and the metrics `train_loss` and `num-examples`.
     """
 
     job: Callable[[Message, Context], Mapping[str, Any]]
     """What a client trains on."""
-    network: Callable[[], Any] | None = None
+    network: Callable[[], Any]
     """Makes the model."""
-    losses: Callable[..., Any] | None = None
+    losses: Callable[..., Any]
     """The loss of each example of a batch."""
-    fit_many: Callable[..., Any] | None = None
-    """Trains many clients, in the place of network and losses."""
-    reply: Callable[..., Message] | None = None
-    """Makes a client's reply, if it is not the usual one."""
 
     @classmethod
     def check(cls, table: Mapping[str, Any]) -> None:
@@ -85,21 +74,14 @@ class BatchedFunctions:
         Raises:
             ConfigError: a key means nothing or is missing, or a value is no reference.
         """
-        known = sorted(f.name.replace("_", "-") for f in fields(cls))
         for key, value in table.items():
-            if key not in known:
-                raise ConfigError(
-                    f"[tool.fedstale.batched] has unknown key {key!r}: expected some of {known}"
-                )
             if not isinstance(value, str) or value.count(":") != 1:
                 raise ConfigError(
                     f"[tool.fedstale.batched] {key} = {value!r}: expected module:attribute"
                 )
-        many, each = "fit-many" in table, {"network", "losses"} & table.keys()
-        if "job" not in table or (bool(each) if many else len(each) < 2):
+        if table.keys() != {"job", "network", "losses"}:
             raise ConfigError(
-                f"[tool.fedstale.batched] has {sorted(table)}: expected job, and either network "
-                "and losses or fit-many"
+                f"[tool.fedstale.batched] has {sorted(table)}: expected job, network and losses"
             )
 
     @classmethod
@@ -115,9 +97,7 @@ class BatchedFunctions:
         """
         return cls(
             **{
-                key.replace("-", "_"): _function(
-                    reference, directory, f"[tool.fedstale.batched] {key}"
-                )
+                key: _function(reference, directory, f"[tool.fedstale.batched] {key}")
                 for key, reference in table.items()
             }
         )

@@ -78,10 +78,9 @@ class BatchedExecutor(Executor):
                 f"executor = 'batched': the ClientApp {what}, but a batch of clients is trained "
                 "by the declared functions alone; use 'inline' or 'processes'"
             )
-        self._client_app, self._functions = client_app, functions
-        self._device = device
+        self._client_app, self._job, self._device = client_app, functions.job, device
         self._limit(batch)
-        self._fit = self._program()
+        self._fit: FitMany = ManySGD(functions.network, functions.losses, device)
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls.
@@ -104,7 +103,7 @@ class BatchedExecutor(Executor):
                 try:
                     messages[i] = _in_full(call.message, models)
                     with StepRecorder() as recorder:
-                        given = self._functions.job(messages[i], call.context)
+                        given = self._job(messages[i], call.context)
                     if call.context.run_config != config:
                         raise written_to(call.context, config)
                     tasks[i] = TrainingTask.of(given, recorder.done)
@@ -129,19 +128,6 @@ class BatchedExecutor(Executor):
     def _limit(self, batch: int) -> None:
         self.batch = batch
         self.description = f"batched on {self._device}, up to {batch} clients in a program"
-
-    def _program(self) -> FitMany:
-        functions = self._functions
-        if functions.fit_many is not None:
-            many = functions.fit_many
-            # Models of one version share their memory, which an app may write to.
-            return lambda models, tasks: many(
-                {name: stack.contiguous() for name, stack in models.items()},
-                [task.given for task in tasks],
-            )
-        assert functions.network is not None
-        assert functions.losses is not None
-        return ManySGD(functions.network, functions.losses, self._device)
 
     def _trained(
         self,
@@ -171,10 +157,7 @@ class BatchedExecutor(Executor):
             return None
         except Exception as problem:
             raise _not_one_program(problem) from problem
-        trained: dict[str, Sequence[Array] | torch.Tensor] = {
-            name: stack if self._functions.reply is not None else written_each(stack.numpy())
-            for name, stack in models.items()
-        }
+        trained = {name: written_each(stack.numpy()) for name, stack in models.items()}
         return [
             self._reply(
                 call,
@@ -197,15 +180,12 @@ class BatchedExecutor(Executor):
         task: TrainingTask,
     ) -> ClientReply:
         """Return a client's reply, with what the app adds around every one, such as a forecast."""
-        given, around = self._functions.reply, getattr(self._client_app, "around", None)
+        around = getattr(self._client_app, "around", None)
+        metrics = {"train_loss": loss, "num-examples": task.n_examples}
         try:
-            if given is not None:
-                made = given(message, arrays, loss, task.given)
-            else:
-                metrics = {"train_loss": loss, "num-examples": task.n_examples}
-                records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
-                made = reply_with(message, filled(_CONTENT, records))
-            if around is not None and not made.has_error():
+            records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
+            made = reply_with(message, filled(_CONTENT, records))
+            if around is not None:
                 # What `job` has recorded is what the mods around would have found.
                 with StepRecorder(task.done):
                     made = around(call.message, call.context, lambda *_: made)

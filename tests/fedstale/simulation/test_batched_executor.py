@@ -180,21 +180,6 @@ def test_a_client_that_does_not_fit_alone_is_trained_inline(built_in):
     assert differences(executor.run(calls), InlineExecutor(client).run(calls)).max() == 0
 
 
-def test_fit_many_trains_in_the_place_of_a_loss(built_in):
-    client, parts, calls = built_in("digits", 3, **QUICK)
-
-    def fit_many(models, jobs):
-        assert [set(job) for job in jobs] == [{"data", "order", "batch_size", "learning_rate"}] * 3
-        return {name: stack.add_(1) for name, stack in models.items()}, [0.5] * 3
-
-    own = BatchedFunctions(job=parts.job, fit_many=fit_many)
-    (first, *_) = BatchedExecutor(client, own).run(calls)
-    before = calls[0].message.content["arrays"].to_numpy_ndarrays()
-    after = first.reply.content["arrays"].to_numpy_ndarrays()
-    assert all(np.array_equal(x + 1, y) for x, y in zip(before, after, strict=True))
-    assert first.reply.content["metrics"]["train_loss"] == 0.5
-
-
 class Tiny(nn.Module):
     """A layer of each kind of shape: matrix, vector, scalar."""
 
@@ -347,11 +332,9 @@ def test_a_job_that_means_nothing_is_rejected(changes, named):
 @pytest.mark.parametrize(
     ("table", "named"),
     [
-        ({"job": "a:b"}, "expected job, and either"),
-        ({"job": "a:b", "network": "a:c"}, "expected job, and either"),
-        ({"job": "a:b", "network": "a:c", "losses": "a:d", "fit-many": "a:e"}, "and either"),
-        ({"job": "a:b", "loses": "a:d"}, "unknown key 'loses'"),
-        ({"job": "a", "fit-many": "a:e"}, "expected module:attribute"),
+        ({"job": "a:b", "network": "a:c"}, "expected job, network and losses"),
+        ({"job": "a:b", "network": "a:c", "losses": "a:d", "fit": "a:e"}, "expected job, netw"),
+        ({"job": "a", "network": "a:c", "losses": "a:d"}, "expected module:attribute"),
     ],
 )
 def test_an_incomplete_declaration_is_rejected(table, named):
@@ -360,7 +343,7 @@ def test_an_incomplete_declaration_is_rejected(table, named):
 
 
 def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
-    declared = {"job": "math:nothing", "fit-many": "math:pi"}
+    declared = {"job": "math:nothing", "network": "math:pi", "losses": "math:pi"}
     with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
         BatchedFunctions.load(declared, tmp_path)
 

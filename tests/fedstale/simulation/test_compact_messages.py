@@ -209,11 +209,12 @@ def test_workers_answer_with_the_bits_of_one_process(tmp_path):
 
 def test_a_batch_answers_with_the_bits_of_its_own_training_in_the_format():
     def fit_many(models, jobs):
-        return {name: stack.add_(0.37) for name, stack in models.items()}, [0.5] * len(jobs)
+        return {name: stack + 0.37 for name, stack in models.items()}, [0.5] * len(jobs)
 
     with identity(1):
         _, client, parts, calls = digits_calls(3)
-        batched = BatchedExecutor(client, BatchedFunctions(job=parts.job, fit_many=fit_many))
+        batched = BatchedExecutor(client, parts)
+        batched._fit = fit_many
         ours = batched.run(calls)
         assert not any(answer.reply.has_error() for answer in ours)
 

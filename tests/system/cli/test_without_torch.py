@@ -44,7 +44,8 @@ BATCHED = (
     + """
 [tool.fedstale.batched]
 job = "small_app_under_test.client:train"
-fit-many = "small_app_under_test.client:evaluate"
+network = "small_app_under_test.client:train"
+losses = "small_app_under_test.client:evaluate"
 """
 )
 
