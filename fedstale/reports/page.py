@@ -13,7 +13,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, Template
 
@@ -82,7 +81,7 @@ def write_run(run: "Run", out: Path) -> Path:
         cards=cards(run),
         tables=_tables(run),
         timeline=devices.timeline(run),
-        hidden=_hidden(run, drawn),
+        hidden=learning.hidden(run),
         runs=[run],
     )
 
@@ -113,7 +112,6 @@ def write_figures(
     hidden: str = "",
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
-    n_open: int | None = None,
 ) -> Path:
     """Write a page of figures, and of what stands around them; page.html has the order.
 
@@ -127,10 +125,9 @@ def write_figures(
         tables: tables of texts, numbers and `Link`s above the figures, by title.
         notes: how the tables are to be read, in sentences.
         timeline: what devices did, before all figures.
-        hidden: what has no figure and why, in sentences.
+        hidden: what has no figure, in sentences.
         runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
-        n_open: how many figures are shown at once; the others are folded. None shows all.
 
     Returns:
         The file.
@@ -150,7 +147,6 @@ def write_figures(
         hidden=hidden,
         runs=runs,
         texts={name: without_folders(text) for name, text in (texts or {}).items()},
-        n_open=len(figures) if n_open is None else n_open,
         version=__version__,
         clock=_clock(runs) if runs else "",
         made_on=_made_on,
@@ -328,17 +324,3 @@ def _last_values(run: "Run") -> list[tuple[str, str]]:
             rank = ranks.get(source, len(ranks)), is_loss
             found.append((rank, label, metric_text(name, value)))
     return [(label, text) for _, label, text in sorted(found)]
-
-
-def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
-    """List the figures that the run has no data for, with the reasons."""
-    drawn = {figure.id for figure in figures}
-    sentences = [
-        (not any(name.startswith("metric-") for name in drawn), "The app measured no metric."),
-        (not np.isfinite(run.jobs["started_at"]).any(), "No device ever started a job."),
-        ("participation" not in drawn, "No device's training was used."),
-        ("failures" not in drawn, "No job came to nothing."),
-        ("staleness" not in drawn, "The strategy states no staleness."),
-    ]
-    found = [sentence for holds, sentence in sentences if holds]
-    return " ".join([*found, learning.hidden(run)]).strip()

@@ -12,8 +12,6 @@ from made_run import EVERYTHING, HOSTILE, write_run
 from fedstale.comparison.analysis import analyse
 from fedstale.comparison.page import PAGE as COMPARISON
 from fedstale.comparison.page import write
-from fedstale.reports.figure import Figure, curve
-from fedstale.reports.page import write_figures
 from fedstale.reports.run import Run
 
 pytestmark = [
@@ -75,29 +73,6 @@ def test_a_click_on_a_job_tells_its_kind_how_it_ended_and_why(tmp_path):
     assert re.fullmatch(r"Job \d+ of phone-\d, train, used, .* min: download .*training .*", used)
     reason = r"train, wasted \((interrupted|late), it ended as \1\)"
     assert re.fullmatch(rf"Job \d+ of phone-\d, {reason}, [\d.]+ to [\d.]+ min\.", wasted)
-
-
-def test_folded_figures_are_drawn_when_they_are_unfolded(tmp_path):
-    figures = [
-        Figure(
-            id=name,
-            title=name,
-            about="",
-            x_title="x",
-            traces=[curve(name, 0, [0.0, 1.0], [1.0, 0.0])],
-        )
-        for name in ("first", "second", "third")
-    ]
-    page = write_figures("Curves", "", figures, tmp_path / "curves.html", n_open=1)
-    drawn = "return [...document.querySelectorAll('.plot')].filter((plot) => plot.chart).length"
-    with browsing() as browser:
-        browser.open(page)
-        assert browser.ask(drawn) == 1
-        browser.ask("document.querySelector('.figures ~ details').open = true")
-        browser.read_on()
-        assert browser.ask(drawn) == 3
-        assert browser.ask(EMPTY_PLOTS) == []
-        assert browser.complaints() == []
 
 
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
