@@ -316,27 +316,43 @@ def compare(
         text = ""
         variants = _variants(source)
         if variants is not None:
-            found = _of_runs(variants, target, reference)
+            check_target(target)
+            if reference is not None and reference not in variants:
+                raise ConfigError(f"reference = {reference!r}: expected one of {[*variants]}")
+            found = analyse(variants, reference=reference or next(iter(variants)), target=target)
             if not overwrite:
                 check_free(folder, (run.folder for one in found.variants for run in one.runs))
         else:
             assert isinstance(source, str | Path | Mapping | Plan)
             plan = _plan(source, {"target": target, "reference": reference})
             text = tomli_w.dumps(plan.table())
+            runs = plan.runs(folder / RUNS)
+            if not overwrite:
+                check_free(folder, (run.folder for run in runs))
+            make_folder(folder)
             with progress_line(progress if watch is None else False) as say:
 
                 def look(shares: Mapping[Path, float]) -> None:
                     if say is not None:
                         say(f"{sum(shares.values()):.1f} of {len(shares)} runs are over")
 
-                found = _of_plan(
-                    plan,
-                    folder,
+                failed = run_all(
+                    runs,
                     workers=workers,
+                    log=folder / LOG,
                     overwrite=overwrite,
                     watch=watch or look,
                     address=address,
                 )
+            done = [run for run in runs if run.folder not in failed]
+            found = analyse(
+                {v: [finished(r.folder) for r in done if r.variant == v] for v in plan.variants},
+                reference=plan.reference,
+                target=plan.target,
+                failures=[
+                    (r.variant, r.config.seed, failed[r.folder]) for r in runs if r.folder in failed
+                ],
+            )
         make_folder(folder)
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
@@ -384,37 +400,6 @@ def _server(
     return app
 
 
-def _of_plan(
-    plan: Plan,
-    folder: Path,
-    *,
-    workers: int | None,
-    overwrite: bool,
-    watch: Watch,
-    address: str | None,
-) -> Comparison:
-    """Run what a plan asks for and is not done yet, and return how its variants compare."""
-    runs = plan.runs(folder / RUNS)
-    if not overwrite:
-        check_free(folder, (run.folder for run in runs))
-    make_folder(folder)
-    failed = run_all(
-        runs,
-        workers=workers,
-        log=folder / LOG,
-        overwrite=overwrite,
-        watch=watch,
-        address=address,
-    )
-    done = [run for run in runs if run.folder not in failed]
-    return analyse(
-        {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},
-        reference=plan.reference,
-        target=plan.target,
-        failures=[(r.variant, r.config.seed, failed[r.folder]) for r in runs if r.folder in failed],
-    )
-
-
 def _variants(source: object) -> dict[str, list[Run]] | None:
     """Return finished runs as they are named, or by the settings that differ; None of a plan."""
     if isinstance(source, Mapping) and source and all(isinstance(x, list) for x in source.values()):
@@ -428,17 +413,6 @@ def _variants(source: object) -> dict[str, list[Run]] | None:
     if not source:
         raise ConfigError("runs = []: expected at least one finished run")
     return grouped([finished(run) for run in source])
-
-
-def _of_runs(
-    variants: Mapping[str, list[Run]], target: str | None, reference: str | None
-) -> Comparison:
-    """Return how variants of finished runs compare."""
-    check_target(target)
-    names = list(variants)
-    if reference is not None and reference not in names:
-        raise ConfigError(f"reference = {reference!r}: expected one of {names}")
-    return analyse(variants, reference=reference or names[0], target=target)
 
 
 def _plan(

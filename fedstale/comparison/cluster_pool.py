@@ -30,7 +30,7 @@ from fedstale.cluster import (
     unpack,
     versions,
 )
-from fedstale.comparison.plan import RunJob, carried_out
+from fedstale.comparison.plan import RunJob, carried_out, state_of
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.parallel import Event, WorkerPool
@@ -119,7 +119,7 @@ class ClusterPool:
                     _require_lost(worker, problem)
                     losses[job.run.folder] = losses.get(job.run.folder, 0) + 1
                     if losses[job.run.folder] < _LOSSES:
-                        again.append(job.as_of_now())
+                        again.append(replace(job, begun=state_of(job.run)))
                     else:
                         yield job, "died", f"{_LOSSES} workers were lost with it"
                     continue

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -75,10 +75,6 @@ class RunJob:
     """Where the app is on this machine, if not where the settings say."""
     recording: Path | None = None
     """The same of the file of its traces."""
-
-    def as_of_now(self) -> "RunJob":
-        """Return the job with how far its run has come; errors as of `state_of`."""
-        return replace(self, begun=state_of(self.run))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

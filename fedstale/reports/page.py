@@ -82,7 +82,7 @@ def write_run(run: "Run", out: Path) -> Path:
         tables=_tables(run),
         timeline=devices.timeline(run),
         hidden=learning.hidden(run),
-        runs=[run],
+        run=run,
     )
 
 
@@ -110,7 +110,7 @@ def write_figures(
     notes: str = "",
     timeline: Timeline | None = None,
     hidden: str = "",
-    runs: "Sequence[Run]" = (),
+    run: "Run | None" = None,
     texts: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a page of figures, and of what stands around them; page.html has the order.
@@ -126,7 +126,7 @@ def write_figures(
         notes: how the tables are to be read, in sentences.
         timeline: what devices did, before all figures.
         hidden: what has no figure, in sentences.
-        runs: runs whose settings stand below the figures.
+        run: whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
 
     Returns:
@@ -145,10 +145,10 @@ def write_figures(
         figures=figures,
         timeline=timeline,
         hidden=hidden,
-        runs=runs,
+        run=run,
         texts={name: without_folders(text) for name, text in (texts or {}).items()},
         version=__version__,
-        clock=_clock(runs) if runs else "",
+        clock=_clock(run) if run else "",
         made_on=_made_on,
         without_folders=without_folders,
         plots=[figure.plot() for figure in figures],
@@ -302,13 +302,11 @@ def _made_on(run: "Run") -> str:
     return f" Made {' '.join(words)}." if words else ""
 
 
-def _clock(runs: "Sequence[Run]") -> str:
-    """Describe the clock of some runs in a sentence."""
-    virtual, real = "the devices' virtual time", "that of the server's clock since the run began"
-    are_real = [run.summary.get("executor") == DEPLOYED for run in runs]
-    if not any(are_real):
-        return f"Time is {virtual}."
-    return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
+def _clock(run: "Run") -> str:
+    """Describe the clock of a run in a sentence."""
+    if run.summary.get("executor") == DEPLOYED:
+        return "Time is that of the server's clock since the run began."
+    return "Time is the devices' virtual time."
 
 
 def _last_values(run: "Run") -> list[tuple[str, str]]:
