@@ -2,11 +2,42 @@ from itertools import product
 
 import numpy as np
 import pytest
-from honest_fleets import FLEETS, check_alarms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.contrib.audit.e_process import SURE, log_e_values, log_wealth
+from fedstale.contrib.audit.e_process import ALARM, SURE, log_e_values, log_wealth
+
+FLEETS = {
+    "any": lambda rng, n, jobs: rng.random((n, jobs)),
+    "one chance each": lambda rng, n, jobs: np.repeat(rng.beta(4, 1, (n, 1)), jobs, axis=1),
+    "nearly sure": lambda rng, n, jobs: rng.beta(80, 1, (n, jobs)),
+    "coins": lambda rng, n, jobs: np.full((n, jobs), 0.5),
+}
+JOBS = 100
+
+
+def alarms(p, kept, in_time):
+    """Return how many devices reach the e-value of an alarm at any job."""
+    owner = np.repeat(np.arange(len(p)), p.shape[1])
+    columns = (np.asarray(column, np.float64).ravel() for column in (p, kept, in_time))
+    _, total = log_e_values(*columns, owner)
+    return int((total.reshape(p.shape) >= np.log(ALARM)).any(axis=1).sum())
+
+
+def check_alarms(fleet, n):
+    """Compare the alarms of n honest devices, and of a thousand others, with what is promised."""
+    rng = np.random.default_rng(1)
+    p = FLEETS[fleet](rng, n, JOBS)
+    honest, in_time = rng.random(p.shape) < p, rng.random(p.shape) < 0.5
+    assert alarms(p, honest, np.where(honest, in_time, np.nan)) <= n / 1000
+    # The same count would see devices that are not honest, by 1 in the logit or by durations.
+    few = slice(0, 1000)
+    lower = p[few] / (p[few] + (1 - p[few]) * np.e)
+    none = np.full(lower.shape, np.nan)
+    enough = 1 if fleet == "nearly sure" else 10
+    assert alarms(p[few], rng.random(lower.shape) < lower, none) > enough
+    assert alarms(p[few], honest[few], rng.random(lower.shape) < 0.3) > enough
+
 
 RNG = np.random.default_rng
 chances = st.lists(st.floats(0.0, 1.0, allow_subnormal=False), min_size=1, max_size=6)

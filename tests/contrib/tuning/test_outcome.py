@@ -1,21 +1,52 @@
 """What is said of a search, and what is held out, of trials and runs that are written by hand."""
 
+from dataclasses import replace
 from functools import partial
 
-import made_tuning
 import pytest
 from compared_runs import BASE as BASE_RUN
 from compared_runs import write_finished
-from made_tuning import ended
+from spaces import space
 
+from fedstale.comparison.analysis import analyse
 from fedstale.comparison.plan import PlannedRun, state_of
-from fedstale.contrib.tuning.outcome import forget_others
+from fedstale.contrib.tuning.objective import Objective
+from fedstale.contrib.tuning.outcome import Tuning, forget_others
+from fedstale.contrib.tuning.search import Report, Trial
+from fedstale.reports.run import Run
+
+
+def trial(number, value=None, *, status="complete", rung=2, reason=""):
+    own = {"strategy.concurrency": 5 + number}
+    reports = () if value is None else (Report(rung=rung, value=value),)
+    return Trial(number=number, parameters=own, reports=reports, status=status, reason=reason)
+
+
+def ended(*values):
+    """Return curves that begin at 0 and end at some values."""
+    return [[(0.0, 0.0), (600.0, value)] for value in values]
+
+
+def judged_of(folder, best, defaults, objective="accuracy", tried=None):
+    """Return a search whose held-out runs measured some accuracies."""
+    runs = {
+        name: [
+            Run(write_finished(folder / name / str(seed), seed=seed, accuracies=curve))
+            for seed, curve in enumerate(curves, start=11)
+        ]
+        for name, curves in (("best", best), ("defaults", defaults))
+    }
+    one = Objective.parse(objective)
+    target = objective.removeprefix("time to ") if one.kind == "time" else None
+    found = analyse(runs, reference="defaults", target=target)
+    own = replace(space(), objective=one)
+    return Tuning(space=own, folder=folder, tried=tried or (trial(0, 0.5),), comparison=found)
 
 
 @pytest.fixture
 def judged(tmp_path):
     """Return a function that makes a search whose held-out runs measured some accuracies."""
-    return partial(made_tuning.judged, tmp_path)
+    return partial(judged_of, tmp_path)
 
 
 def test_an_interval_above_the_defaults_makes_the_best(judged):
