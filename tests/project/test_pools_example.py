@@ -3,13 +3,15 @@
 Sites of two architectures move towards optima of their own, so what a pool reaches is known.
 """
 
+import logging
+
 import numpy as np
 import pytest
 from places import ROOT
-from virtual_grid import VirtualGrid, content, identity, record
+from virtual_grid import Error, VirtualGrid, content, identity, record
 
 from fedstale.contrib.sites import Adapters
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, ResumeError
 from fedstale.simulation import FlowerApp
 from fedstale.strategies import (
     Compression,
@@ -215,7 +217,34 @@ def test_predictions_are_those_of_the_version_that_they_say_for_as_long_as_they_
     assert any(version > of for version, of in told.items())
 
 
+def test_nothing_is_sent_of_what_a_pool_without_sites_would_predict(pools):
+    nodes = {node: site for node, site in sites().items() if site.pool == "flat"}
+    models, grid = run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=1)]), nodes)
+    assert len(models) == 4
+    assert not any("predictions" in message.content for _, message in grid.sent)
+
+
 # What ends a run before it starts, and what does not end it.
+
+
+def with_another(pool, make):
+    """Return predictions of which those of a pool are changed."""
+    return lambda of, *args: make(predict(of, *args)) if of == pool else predict(of, *args)
+
+
+UNUSABLE = {
+    "other classes": (with_another("deep", lambda p: softmax(p[:, :2])), r"\(5, 2\).*same classes"),
+    "other rows": (with_another("flat", lambda p: p[:4]), r"\(4, 3\) of 5 public inputs"),
+    "NaN": (with_another("flat", lambda p: p * np.nan), "'flat' predicts no probabilities"),
+    "logits": (with_another("deep", lambda p: 2 * p), "'deep' predicts no probabilities"),
+    "negative": (with_another("deep", lambda p: 2 * p - 1 / 3), "'deep' predicts no probabilities"),
+}
+
+
+@pytest.mark.parametrize("bad", UNUSABLE)
+def test_predictions_that_cannot_be_compared_start_no_run(pools, bad):
+    predicts, text = UNUSABLE[bad]
+    refused_before_the_run(pools.Pools(PUBLIC, predicts, every=2), text)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +264,32 @@ def refused_before_the_run(stage, text, initial=None):
     with pytest.raises(ConfigError, match=text):
         run(FedAvg(stages=[stage]), nodes, initial=initial)
     assert not any(site.seen for site in nodes.values())
+
+
+def test_the_last_predictions_of_a_pool_that_fails_later_stay(pools, caplog):
+    calls = []
+
+    def failing(pool, arrays, public):
+        found = predict(pool, arrays, public)
+        calls.append(pool)
+        return found * np.nan if pool == "deep" and calls.count("deep") > 2 else found
+
+    nodes = sites()
+    with caplog.at_level(logging.WARNING):
+        models, grid = run(FedAvg(stages=[pools.Pools(PUBLIC, failing, every=2)]), nodes, n=7)
+    assert len(models) == 8
+    assert not grid.refused
+    said = {}
+    for _, message in grid.sent:
+        held, of = about(message)
+        for pool in held.get("predictions", ()):
+            said.setdefault(pool, []).append(of[pool])
+            assert np.isfinite(held["predictions"][pool]).all()
+    assert set(said["flat"]) == {2, 4, 6}
+    assert set(said["deep"]) == {2}
+    warnings = [each.getMessage() for each in caplog.records if "'deep'" in each.getMessage()]
+    assert len(warnings) == 2
+    assert all("predictions of version 2 stay" in text for text in warnings)
 
 
 # Replies that are rejected.
@@ -293,7 +348,39 @@ def test_a_bad_reply_is_rejected_alone_and_the_others_are_merged(pools, bad):
         assert_close(models[3], mean_of(SITES, models[2], pool))
 
 
+FIRST = {
+    "NaN": lambda s: s.reply({k: x * np.nan for k, x in model().items() if k.startswith("deep.")}),
+    "nothing": lambda site: site.reply({}),
+    "another record": lambda site: elsewhere(site, None),
+    "an error": lambda site: Error(0, "crashed"),
+}
+
+
+@pytest.mark.parametrize("bad", FIRST)
+def test_a_bad_first_reply_settles_no_pool_and_costs_itself_alone(pools, bad):
+    nodes = sites()
+
+    class Undecided(Site):
+        def __call__(self, message, grid):
+            later = super().__call__(message, grid)
+            return (1.0, FIRST[bad](self)) if message.metadata.group_id == "0" else later
+
+    nodes[3] = Undecided(3, "flat")
+    models, grid = run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=0)]), nodes)
+    assert len(grid.refused) == 1
+    assert_close(models[1], mean_of(SITES.keys() - {3}, model(), "flat"))
+    assert_close(models[2], mean_of(SITES, models[1], "flat"))
+    assert set(about(nodes[3].seen[1])[0]["arrays"]) == set(model())
+    assert set(about(nodes[3].seen[2])[0]["arrays"]) == {"flat.w"}
+
+
 # Going on.
+
+
+def test_a_run_goes_on_with_the_same_exchanges_alone(pools, tmp_path):
+    run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=3)], checkpoints=tmp_path), sites())
+    with pytest.raises(ResumeError, match=r"every=3.*every=2"):
+        run(FedAvg(stages=[pools.Pools(PUBLIC, predict, every=2)], resume=tmp_path), sites())
 
 
 # What it does not go together with.
@@ -317,3 +404,9 @@ def test_what_would_move_other_pools_is_refused(pools, options):
     rest = {name: value for name, value in options.items() if name != "beside"}
     with pytest.raises(ConfigError, match=r"with Pools|beside Pools"):
         FedAvg(stages=[pools.Pools(PUBLIC, predict, every=2), *beside], **rest)
+
+
+@pytest.mark.parametrize("every", [-1, 1.5, True])
+def test_an_interval_that_is_none_is_refused(pools, every):
+    with pytest.raises(ConfigError, match=r"Pools\.every"):
+        pools.Pools(PUBLIC, predict, every=every)

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,11 @@ def test_plain_and_gzipped_files_hold_what_was_written(reader, tmp_path):
             assert (labels.numpy() == expected[1]).all()
 
 
+def test_without_a_setting_the_folder_of_debian_is_read(reader, small_clothes, monkeypatch):
+    monkeypatch.setattr(reader, "DEBIAN", Path(small_clothes))
+    assert len(reader.read_folder("")[0][1]) == 400
+
+
 IMAGES, LABELS = drawn(30, 3)
 
 
@@ -182,6 +188,14 @@ def authors(reader):
     if not reader.DEBIAN.is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     return str(reader.DEBIAN)
+
+
+def test_the_authors_files_hold_60_000_and_10_000_images_of_ten_kinds(reader, authors):
+    for (images, labels), n in zip(reader.read_folder(authors), (60_000, 10_000), strict=True):
+        assert images.shape == (n, 28, 28)
+        assert labels.bincount().tolist() == [n // 10] * 10
+        # Clothes lie in the middle: a reader that is off by some bytes would shift them.
+        assert images[:, :, 10:18].float().mean() > 2 * images[:, :, [0, 1, 26, 27]].float().mean()
 
 
 @pytest.mark.slow

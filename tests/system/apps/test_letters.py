@@ -74,6 +74,11 @@ def test_no_character_sees_a_later_one(task):
     assert not torch.equal(seen[:, 50:], other[:, 50:])
 
 
+def test_a_width_that_heads_do_not_fill_is_refused(task):
+    with pytest.raises(ValueError, match="width = 40: expected a multiple of 32"):
+        task.Network(width=40)
+
+
 def test_moments_stay_at_the_site_and_go_on(site, task):
     first, network = site(), task.Network(1, width=32, layers=1)
     reply = first(arrays_of(network))
@@ -95,6 +100,13 @@ def test_a_site_takes_exactly_the_steps_that_it_is_asked_for(site, task):
     assert whole(network)["metrics"]["num-examples"] == 4 * 8
     assert half(network, **{WORK: 0.5})["metrics"]["num-examples"] == 4 * 8
     assert half.state["moments"]["0.step"].numpy() == 2
+
+
+def test_a_site_evaluates_on_text_that_it_does_not_train_on(site, task):
+    network = arrays_of(task.Network(1, width=32, layers=1))
+    metrics = site()(network, "evaluate")["metrics"]
+    assert 4.0 < metrics["eval_loss"] < 5.0
+    assert metrics["num-examples"] >= 1
 
 
 def test_adapters_start_as_their_base_and_are_all_that_is_sent(site, task, base):
@@ -133,3 +145,16 @@ def test_a_base_that_is_none_is_refused_in_one_sentence(task, letters, tmp_path,
     config = letters.run_config({**SMALL, "base": str(path)})
     with pytest.raises(ValueError, match=r"base = .*base': expected the model.safetensors"):
         task.model(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ranks": "2,many"}, "ranks = '2,many': expected whole numbers >= 1"),
+        ({"ranks": "0"}, "ranks = '0': expected whole numbers >= 1"),
+        ({"ranks": "4", "base": ""}, "ranks = '4' without base: expected the model.safetensors"),
+    ],
+)
+def test_ranks_that_mean_nothing_are_refused_in_one_sentence(task, letters, settings, says):
+    with pytest.raises(ValueError, match=says):
+        task.model(letters.run_config({"base": "a", **settings}))

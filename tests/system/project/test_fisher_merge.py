@@ -142,6 +142,14 @@ def test_a_bad_fisher_is_rejected_and_the_others_are_merged(fisher_mean, bad):
     assert rejected["reason"].str.startswith("fisher").all()
 
 
+def test_the_fisher_of_a_reply_that_is_rejected_for_its_weights_is_forgotten(fisher_mean):
+    optima = [{name: np.full(shape, np.nan) for name, shape in SHAPES.items()}, *OPTIMA[1:]]
+    strategy = FedAvg(stages=[fisher_mean(1e-9)])
+    versions, jobs = merged(strategy, [*map(record, FISHERS)], optima=optima)
+    assert_close(versions[1], pooled(range(1, N)))
+    assert set(jobs.loc[jobs["status"] == "rejected", "node_id"]) == {1000}
+
+
 @pytest.mark.parametrize("options", [{"normalise": "buffer_size"}, {"robust": robust.Median(f=1)}])
 def test_what_counts_updates_otherwise_is_refused(fisher_mean, options):
     with pytest.raises(ConfigError, match="with FisherMean"):

@@ -105,6 +105,37 @@ def test_a_run_that_goes_on_is_the_unbroken_one_to_the_byte(tmp_path):
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
 
 
+def test_a_node_config_may_say_the_pool():
+    tables = {f"device-{i}": {"pool": "conv"} for i in range(6)}
+    found = simulated(node_config=tables, run_config={"num-server-rounds": 2})
+    assert len(accuracies(found, "accuracy_small")) == 3
+    assert len(set(accuracies(found, "accuracy_small"))) == 1
+    assert len(set(accuracies(found, "accuracy_conv"))) > 1
+
+
+def test_a_site_whose_node_config_says_another_pool_is_told_which_there_are():
+    tables = {"device-0": {"pool": "huge"}}
+    found = simulated(node_config=tables, run_config={"num-server-rounds": 1})
+    (reason,) = found.jobs.loc[found.jobs["node_id"] == 1000, "reason"]
+    assert "'huge' in the node config: expected small|wide|conv" in reason
+    assert (found.jobs["status"] == "reported").sum() == 5
+
+
+def test_one_network_for_all_exchanges_nothing():
+    found = simulated(run_config={"pools": "small"})
+    assert found.status == "finished"
+    assert {name.partition(".")[0] for name in found.model} == {"small"}
+    down = found.jobs.groupby("base_version")["downloaded_bytes"].max()
+    assert down.nunique() == 1
+
+
+def test_a_pool_of_another_name_is_refused_with_the_ones_that_there_are():
+    found = simulated(run_config={"pools": "small,huge"})
+    assert found.status == "failed"
+    assert "huge" in found.reason
+    assert "small,wide,conv" in found.reason
+
+
 def predictions(stage, public, others):
     content = RecordDict({"predictions": ArrayRecord([np.asarray(x) for x in others])})
     content["predicted"] = ConfigRecord({stage.PUBLIC: stage.digest(public)})
@@ -118,6 +149,16 @@ def test_a_site_learns_from_the_mean_of_what_the_others_predict(app):
     found = client.predicted(predictions(stage, public, each), torch.from_numpy(public))
     np.testing.assert_allclose(found.numpy(), [[0.4, 0.6], [0.3, 0.7]], rtol=1e-6)
     assert client.predicted(Message(RecordDict(), 1, "train"), torch.zeros(1)) is None
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:1], lambda x: x[::-1], lambda x: x.reshape(-1, 8)])
+def test_a_site_with_other_public_images_says_so(app, change):
+    client, stage, _ = app
+    public = np.arange(128, dtype=np.float32).reshape(2, 1, 8, 8)
+    message = predictions(stage, public, [np.full((2, 10), 0.1)])
+    other = torch.from_numpy(np.ascontiguousarray(change(public)))
+    with pytest.raises(ValueError, match="not those of the server"):
+        client.predicted(message, other)
 
 
 def config(**changes):
@@ -149,6 +190,12 @@ def test_labels_and_predictions_have_their_shares_of_the_loss(app, of):
     assert (np.abs(predicted).max() > 1e-3) == (of == "others")
 
 
+def test_learning_from_predictions_is_twice_the_work(app):
+    _, stage, task = app
+    told = predictions(stage, np.zeros((2, 1, 8, 8)), [np.full((2, 10), 0.1)])
+    assert task.work(told) == 2 * task.work(Message(RecordDict(), 1, "train"))
+
+
 def test_each_image_of_the_sites_has_one_site_and_public_and_test_images_have_none(app):
     *_, task = app
     about = config(seed=3)
@@ -162,3 +209,19 @@ def test_each_image_of_the_sites_has_one_site_and_public_and_test_images_have_no
     assert rows(torch.cat([images for images, _ in own])) == rows(found.own[0])
     assert len(found.public) == 300
     assert len(found.own[1]) + len(found.test[1]) == 1797 - 1797 // 5
+
+
+def test_pools_have_different_classes_where_their_concentration_is_low(app):
+    *_, task = app
+
+    def distance(pool_alpha):
+        about = config(pool_alpha=pool_alpha)
+        counts = np.zeros((3, 10))
+        for site in range(12):
+            _, labels = task.own(about, site, 12)
+            counts[site % 3] += np.bincount(labels, minlength=10)
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        return np.abs(shares[0] - shares[1]).sum() / 2
+
+    assert distance(100.0) < 0.2
+    assert distance(0.1) > 0.6
