@@ -5,7 +5,7 @@ import sys
 import pytest
 from places import RECORDINGS, ROOT
 
-from fedstale.traces.sources import SOURCES, speeds
+from fedstale.traces.sources import SOURCES, fedscale, speeds
 
 PAGE = (ROOT / "docs" / "trace-sources.md").read_text()
 needs_real = pytest.mark.skipif(
@@ -25,6 +25,7 @@ def test_the_page_shows_what_reading_the_published_files_finds():
 UNITS = {
     "planetlab": speeds.HOSTS_UNIT,
     "aibenchmark": speeds.PHONES_UNIT,
+    "fedscale_capacity": fedscale.COMPUTE_UNIT,
 }
 
 

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import pickle
 import resource
 import shutil
 import tarfile
@@ -148,6 +149,8 @@ SESSIONS = "user_id;plugin_time;plugout_time\n" + "".join(
     for day in range(1, 20, 3)
 )
 PHONES = [{"Model": f"phone {i}", "CPU_F_AI_Score": str(5 + i)} for i in range(5)]
+SLEEPERS = {i: {"active": [1, 50], "inactive": [20, 70], "finish_time": 90} for i in range(4)}
+CLIENTS = {i: {"computation": 1.0 + i, "communication": 2.0} for i in range(4)}
 LOG = "Timestamp,DL_bitrate,UL_bitrate\n" + "".join(
     f"2020.02.13_10.00.{i:02},{8 + i},1\n" for i in range(30)
 )
@@ -199,9 +202,11 @@ READERS = {
     "aibenchmark": source("aibenchmark", "x", json.dumps(PHONES).encode()),
     "gnettrack": source("gnettrack", "x.csv", LOG.encode()),
     "mahimahi": source("mahimahi", "x.up", b"1\n5\n9\n1000\n2000\n"),
+    "fedscale behaviour": source("fedscale_behaviour", "x", pickle.dumps(SLEEPERS)),
+    "fedscale capacity": source("fedscale_capacity", "x", pickle.dumps(CLIENTS)),
     "planetlab, zip": Reader(write_zip, lambda f: TraceSet.read(f / "x.zip", "planetlab")),
     "planetlab, tar": Reader(write_tar, lambda f: TraceSet.read(f / "x.tar.gz", "planetlab")),
-    "any source": Reader(data("x", json.dumps(PHONES).encode()), lambda f: TraceSet.read(f / "x")),
+    "any source": Reader(data("x", pickle.dumps(CLIENTS)), lambda f: TraceSet.read(f / "x")),
     "clothes": Reader(
         lambda folder: write_clothes(folder, 20, 10),
         lambda folder: clothes_reader().read_folder(str(folder)),

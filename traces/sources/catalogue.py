@@ -25,13 +25,15 @@ import httpx
 from fedstale.errors import TraceError
 from fedstale.traces import OWN_LOG, TraceSet
 from fedstale.traces.io import replacing
-from fedstale.traces.sources import links, speeds, windows
+from fedstale.traces.sources import fedscale, links, speeds, windows
 from fedstale.traces.sources.archives import head, is_tar, names
 
 NATIVE = "native"
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 30
 _CHUNK = 1 << 16
+_PICKLES = (b"\x80", b"(", b"}")
+"""How a pickle of a dictionary begins, of any protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ _READERS: dict[str, Callable[[str | Path], TraceSet]] = {
     "mahimahi": links.read_opportunities,
     "planetlab": speeds.read_hosts,
     "aibenchmark": speeds.read_phones,
+    "fedscale_behaviour": fedscale.read_behaviour,
+    "fedscale_capacity": fedscale.read_capacity,
 }
 
 
@@ -179,7 +183,12 @@ def _of_content(start: bytes) -> str | None:
             return kind
     if b"plugout_time" in text.split(b"\n")[0]:
         return "car_charging"
-    return "gnettrack" if b"DL_bitrate" in text.split(b"\n")[0] else None
+    if b"DL_bitrate" in text.split(b"\n")[0]:
+        return "gnettrack"
+    is_pickle = start[:1] in _PICKLES
+    if is_pickle and b"finish_time" in start:
+        return "fedscale_behaviour"
+    return "fedscale_capacity" if is_pickle and b"computation" in start else None
 
 
 def read(path: Path, source: str | None = None) -> TraceSet:

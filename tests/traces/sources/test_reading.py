@@ -1,4 +1,5 @@
 import json
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -19,6 +20,8 @@ SESSIONS = "user_id;plugin_time;plugout_time\n" + "".join(
     f"a;2020-01-{day:02} 20:00:00;2020-01-{day + 1:02} 06:00:00\n" for day in range(1, 12)
 )
 PHONES = json.dumps([{"Model": "a", "CPU_F_AI_Score": "5"}])
+BEHAVIOUR = pickle.dumps({1: {"active": [1], "inactive": [2], "finish_time": 9}})
+CAPACITY = pickle.dumps({1: {"computation": 1.0, "communication": 2.0}})
 
 
 def example(folder: Path, kind: str) -> Path:
@@ -37,6 +40,8 @@ def example(folder: Path, kind: str) -> Path:
         "car_charging": SESSIONS.encode(),
         "aibenchmark": PHONES.encode(),
         "gnettrack": CSV.encode(),
+        "fedscale_behaviour": BEHAVIOUR,
+        "fedscale_capacity": CAPACITY,
     }[kind]
     names = {"gnettrack": "x.csv", "library_desktops": "FullLogonData-000.csv"}
     file = folder / names.get(kind, "x")
@@ -93,7 +98,7 @@ def test_every_reader_answers_a_truncated_file_with_a_trace_error_or_less_data(t
         assert kind in ("gnettrack", "library_desktops", "car_charging")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", b"\x80\x04N."])
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", pickle.dumps({"a": 1})])
 def test_an_unknown_kind_lists_what_is_accepted(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(TraceError) as error:
