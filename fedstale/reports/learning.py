@@ -1,4 +1,7 @@
-"""Figures of learning: metrics against time and costs, and staleness."""
+"""Figures of learning: metrics against time and costs, staleness and weights.
+
+Metrics are drawn for one run or for several together; staleness and weights for one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 POINTS = 600
 """Points of one curve that a page shows at most."""
+PAIRS = 800
+"""Pairs of staleness and weight that the figure of weights shows at most."""
 AXES = {
     "time": "virtual time",
     "versions": "versions of the model",
@@ -41,7 +46,7 @@ BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
 _OTHERS = 6
 _NO_WEIGHT = "; such a value has no weight in a mean, unless the app averages itself"
-_BARS = 60
+_BARS, _ROWS = 60, 60
 
 
 def metrics(run: "Run") -> list[Figure]:
@@ -207,11 +212,18 @@ def _lines(run: "Run", members: Sequence[str]) -> list[tuple[str, int, pd.DataFr
     return lines
 
 
-def staleness(run: "Run") -> Figure | None:
-    """Return the distribution of staleness, or None if no update states any."""
-    staleness = run.jobs["staleness"].dropna().to_numpy(np.float64)
-    if not staleness.size:
-        return None
+def aggregation(run: "Run") -> list[Figure]:
+    """Return the distributions of staleness and weight; nothing where the run states none."""
+    staleness = run.jobs["staleness"].to_numpy(np.float64)
+    weight = run.jobs["weight"].to_numpy(np.float64)
+    known, both = np.isfinite(staleness), np.isfinite(weight) & np.isfinite(staleness)
+    found = [_staleness(staleness[known])] if known.any() else []
+    if both.any():
+        found.append(_weights(staleness[both], weight[both]))
+    return found
+
+
+def _staleness(staleness: Array) -> Figure:
     step = max(1, int(np.ceil((staleness.max() + 1) / _BARS)))
     edges = np.arange(0, staleness.max() + 1 + step, step)
     counts = np.histogram(staleness, edges)[0]
@@ -253,3 +265,41 @@ def versions(run: "Run") -> tuple[tuple[str, ...], list[list[str]]]:
 
 def _number(value: float) -> str:
     return "NaN" if np.isnan(value) else f"{value:.4g}"
+
+
+def _weights(staleness: Array, weight: Array) -> Figure:
+    # Most rules give all updates of one staleness one weight: a dot a pair, not a dot an update.
+    pairs = np.stack([staleness, np.round(weight, 4)], axis=1)
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    kept = thinned(len(distinct), PAIRS)
+    about = (
+        f"Weights from {weight.min():.3g} to {weight.max():.3g}, mean {weight.mean():.3g}. One dot "
+        f"for each pair of staleness and weight, of {len(weight):,} updates."
+    )
+    if len(kept) < len(distinct):
+        about += f" {PAIRS:,} of {len(distinct):,} pairs are drawn, evenly spread."
+    trace = curve(
+        "updates",
+        "series-3",
+        *distinct[kept].T,
+        mode="markers",
+        showlegend=False,
+        marker={"size": 7, "opacity": 0.7},
+        customdata=counts[kept].tolist(),
+        hovertemplate="staleness %{x}, weight %{y}: %{customdata} updates<extra></extra>",
+    )
+    return Figure(
+        id="weights",
+        title="Weight against staleness",
+        about=about,
+        traces=[trace],
+        x_title="staleness (model versions)",
+        y_title="weight",
+        layout={"xaxis": FROM_ZERO, "yaxis": FROM_ZERO},
+        header=("staleness", "updates", "weight: 10%", "median", "90%"),
+        rows=[
+            (f"{age:g}", f"{len(of):,}", *(f"{q:.3f}" for q in np.quantile(of, (0.1, 0.5, 0.9))))
+            for age in np.unique(staleness)[:_ROWS]
+            for of in (weight[staleness == age],)
+        ],
+    )

@@ -27,9 +27,9 @@
   const plain = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
   const grouped = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : plain(value));
 
-  // What is said of a point: the words of its trace, with {x}, {y} and {text} in them.
+  // What is said of a point: the words of its trace, with {x}, {y}, {text} and {customdata} in them.
   const said = ({ trace, x, y, i }) => {
-    const at = { x, y, text: trace.text && trace.text[i] };
+    const at = { x, y, text: trace.text && trace.text[i], customdata: trace.customdata && trace.customdata[i] };
     const where = grouped(x);
     if (!trace.hovertemplate) return `${trace.name ? trace.name + ": " : ""}${where}, ${grouped(y)}`;
     return trace.hovertemplate.replace("<extra></extra>", "").replace(

@@ -68,7 +68,7 @@ def write_run(run: "Run", out: Path) -> Path:
         costs.failures(run),
         *costs.figures(run),
         devices.participation(run),
-        learning.staleness(run),
+        *learning.aggregation(run),
         devices.reliability(run),
         *_added(run),
     ]

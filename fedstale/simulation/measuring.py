@@ -58,12 +58,23 @@ _REPETITIONS = 20
 """Messages to clients that had such a one before, after which no new client is expected."""
 _PATIENCE_S = 10.0
 """Wall time without a client to measure, after which no message of a new kind is expected."""
+_SIZES_APART = 1.5
+"""Sizes that differ as much tell a fixed time from the time of an example."""
+_MATTERS = 0.05
+"""Share of a message's time from which on a fixed time counts."""
 _WIDE = 1.5
 """Ratio from which on a measurement is not to be trusted."""
 _BY_EXAMPLE = {"train": "work-per-example", "evaluate": "evaluate-work-per-example"}
-PHONE_RATES = 16.9, 23.3, 6.7
-"""10^9 multiply-adds a second of the median phone, with the median of the published times, with the
-network that phones run best, and with the one that they run worst; docs/costs.md has the times."""
+MEDIAN_SCORE = 1548
+"""Of the ranking's 333 phones; it is that of a phone with a MediaTek Helio P60."""
+SCORES = {"Pixel 3": 2324, "Pixel 4": 3212}
+TIMES = {
+    "MobileNet 1.0 224": (0.569, {"Pixel 3": 23.9, "Pixel 4": 14.0}),
+    "NASNet Mobile": (0.564, {"Pixel 3": 56.0, "Pixel 4": 34.5}),
+    "Inception-ResNet v2": (13.2, {"Pixel 4": 272.6}),
+    "Inception v4": (12.3, {"Pixel 3": 486.0, "Pixel 4": 324.1}),
+}
+"""10^9 multiply-adds of a network, and ms of an inference by phone."""
 # Pixels, channels in and channels out of MobileNet's pointwise convolutions.
 _PRODUCTS = (
     (12544, 32, 64),
@@ -101,6 +112,10 @@ class Timing(NamedTuple):
     """Of the client with the lowest."""
     high: float
     """Of the client with the highest."""
+    fixed: float
+    """Of each message besides, whatever its examples; 0 where that hardly counts."""
+    is_apart: bool
+    """Whether clients differ enough in size to tell that."""
     clients: int
     runs: int
     """Of each client."""
@@ -111,19 +126,28 @@ class Timing(NamedTuple):
     def of(cls, sizes: Sequence[float], runs: Sequence[Sequence[float]]) -> "Timing":
         """Return the time of one unit of size.
 
-        Other programs only slow a run down, so the fastest run of each client counts, and of the
-        clients the median, which one that was delayed does not move.
+        Other programs only slow a run down, so the fastest run of each client counts. The slope is
+        the median of those between clients whose sizes are far enough apart (Theil and Sen), which
+        a client that was delayed does not move.
 
         Args:
             sizes: of clients, > 0, such as examples x epochs.
             runs: seconds of the runs of each.
         """
-        each = np.array([min(own) for own in runs]) / np.array(sizes)
+        x, y = np.array(sizes), np.array([min(own) for own in runs])
+        i, j = np.nonzero(x[None, :] >= _SIZES_APART * x[:, None])
+        slope = float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if i.size else 0.0
+        fixed = float(np.median(y - slope * x)) if slope > 0.0 else 0.0
+        if fixed < _MATTERS * np.median(y):
+            fixed = 0.0
+        each = np.maximum((y - fixed) / x, 0.0)
         return cls(
             middle=float(np.median(each)),
             low=float(min(each)),
             high=float(max(each)),
-            clients=len(each),
+            fixed=fixed,
+            is_apart=bool(i.size),
+            clients=len(x),
             runs=min(map(len, runs)),
             busy=float(np.median([np.median(own) / min(own) for own in runs])),
         )
@@ -155,7 +179,17 @@ def phones_of_core() -> Phones:
             seconds.append(time.process_time() - started)
     # Other programs only slow it down.
     rate = sum(map(np.prod, _PRODUCTS)) / 1e9 / min(seconds)
-    return Phones(*(float(rate / of_phone) for of_phone in PHONE_RATES))
+    rates = phone_rates()
+    return Phones(*(float(rate / x) for x in (np.median(rates), max(rates), min(rates))))
+
+
+def phone_rates() -> list[float]:
+    """Return 10^9 multiply-adds a second of the median phone, by network and phone."""
+    return [
+        work / ms * 1e3 * MEDIAN_SCORE / SCORES[phone]
+        for work, times in TIMES.values()
+        for phone, ms in times.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -388,6 +422,16 @@ def pasted(measured: Measured) -> str:
             f"{key}: {timing.middle:.3g}, {timing.low:.3g} to {timing.high:.3g} over "
             f"{timing.clients} clients, the fastest of {timing.runs} runs each"
         )
+        if timing.fixed:
+            said.append(
+                f"  besides {timing.fixed:.3g} in each message whatever its examples, which is not "
+                "in the table: a function `work` can charge it"
+            )
+        elif not timing.is_apart and not key.startswith("work."):
+            said.append(
+                "  with what a message takes whatever its examples: clients are too equal in size "
+                "to tell it"
+            )
     seconds = " ".join(f"costs.{key}={t.middle:.3g}" for key, t in measured.timings.items())
     said += [
         f"In seconds of this core: --set '{seconds}'",

@@ -30,7 +30,7 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
             "traffic",
             "participation",
         ),
-        "staleness",
+        *("staleness", "weights"),
     }
     plots = plots_of(text)
     assert set(plots) == expected

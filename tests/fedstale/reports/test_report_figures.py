@@ -129,7 +129,18 @@ def test_devices_that_never_took_part_count_in_participation(record):
 
 def test_staleness_counts_every_merged_update(record):
     run = record()
-    assert sum(learning.staleness(run).traces[0]["y"]) == run.jobs["staleness"].notna().sum()
+    staleness, weights = learning.aggregation(run)
+    assert sum(staleness.traces[0]["y"]) == run.jobs["staleness"].notna().sum()
+    assert sum(weights.traces[0]["customdata"]) == run.jobs["weight"].notna().sum()
+
+
+def test_weights_are_listed_by_staleness(record):
+    run = record()
+    *_, weights = learning.aggregation(run)
+    merged = run.jobs[run.jobs["weight"].notna()]
+    of_two = merged[merged["staleness"] == 2]
+    row = next(row for row in weights.rows if row[0] == "2")
+    assert row[1:] == (str(len(of_two)), *[f"{1 / np.sqrt(3):.3f}"] * 3)
 
 
 def test_reliability_is_what_came_back_of_what_was_said(record):

@@ -16,7 +16,7 @@ from fedstale.cli.main import app as command
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.simulation import measuring
-from fedstale.simulation.measuring import CLIENTS, RUNS, Timing, measure
+from fedstale.simulation.measuring import CLIENTS, RUNS, Timing, measure, pasted
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -71,22 +71,38 @@ def no_waiting(monkeypatch):
 # Known costs.
 
 
-def test_work_by_example_is_that_of_an_example_and_epoch(tmp_path):
+def test_work_by_example_is_that_of_an_example_and_epoch_without_what_each_message_takes(tmp_path):
     # Two epochs.
-    burns = "0.0004 * n * 2 if trains else 0.0003 * n"
-    found = measured(app_that(tmp_path, burns=burns, examples="20 + 10 * (partition % 5)"))
+    burns = "0.01 + 0.0004 * n * 2 if trains else 0.0003 * n"
+    found = measured(app_that(tmp_path, burns=burns, examples="10 + 10 * (partition % 5)"))
     train, evaluate = found.timings[TRAIN], found.timings[EVALUATE]
     assert train.middle == pytest.approx(0.0004, rel=0.15)
+    assert train.fixed == pytest.approx(0.01, rel=0.15)
     assert evaluate.middle == pytest.approx(0.0003, rel=0.15)
     assert found.costs.work_per_example == pytest.approx(train.middle * found.phones.middle, 0.01)
     assert found.warnings() == []
+    assert f"besides {train.fixed:.3g}" in pasted(found)
 
 
-def test_the_work_of_clients_of_one_size(tmp_path):
+def test_clients_of_one_size_take_all_for_work_and_the_table_says_so(tmp_path):
     found = measured(app_that(tmp_path, burns="0.012 if trains else 0.006", examples="12"))
     assert found.timings[TRAIN].middle * 2 * 12 == pytest.approx(0.012, rel=0.15)
     assert found.timings[EVALUATE].middle * 12 == pytest.approx(0.006, rel=0.15)
     assert found.costs.examples == 12
+    assert "equal in size" in pasted(found)
+
+
+def test_a_fixed_time_is_what_is_left_of_sizes_far_apart():
+    sizes = [10, 20, 40, 80, 100]
+    timing = Timing.of(sizes, [[3 + 0.5 * n, 9.0 * n] for n in sizes])
+    assert (timing.middle, timing.low, timing.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert timing.fixed == pytest.approx(3.0)
+    near = Timing.of([10, 12, 14], [[3 + 0.5 * n] for n in (10, 12, 14)])
+    assert (near.fixed, near.is_apart) == (0.0, False)
+    small = Timing.of(sizes, [[1 + 0.5 * n] for n in sizes])
+    assert (small.fixed, small.is_apart) == (0.0, True)
+    # Less time for more examples is no fixed time.
+    assert Timing.of([10, 100], [[2.0], [1.0]]).fixed == 0.0
 
 
 def test_one_delayed_client_changes_little():
@@ -228,13 +244,24 @@ def test_what_no_client_is_asked_for_is_said_to_be_as_declared(tmp_path):
 # The median phone.
 
 
-def test_the_page_derives_the_rates():
-    rows = [line.split(" | ") for line in PAGE.splitlines() if line.endswith(" |")]
-    rates = [
-        float(x) for row in rows if "ms" in "".join(row) for x in row[-1].strip(" |").split(",")
-    ]
-    assert (np.median(rates), max(rates), min(rates)) == measuring.PHONE_RATES
-    assert "median of these is {0}, and the range {2} to {1}".format(*measuring.PHONE_RATES) in PAGE
+def test_the_page_has_the_published_times_and_the_rates_that_follow():
+    rates = iter(measuring.phone_rates())
+    for network, (work, times) in measuring.TIMES.items():
+        told = (f"{times[phone]:.1f} ms" if phone in times else "-" for phone in measuring.SCORES)
+        columns = [network, f"{work:g}", *told]
+        columns.append(", ".join(f"{next(rates):.1f}" for _ in times))
+        assert f"| {' | '.join(columns)} |" in PAGE
+    rates = measuring.phone_rates()
+    assert f"median of these is {np.median(rates):.1f}" in PAGE
+    assert f"range {min(rates):.1f} to {max(rates):.1f}" in PAGE
+    scores = [*measuring.SCORES.values(), measuring.MEDIAN_SCORE]
+    assert all(str(score) in PAGE for score in scores)
+
+
+def test_the_products_are_nearly_all_of_mobilenets_multiply_adds():
+    """Its first, its depthwise and its last layers are the rest."""
+    products = sum(np.prod(shape) for shape in measuring._PRODUCTS) / 1e9
+    assert 0.9 < products / measuring.TIMES["MobileNet 1.0 224"][0] < 1.0
 
 
 def test_a_core_that_takes_twice_as_long_is_worth_half_the_phones(monkeypatch):
