@@ -36,9 +36,6 @@ _HARMLESS = {".gitignore", ".python-version", "uv.lock", "requirements.txt", "Ma
 _NODE_KEYS = {"partition-id", "num-partitions"}
 _SHOWN = 5
 _KINDS = ("train", "evaluate", "query")
-_DROPPED_NAMES = Path(__file__).with_name("dropped_names.toml")
-_DOORS = "flwr.app", "flwr.serverapp", "flwr.clientapp", "flwr.client", "flwr.server", "flwr.common"
-"""Where a name is looked for that a module of Flower had only imported itself."""
 
 SOON_DAYS = 14
 """Days before the end of a certificate from which on a check says so."""
@@ -302,7 +299,7 @@ def _packages(
     seen = set()
     for user, source in sources.items():
         for module, names, line in source.imported:
-            if missing := _missing_in_flower(module, names):
+            if missing := features.missing_in(module, names):
                 yield finding(
                     "dropped", user=user, line=line, names=missing, flower=flwr.__version__
                 )
@@ -346,38 +343,6 @@ def _settings(
         app.run_config(run_config)
     except ConfigError as problem:
         yield Finding(str(problem))
-
-
-def _missing_in_flower(module: str, names: Sequence[str]) -> str:
-    """List what an import asks of Flower that the installed one has not, with the names of today.
-
-    Example:
-        >>> _missing_in_flower("flwr.server.driver", ["Driver"])
-        'flwr.server.driver.Driver (now Grid of flwr.serverapp)'
-    """
-    if module.partition(".")[0] != "flwr":
-        return ""
-    wanted = [name for name in names if name != "*"]
-    if features.resolves(module):
-        wanted = [n for n in wanted if not any(features.resolves(f"{module}{c}{n}") for c in ":.")]
-        lost = [f"{module}.{name}" for name in wanted]
-    else:
-        lost = [f"{module}.{name}" for name in wanted] or [module]
-    return ", ".join(map(_with_its_place, lost))
-
-
-def _with_its_place(lost: str) -> str:
-    """Return a name that Flower has dropped, and where its like is now, if anywhere."""
-    moved = tomllib.loads(_DROPPED_NAMES.read_text(encoding="utf-8"))
-    module, _, name = lost.rpartition(".")
-    if lost in moved:
-        return f"{lost} (see {' and '.join(moved[lost])})"
-    for place, entries in moved.get(module, {}).items():
-        for old, _, new in (entry.partition(">") for entry in entries.split()):
-            if old == name:
-                return f"{lost} (now {new or old} of {place})"
-    place = next((door for door in _DOORS if features.resolves(f"{door}:{name}")), "")
-    return f"{lost} (now of {place})" if place else lost
 
 
 def _modules(names: set[str]) -> set[str]:

@@ -3,15 +3,18 @@
 Flower's public interface is `flwr.app`, `flwr.serverapp` and `flwr.clientapp`. Whatever else this
 room takes of Flower is in `FEATURES`: a test finds the names in the code and compares, and another
 resolves each in the Flower that is installed. So the day a new Flower comes, the list of what is
-gone is the list of what to do, and until then each feature whose names are there stays on.
+gone is the list of what to do, and until then each feature whose names are there stays on. What
+Flower has dropped that apps import is in dropped.toml, with its name of today.
 """
 
 import dis
 import importlib
 import logging
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import flwr
 
@@ -376,3 +379,43 @@ def require(name: str) -> None:
         raise ConfigError(
             f"{name}: Flower {flwr.__version__} {fault}: {feature.without}; {feature.expected()}"
         )
+
+
+_DOORS = "flwr.app", "flwr.serverapp", "flwr.clientapp", "flwr.client", "flwr.server", "flwr.common"
+"""Where a name is looked for that a module had only imported itself."""
+
+MOVED: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("dropped.toml").read_text(encoding="utf-8")
+)
+"""Of each old module, the modules that hold its names now, and the names: "NAME" or "OLD>NEW"."""
+
+
+def missing_in(module: str, names: Sequence[str]) -> str:
+    """List what an import asks of Flower that the installed one has not, with the names of today.
+
+    Example:
+        >>> missing_in("flwr.server.driver", ["Driver"])
+        'flwr.server.driver.Driver (now Grid of flwr.serverapp)'
+    """
+    if module.partition(".")[0] != "flwr":
+        return ""
+    wanted = [name for name in names if name != "*"]
+    if resolves(module):
+        wanted = [n for n in wanted if not any(resolves(f"{module}{c}{n}") for c in ":.")]
+        lost = [f"{module}.{name}" for name in wanted]
+    else:
+        lost = [f"{module}.{name}" for name in wanted] or [module]
+    return ", ".join(map(_with_its_place, lost))
+
+
+def _with_its_place(lost: str) -> str:
+    """Return a name that Flower has dropped, and where its like is now, if anywhere."""
+    module, _, name = lost.rpartition(".")
+    if lost in MOVED:
+        return f"{lost} (see {' and '.join(MOVED[lost])})"
+    for place, entries in MOVED.get(module, {}).items():
+        for old, _, new in (entry.partition(">") for entry in entries.split()):
+            if old == name:
+                return f"{lost} (now {new or old} of {place})"
+    place = next((door for door in _DOORS if resolves(f"{door}:{name}")), "")
+    return f"{lost} (now of {place})" if place else lost

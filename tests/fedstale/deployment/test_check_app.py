@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 
 import pytest
 import typer
@@ -13,11 +12,10 @@ from typer.testing import CliRunner
 
 from fedstale.app_folder import BUILT_IN
 from fedstale.cli import apps as app_commands
-from fedstale.deployment import check
 from fedstale.deployment.check import check_app, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
-from fedstale.flower.features import resolves
+from fedstale.flower.features import MOVED, resolves
 from fedstale.simulation.flower_app import FlowerApp
 
 NOBODYS = 8000
@@ -225,10 +223,9 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
 
 
 def test_every_dropped_name_is_gone_and_is_there_where_the_table_says():
-    table = tomllib.loads(check._DROPPED_NAMES.read_text(encoding="utf-8"))
     moves = [
         (f"{module}:{old}", f"{door}:{new or old}")
-        for module, doors in table.items()
+        for module, doors in MOVED.items()
         for door, entries in doors.items()
         for old, _, new in (entry.partition(">") for entry in entries.split())
     ]
