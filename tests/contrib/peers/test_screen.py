@@ -219,6 +219,21 @@ def test_a_rule_that_has_enough_models_without_a_bad_one_withstands_as_many_as_b
     assert weights(site.send(peers)) == [5.0]
 
 
+def test_of_several_records_in_a_reply_those_of_the_model_count():
+    others = {"more": model(50.0), "second": MetricRecord({"num-examples": 2})}
+
+    def more(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content = RecordDict({"more": others["more"], **reply.content, **others})
+        return reply
+
+    site = Site(app=adding_app(ScreenMod(MEAN), more))
+    reply = site.begin(0.0)
+    assert site.context.state["fedstale.own"]["w"].numpy().tolist() == [1.0]
+    assert "screened" in reply.content["metrics"]
+    assert "screened" not in reply.content["second"]
+
+
 @pytest.mark.parametrize("rule", [MEAN, Krum(f=0)])
 def test_integer_arrays_stay_the_sites_own(rule):
     site = Site(rule)

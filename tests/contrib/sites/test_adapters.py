@@ -408,6 +408,15 @@ def test_a_bad_reply_is_rejected_alone_and_the_run_goes_on(name):
     np.testing.assert_allclose(after[BA], expected, atol=1e-12)
 
 
+def test_a_reply_without_arrays_is_rejected_too():
+    def empty(message, grid):
+        return 1.0, RecordDict({"m": MetricRecord({"num-examples": 1})})
+
+    strategy = StaleStrategy(schedule=k_batch_async(2, 1), stages=[Adapters(4)])
+    grid, _ = start(strategy, {1: Device(2), 2: empty}, model(5), rounds=3)
+    assert any("0 ArrayRecords" in reason for _, reason in grid.refused)
+
+
 def test_a_hostile_rank_takes_no_memory():
     stage, n = Adapters(2), 256
     sent = numbers(stage.factors(record(**{BA: np.zeros((n, n))})))
