@@ -310,7 +310,7 @@ def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> Trial
     """
     if stop != "asha" or not space.rungs_s:
         return FIFOScheduler()  # type: ignore[no-untyped-call]
-    scheduler = AsyncHyperBandScheduler(
+    scheduler = _Asha(
         time_attr=TIME,
         metric=SCORE,
         mode="max",
@@ -319,14 +319,32 @@ def scheduler_of(space: Space, stop: Stop, tried: Sequence[Trial] = ()) -> Trial
         # Half a power above the end: rounding of logarithms takes away no rung.
         max_t=(1 / space.keep) ** (len(space.rungs_s) + 0.5),
     )
-    # ASHA asks it nothing.
-    controller: Any = None
     for trial in tried:
-        before: Any = SimpleNamespace(trial_id=f"before-{trial.number}")
-        scheduler.on_trial_add(controller, before)
-        for report in trial.reports:
-            scheduler.on_trial_result(controller, before, result_of(space, report))
+        scheduler.before[trial.number] = [result_of(space, report) for report in trial.reports]
+        if trial.status != "open":
+            own = SimpleNamespace(
+                trial_id=f"before-{trial.number}", config={"number": trial.number}
+            )
+            scheduler.on_trial_add(None, own)
     return scheduler
+
+
+class _Asha(AsyncHyperBandScheduler):
+    """ASHA, to which a configuration brings what it has reported to a search that ended.
+
+    Under the same id: at a configuration's end, ASHA counts its last score at each rung at which it
+    has not reported.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - as the original
+        super().__init__(**settings)
+        self.before: dict[int, list[dict[str, float]]] = {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:  # noqa: ANN401 - Ray's
+        """Count what a configuration has reported before."""
+        super().on_trial_add(tune_controller, trial)
+        for result in self.before.pop(trial.config["number"], ()):
+            super().on_trial_result(tune_controller, trial, result)
 
 
 def result_of(space: Space, report: Report) -> dict[str, float]:

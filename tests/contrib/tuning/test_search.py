@@ -60,7 +60,7 @@ def test_asha_decides_at_rungs_of_device_time_as_the_oracle_does(rungs, keep, ob
         if number in over or rung == len(rungs):
             continue
         if number not in trials:
-            trials[number] = SimpleNamespace(trial_id=str(number))
+            trials[number] = SimpleNamespace(trial_id=str(number), config={"number": number})
             scheduler.on_trial_add(None, trials[number])
         reached[number] = rung + 1
         result = result_of(asked, Report(rung=rung, value=value))
@@ -106,7 +106,7 @@ def searched(asked, folder, *, kill_after=math.inf, **how):
         step()
         while (trial := proposals.next()) is not None:
             step()
-            own = SimpleNamespace(trial_id=f"now-{trial.number}")
+            own = SimpleNamespace(trial_id=f"now-{trial.number}", config={"number": trial.number})
             scheduler.on_trial_add(None, own)
             for rung, at_s in list(enumerate(asked.instants_s))[len(trial.reports) :]:
                 draw = hash((trial.parameters["strategy.concurrency"], rung)) % 7
@@ -116,11 +116,14 @@ def searched(asked, folder, *, kill_after=math.inf, **how):
                 value = math.nan if fails else value
                 report = Report(rung=rung, value=value, failure=failure)
                 trial = replace(trial, reports=(*trial.reports, report))
-                decision = scheduler.on_trial_result(None, own, result_of(asked, report))
-                if fails or decision == "STOP":
+                result = result_of(asked, report)
+                decision = scheduler.on_trial_result(None, own, result)
+                if fails or decision == "STOP" or rung == len(asked.rungs_s):
                     break
                 proposals.reported(trial)
                 step()
+            # As Ray does, whoever has ended it.
+            scheduler.on_trial_complete(None, own, result)
             proposals.ended(trial)
             step()
     return decisions(folder)
@@ -138,7 +141,7 @@ def test_a_search_that_was_killed_anywhere_comes_to_the_same(search, objective, 
     assert len(statuses) == 10
     assert {"complete", "failed"} <= set(statuses)
     assert ("stopped" in statuses) == (stop == "asha")
-    for kill_after in (3, 20):
+    for kill_after in (3, 9, 20):
         folder = tmp_path / str(kill_after)
         with pytest.raises(KilledError):
             searched(asked, folder, kill_after=kill_after, **how)
