@@ -384,10 +384,11 @@ def require(name: str) -> None:
 _DOORS = "flwr.app", "flwr.serverapp", "flwr.clientapp", "flwr.client", "flwr.server", "flwr.common"
 """Where a name is looked for that a module had only imported itself."""
 
-MOVED: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("dropped.toml").read_text(encoding="utf-8")
-)
-"""Of each old module, the modules that hold its names now, and the names: "NAME" or "OLD>NEW"."""
+
+@cache
+def moved() -> Mapping[str, Mapping[str, str]]:
+    """Read, of each old module, the modules that hold its names now: "NAME" or "OLD>NEW"."""
+    return tomllib.loads(Path(__file__).with_name("dropped.toml").read_text(encoding="utf-8"))
 
 
 def missing_in(module: str, names: Sequence[str]) -> str:
@@ -399,21 +400,20 @@ def missing_in(module: str, names: Sequence[str]) -> str:
     """
     if module.partition(".")[0] != "flwr":
         return ""
-    wanted = [name for name in names if name != "*"]
+    lost = [name for name in names if name != "*"]
     if resolves(module):
-        wanted = [n for n in wanted if not any(resolves(f"{module}{c}{n}") for c in ":.")]
-        lost = [f"{module}.{name}" for name in wanted]
-    else:
-        lost = [f"{module}.{name}" for name in wanted] or [module]
-    return ", ".join(map(_with_its_place, lost))
+        lost = [n for n in lost if not any(resolves(f"{module}{c}{n}") for c in ":.")]
+    elif not lost:
+        return _with_its_place(module)
+    return ", ".join(_with_its_place(f"{module}.{name}") for name in lost)
 
 
 def _with_its_place(lost: str) -> str:
     """Return a name that Flower has dropped, and where its like is now, if anywhere."""
     module, _, name = lost.rpartition(".")
-    if lost in MOVED:
-        return f"{lost} (see {' and '.join(MOVED[lost])})"
-    for place, entries in MOVED.get(module, {}).items():
+    if lost in moved():
+        return f"{lost} (see {' and '.join(moved()[lost])})"
+    for place, entries in moved().get(module, {}).items():
         for old, _, new in (entry.partition(">") for entry in entries.split()):
             if old == name:
                 return f"{lost} (now {new or old} of {place})"

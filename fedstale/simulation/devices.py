@@ -248,12 +248,13 @@ class Devices(Stateful):
             compute, downlink, uplink = self._fastest[place].tolist()
             # The phases that come before the client must run.
             before_s, after = found.down / downlink, _AFTER_DOWNLOAD
-            up = book.expected_bytes(found.form, node_id, found.down)
             if not charge.is_expected:
                 before_s, after = before_s + charge.work / compute, _AFTER_WORK
-                if found.promised is not None:
-                    up, after = book.message_bytes(found.promised, found.scale), _AFTER_DELIVERY
-                    before_s += up / uplink
+            if charge.is_expected or found.promised is None:
+                up = book.expected_bytes(found.form, node_id, found.down)
+            else:
+                up, after = book.message_bytes(found.promised, found.scale), _AFTER_DELIVERY
+                before_s += up / uplink
             # What fails is noticed by its heartbeat, or when the message expires.
             first_s = min(first_s, before_s, HEARTBEAT_S, ttl_s)
             # A reply must be at the server in time.

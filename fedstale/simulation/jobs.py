@@ -334,9 +334,7 @@ class JobTable(Stateful, Callback):
         """
         places, own = self.add(len(rows)), cast(Any, weakref.proxy(self))
         self._sent[places] = rows
-        for row, message, form in zip(
-            range(places.start, places.stop), messages, forms, strict=True
-        ):
+        for row, message, form in zip(range(self._n)[places], messages, forms, strict=True):
             self.open[row] = JobRow(own, row, message, form)
         return places
 

@@ -15,7 +15,7 @@ from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import check_app, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.errors import ConfigError
-from fedstale.flower.features import MOVED, resolves
+from fedstale.flower.features import moved, resolves
 from fedstale.simulation.flower_app import FlowerApp
 
 NOBODYS = 8000
@@ -225,7 +225,7 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
 def test_every_dropped_name_is_gone_and_is_there_where_the_table_says():
     moves = [
         (f"{module}:{old}", f"{door}:{new or old}")
-        for module, doors in MOVED.items()
+        for module, doors in moved().items()
         for door, entries in doors.items()
         for old, _, new in (entry.partition(">") for entry in entries.split())
     ]
