@@ -384,8 +384,13 @@ def listening(
     """
 
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        asked = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if is_open or is_loopback(asked):
+        try:
+            asked = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        except ValueError:
+            asked = None
+        if asked is None:
+            answer: Response = PlainTextResponse("Host: expected a name or an address\n", 400)
+        elif is_open or is_loopback(asked):
             answer = await call_next(request)
         else:
             # Another site that makes its name point here would read what only users here may.

@@ -80,6 +80,18 @@ def test_a_page_of_another_site_that_points_here_gets_nothing(board):
         assert get(port_of(url), "/data.json", host="localhost")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [*((each, 400) for each in ("[", "[::1", "a]b", "[x]", "[" * 9000)), ("\xbd", 403), ("", 403)],
+    ids=lambda value: str(value)[:8],
+)
+def test_a_host_that_is_none_is_refused_and_nothing_is_logged(board, host, status, caplog):
+    with serving(board, port=0) as url:
+        for path in ("/", "/data.json", "/nothing"):
+            assert get(port_of(url), path, host=host)[0] == status
+    assert not caplog.records
+
+
 def test_beyond_this_machine_a_token_is_needed(board):
     with serving(board, host="0.0.0.0", port=0) as url:
         port, query = port_of(url), url.split("?")[1]
