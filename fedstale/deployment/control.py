@@ -165,12 +165,22 @@ class Control:
 
         Returns:
             Its status and details then.
+
+        Raises:
+            FedstaleError: the SuperLink knows no such run any more.
         """
         deadline = time.monotonic() + limit_s
         found = "unknown", "the SuperLink does not answer"
         while time.monotonic() < deadline:
             with suppress(httpx.HTTPError):
-                found = self.runs()[run_id]
+                runs = self.runs()
+                if run_id not in runs:
+                    raise FedstaleError(
+                        f"run {run_id} is not in the database of the SuperLink at {self._at}, "
+                        "which was lost or changed: register the nodes again; the same command "
+                        "then goes on from the checkpoints"
+                    )
+                found = runs[run_id]
             if found[0].startswith("finished"):
                 break
             time.sleep(_POLL_S)

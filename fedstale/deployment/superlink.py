@@ -17,6 +17,7 @@ import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -361,7 +362,8 @@ def run(
 
     Raises:
         ConfigError: the socket cannot be made, others may read the key, the secret or the database,
-            another SuperLink holds the database, or this Flower has no place for the gate.
+            another SuperLink holds the database, it is damaged, or this Flower has no place for the
+            gate.
     """
     features.require("gate of a SuperLink")
     if not 0.0 <= hold_s <= _LONGEST_HOLD_S:
@@ -382,6 +384,7 @@ def run(
         check_private("--database", path, folder=True)
         was_used = path.exists() and path.stat().st_size > 0
         hold_database(path)
+        check_database(path)
         since = time.monotonic() if was_used else None
     polls = LongPolls(hold_s=hold_s)
     if features.has("turns at the database"):
@@ -451,6 +454,25 @@ def hold_database(path: Path) -> int:
             "another file"
         )
     return descriptor
+
+
+def check_database(path: Path) -> None:
+    """Read a whole database that nobody else holds, by SQLite's `quick_check`.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    try:
+        with closing(sqlite3.connect(path)) as opened:
+            (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as problem:
+        found = str(problem)
+    if found != "ok":
+        raise ConfigError(
+            f"database = {str(path)!r} cannot be used: {' '.join(found.split())}; if it is "
+            "damaged, move it away with its files -wal and -shm, put a backup in its place or "
+            "register the nodes again, and start the runs again, which go on from their checkpoints"
+        )
 
 
 def _listening(at: Path) -> socket.socket:

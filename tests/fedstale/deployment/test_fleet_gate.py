@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from databases import write_fresh
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
@@ -128,8 +129,7 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
     database = tmp_path / "private" / "superlink.db"
     database.parent.mkdir(mode=0o700)
     if used:
-        database.write_bytes(b"rows")
-        database.chmod(0o600)
+        write_fresh(database)
     given, turns = [], []
     # Nothing listens, and this process keeps its clock, its database and its modes.
     settings = SimpleNamespace(

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from databases import write_fresh
 from open_files import open_to_others
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app as fedstale
 from fedstale.deployment.diagnosis import show_certificate
 from fedstale.deployment.local import LocalDeployment
-from fedstale.deployment.superlink import hold_database, run
+from fedstale.deployment.superlink import check_database, hold_database, run
 from fedstale.errors import ConfigError
 from fedstale.files import check_private
 from fedstale.strategies import Checkpoints
@@ -106,6 +107,29 @@ def test_a_superlink_names_the_file_that_others_may_read(tmp_path, option):
     assert str(refused.value) == (
         f"{option}: {folder} has mode 0777, and other users may change it: chmod {chmod} {folder}"
     )
+
+
+DAMAGED = {
+    "no database": lambda whole: b"rows of another program",
+    "a half": lambda whole: whole[: len(whole) // 2],
+    "a header of noise": lambda whole: b"\xff" * 100 + whole[100:],
+    "pages of noise": lambda whole: whole[:8192] + b"\xff" * (len(whole) - 8192),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_superlink_does_not_start_with_a_damaged_database(tmp_path, damage):
+    (folder := tmp_path / "state").mkdir(mode=0o700)
+    database = write_fresh(folder / "superlink.db")
+    check_database(database)
+    before = DAMAGED[damage](database.read_bytes())
+    database.write_bytes(before)
+    mask = os.umask(0o077)
+    with pytest.raises(ConfigError, match=r"cannot be used: .*; if .* go on from .*checkpoints$"):
+        run(["--database", str(database)])
+    os.umask(mask)
+    # Whoever knows how to save some of it still can.
+    assert database.read_bytes() == before
 
 
 def test_a_second_superlink_is_kept_from_the_database(tmp_path):

@@ -4,6 +4,7 @@ import logging
 import ssl
 import sys
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -30,7 +31,7 @@ from fedstale.cli.output import app_log
 from fedstale.deployment import doors
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import NIST, Control
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, FedstaleError
 from fedstale.flower import command_line, supernode
 from fedstale.simulation.flower_app import FlowerApp
 
@@ -56,6 +57,17 @@ def test_control_registers_and_lists_nodes_and_lists_runs(link, served):
         runs = client.runs()
     assert list(runs) == [link.run_id]
     assert (runs[link.run_id].fab_id, runs[link.run_id].status.status) == ("", "running")
+
+
+def test_a_run_that_a_superlink_has_lost_is_a_sentence(link, served, monkeypatch):
+    at, client = served.partition("://")[2], command_line.ControlClient
+    # The loopback speaks no TLS.
+    monkeypatch.setattr(command_line, "ControlClient", lambda url, context: client(served, context))
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: None)
+    with closing(Control(Address.parse(at), Path("ca.crt"))) as control:
+        assert control.ended(link.run_id, limit_s=1e-9)[0] == "unknown"
+        with pytest.raises(FedstaleError, match=r"run 7 is not in the database .* checkpoints"):
+            control.ended(7, limit_s=30.0)
 
 
 def test_a_key_of_nobody_is_refused_and_that_of_a_node_is_not(served, monkeypatch, tmp_path):

@@ -226,6 +226,36 @@ def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed
     assert all(after - before in {0, 1} for before, after in pairwise(versions())), versions()
 
 
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_from_its_checkpoints_after_the_database_is_lost(tmp_path):
+    folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
+    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
+    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    config = f"rounds=3 server-notes='{server_notes}'"
+    with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
+        unit = Unit(deployment, app, folder, config)
+        wait_for(lambda: [*folder.glob("*.checkpoint")], 200.0)
+        for name in ("superlink", "node-0", "node-1"):
+            deployment.processes.kill(name)
+        for path in deployment.folder.glob("superlink.db*"):
+            path.unlink()
+        deployment.start_superlink()
+        # Its nodes are registered again.
+        deployment.node_ids.clear()
+        for number in (2, 3):
+            deployment.add_node(number)
+        deployment.wait_online()
+        assert unit.status(600.0) == 0, unit.lines
+        assert list(deployment.control.runs().values()) == [("finished:completed", "")]
+    said = [line for line in unit.lines if "is not in the database of the SuperLink" in line]
+    assert len(said) == 1, unit.lines
+    assert said[0].startswith("fedstale: run "), said
+    versions = [note["version"] for note in read(server_notes) if "version" in note]
+    # None is made again from the start.
+    assert versions == sorted(versions), versions
+    assert versions[-1] == 3, versions
+
+
 def test_a_run_that_fails_is_an_error_and_a_stopped_one_is_none(tmp_path):
     pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
     broken = write_app(tmp_path / "broken", pyproject, "raise ValueError('no such thing')", CLIENT)
