@@ -191,8 +191,9 @@ def superlink(
         int, typer.Option(help="Most records, arrays and their pieces of 5 MB in a reply.")
     ] = 20_000,
     reply_bytes: Annotated[
-        int, typer.Option(help="Most bytes of a reply; four times the model is enough.")
-    ] = 4_000_000_000,
+        int | None,
+        typer.Option(help="Most bytes of a reply; four times what its run sends, and 1 MB."),
+    ] = None,
     node_replies_per_hour: Annotated[
         int, typer.Option(help="Most replies of a node in an hour.")
     ] = 3600,

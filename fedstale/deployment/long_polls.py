@@ -14,8 +14,8 @@ the SuperLink keeps it until the node confirms it, and gives it again to one tha
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +28,9 @@ from fedstale.flower import superlink as flower
 
 _PULL = "/v1/fleet/pull-messages"
 _FROM_APPS = "/v1/runtime/"
+PIECE = b"ArrayChunk "
+"""How an object begins that is a piece of an array."""
+_OBJECTS = 100_000
 _UPLOAD_S = 180.0
 """After how long without an object the SuperLink takes an upload for given up."""
 
@@ -39,6 +42,42 @@ class _Pending:
     node: int
     message_id: str
     n_missing: int
+    run_id: int
+    n_bytes: int
+    """Of the arrays of its objects that are there."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """Which messages ServerApps have sent, as far as the size of a reply is measured by it."""
+
+    read: Callable[[str], bytes] = field(default=lambda object_id: b"")
+    """Reads an object out of the SuperLink's store."""
+    largest: dict[int, float] = field(default_factory=dict)
+    """Of each run, the bytes of arrays in its largest message. None of a run that has sent no array
+    yet; infinity of one that has sent some to a process before this one."""
+    n_sent: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Messages of each run to each node."""
+    _bytes: dict[str, int] = field(default_factory=dict)
+    """Of the arrays in each object of such messages."""
+
+    def size(self, object_id: str, content: bytes | None = None) -> int:
+        """Return the bytes of arrays in an object, which is in the store if it is not given."""
+        n = self._bytes.get(object_id) if content is None else None
+        if n is None:
+            content = self.read(object_id) if content is None else content
+            n = len(content) if content.startswith(PIECE) else 0
+            if len(self._bytes) >= _OBJECTS:
+                self._bytes.clear()
+            self._bytes[object_id] = n
+        return n
+
+    def sent(self, message: _Pending) -> None:
+        """Note a message that has all its objects."""
+        run_id, n = message.run_id, message.n_bytes
+        self.n_sent[run_id, message.node] += 1
+        if n:
+            self.largest[run_id] = max(n, self.largest.get(run_id, 0))
 
 
 @dataclass(slots=True)
@@ -64,6 +103,8 @@ class LongPolls:
     """Requests that are held at once; more are answered at once."""
     most_of_node: int = 8
     """The same of one node."""
+    orders: Orders = field(default_factory=Orders)
+    """Told of each message that is complete."""
     n_held: int = field(default=0, init=False)
     """Requests that are held now."""
     is_closed: bool = field(default=False, init=False)
@@ -130,29 +171,32 @@ class LongPolls:
         ):
             if not message_id:
                 continue
-            node = proto.metadata.dst_node_id
-            own = missing.intersection(flower.object_ids(tree))
+            about, ids = proto.metadata, set(flower.object_ids(tree))
+            own = ids & missing
+            n_bytes = sum(map(self.orders.size, ids - own))
+            message = _Pending(about.dst_node_id, message_id, len(own), about.run_id, n_bytes)
             if not own:
-                self._complete(node, message_id)
+                self._complete(message)
                 continue
-            self._incomplete[node] += 1
-            message = _Pending(node, message_id, len(own))
+            self._incomplete[message.node] += 1
             for object_id in own:
                 waiting[object_id].append(message)
         if waiting:
             self._pushes[response.session_id] = _Push(dict(waiting), now)
 
-    def stored(self, session_id: str, object_id: str) -> None:
+    def stored(self, session_id: str, object_id: str, content: bytes) -> None:
         """Note an object of a push, and wake the nodes whose message it completes."""
         push = self._pushes.get(session_id)
         if push is None:
             return
         push.at = time.monotonic()
+        n_bytes = self.orders.size(object_id, content)
         for message in push.waiting.pop(object_id, ()):
             message.n_missing -= 1
+            message.n_bytes += n_bytes
             if not message.n_missing:
                 self._end(message.node)
-                self._complete(message.node, message.message_id)
+                self._complete(message)
         if not push.waiting:
             del self._pushes[session_id]
 
@@ -169,9 +213,10 @@ class LongPolls:
             for event in held:
                 event.set()
 
-    def _complete(self, node: int, message_id: str) -> None:
-        self._ready[node].add(message_id)
-        self._wake(node)
+    def _complete(self, message: _Pending) -> None:
+        self.orders.sent(message)
+        self._ready[message.node].add(message.message_id)
+        self._wake(message.node)
 
     def _wake(self, node: int) -> None:
         # A SuperNode asks one request at a time: of several, the last one has a listener.
@@ -224,7 +269,7 @@ class LongPollMiddleware:
         else:
             await self._app(scope, receive, send)
             if kind == "PushObjectRequest" and flower.response_of(scope) is not None:
-                self._polls.stored(request.session_id, request.object_id)
+                self._polls.stored(request.session_id, request.object_id, request.object_content)
 
     async def _pull(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
         event = self._polls.enter(node)

@@ -16,9 +16,11 @@ import socket
 import sqlite3
 import time
 from base64 import b64decode
-from collections.abc import Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,17 +33,18 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstale.deployment.long_polls import LongPollMiddleware, LongPolls
+from fedstale.deployment.long_polls import PIECE, LongPollMiddleware, LongPolls, Orders
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 from fedstale.flower import SUPERLINK_NODE_ID, features
 from fedstale.flower import superlink as flower
+from fedstale.strategies.server import Validation
 
 logger = logging.getLogger(__name__)
 
 _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
-_PIECE = b"ArrayChunk "
+_MOST_REPLY = 4_000_000_000
 _FILES = 8192
 _FOR_NOW = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _AGAIN_S = 60.0
@@ -61,9 +64,10 @@ class Quotas:
     one, and so are the names in a reply (413)."""
     reply_objects: int = 20_000
     """Objects of a reply, >= 1: its records, its arrays and their pieces of 5 MB (413)."""
-    reply_bytes: int = 4_000_000_000
-    """Of all objects of a reply, >= 1 (413). Four times the model is enough for what Flower's
-    strategies and these take."""
+    reply_bytes: int | None = None
+    """Of all objects of a reply, >= 1 (413). None for as much as `Validation` takes for the arrays
+    in the largest message that its run has sent, up to 4 GB, and for 4 GB before there is one; then
+    no node stores more in a run than so much for each message that it was sent."""
     node_replies_per_hour: int = 3600
     """Replies of a node within an hour, >= 1 (503). A SuperNode asks for work every 3 s."""
     node_bytes_per_hour: int = 40_000_000_000
@@ -71,10 +75,9 @@ class Quotas:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name.replace('_', '-')} = {getattr(self, name)}: expected an integer >= 1"
-                )
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name.replace('_', '-')} = {value}: expected an integer >= 1")
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class _Hour:
     until: float
     n_bytes: int = 0
     n_replies: int = 0
-    of_replies: dict[str, int] = field(default_factory=dict)
+    of_replies: Counter[object] = field(default_factory=Counter)
     """Bytes of each reply, by the session of its upload."""
     logged: set[str] = field(default_factory=set)
     """Limits that the log has told of."""
@@ -112,16 +115,21 @@ class FleetGate:
         app: ASGIApp,
         quotas: Quotas = Quotas(),
         since: float | None = None,
+        orders: Orders | None = None,
     ) -> None:
         """Wrap an ASGI app, behind Flower's own middleware.
 
         Args:
             app: that.
             quotas: of each node.
+            orders: by which replies are measured; they are not without.
             since: instant of `time.monotonic` before which another gate may have seen signatures
                 that this one has not; those made until then are refused. None if there was none.
         """
         self._app, self._quotas, self._since = app, quotas, since
+        self._orders = orders or Orders()
+        self._stored: Counter[object] = Counter()
+        """Bytes that each node has stored in each run, by which they are measured."""
         self._early_s, late_s = flower.stamp_window_s()
         self._signed_for_s = late_s + 2 * self._early_s
         self._seen: dict[tuple[bytes, str], float] = {}
@@ -130,17 +138,23 @@ class FleetGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
-            status, reason = refusal
-            await JSONResponse({"detail": reason}, status)(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         kind, request = flower.request_of(scope)
         if request is None or not scope["path"].startswith(_FLEET):
-            return None
+            await self._app(scope, receive, send)
+        elif (refusal := self._refusal(kind, request, scope)) is not None:
+            await JSONResponse({"detail": refusal[1]}, refusal[0])(scope, receive, send)
+        elif kind == "PushObjectRequest":
+            with self._counted(request, scope):
+                await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(
+        self,
+        kind: str,
+        request: Any,  # noqa: ANN401 - Flower's
+        scope: Scope,
+    ) -> tuple[int, str] | None:
         if self._may_be_used(Headers(scope=scope)):
             return 503, "this signature was used before, or is from before this SuperLink's start"
         if kind == "PushMessagesRequest":
@@ -162,18 +176,45 @@ class FleetGate:
 
     def _excess_of_object(self, request: Any) -> tuple[int, str] | None:  # noqa: ANN401 - Flower's
         node, n, quotas = request.node.node_id, len(request.object_content), self._quotas
-        is_piece = request.object_content.startswith(_PIECE)
+        is_piece = request.object_content.startswith(PIECE)
         if not is_piece and n > quotas.record_bytes:
             return self._refuse(413, node, "record-bytes", quotas.record_bytes, n)
+        for limit, most, counts, key in self._limits(request):
+            # What is there already is not stored again.
+            if counts[key] + n > most and not self._orders.read(request.object_id):
+                return self._refuse(413, node, limit, most, counts[key] + n)
         hour = self._hour(node)
-        of_reply = hour.of_replies.get(request.session_id, 0) + n
-        if of_reply > quotas.reply_bytes:
-            return self._refuse(413, node, "reply-bytes", quotas.reply_bytes, of_reply)
         total = hour.n_bytes + n
         if total > quotas.node_bytes_per_hour:
             return self._refuse(503, node, "node-bytes-per-hour", quotas.node_bytes_per_hour, total)
-        hour.n_bytes, hour.of_replies[request.session_id] = total, of_reply
+        hour.n_bytes = total
         return None
+
+    def _limits(self, request: Any) -> list[tuple[str, int, Counter[object], object]]:  # noqa: ANN401 - Flower's
+        """Return limits of what is stored: name, bytes, and where and by what they are counted."""
+        node, run_id, given = request.node.node_id, request.run_id, self._quotas.reply_bytes
+        largest = inf if given is not None else self._orders.largest.get(run_id, inf)
+        is_measured, most = largest < inf, given or _MOST_REPLY
+        if is_measured:
+            most = min(most, Validation().most_bytes_of(int(largest)))
+        limits = [("reply-bytes", most, self._hour(node).of_replies, request.session_id)]
+        if is_measured:
+            of_all = most * self._orders.n_sent[run_id, node]
+            limits.append(("reply-bytes of all messages", of_all, self._stored, (run_id, node)))
+        return limits
+
+    @contextmanager
+    def _counted(self, request: Any, scope: Scope) -> Iterator[None]:  # noqa: ANN401 - Flower's
+        """Count an object, unless Flower turns out not to store it."""
+        limits, n = self._limits(request), len(request.object_content)
+        for _, _, counts, key in limits:
+            counts[key] += n
+        try:
+            yield
+        finally:
+            if not getattr(flower.response_of(scope), "stored", False):
+                for _, _, counts, key in limits:
+                    counts[key] -= n
 
     def _hour(self, node_id: int) -> _Hour:
         """Return a node's account of its hour; a new one begins when it is over."""
@@ -318,14 +359,18 @@ def guarded(
         quotas: of each node.
         folder: of its database.
         since: as for `FleetGate`.
-        polls: long polls of nodes, behind the gate; None answers each at once.
+        polls: long polls of nodes, behind the gate; None answers each at once, and measures no
+            reply by what was sent.
 
     Raises:
         ConfigError: the gate needs a name that this Flower does not have.
     """
     features.require("gate of a SuperLink")
-    inside = [Middleware(FleetGate, quotas=quotas or Quotas(), since=since)]
+    orders = None if polls is None else polls.orders
+    inside = [Middleware(FleetGate, quotas=quotas or Quotas(), since=since, orders=orders)]
     if polls is not None and features.has("long polls of nodes"):
+        run_ids, polls.orders.read = flower.store_of(app)
+        polls.orders.largest.update(dict.fromkeys(run_ids, inf))
         inside.append(Middleware(LongPollMiddleware, polls=polls))
     flower.place(app, outside=[Middleware(WaitsForDatabase, folder=folder)], inside=inside)
     return app

@@ -8,7 +8,7 @@ import datetime
 import logging
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -97,6 +97,14 @@ def request_of(scope: MutableMapping[str, Any]) -> tuple[str, Any]:
 def response_of(scope: MutableMapping[str, Any]) -> Any:  # noqa: ANN401 - a message of protobuf
     """Return Flower's last answer, before it is made bytes; None if there is none."""
     return scope.get("state", {}).get("protobuf_response")
+
+
+def store_of(app: FastAPI) -> tuple[list[int], Callable[[str], bytes]]:
+    """Return the ids of all runs in a SuperLink's database, and a reader of its objects by id."""
+    state = app.state.linkstate_factory.state()
+    return [
+        run.run_id for run in state.get_run_info()
+    ], lambda object_id: state.object_store.get(object_id) or b""
 
 
 def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree

@@ -4,23 +4,30 @@ import dataclasses
 import datetime
 import inspect
 import logging
+import sqlite3
 import time
+from contextlib import closing
 from functools import partial
+from math import inf
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from databases import write_fresh
+from databases import on_disk, write_fresh
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.proto.fleet_pb2 import PushMessagesResponse
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
+from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from hostile import SUPERLINK, Device, message, somewhere
 from superlink_app import OBJECT, PULL, PUSH, SuperLink
 
 from fedstale.cli import deploy
 from fedstale.deployment import superlink
+from fedstale.deployment.long_polls import LongPolls
 from fedstale.deployment.superlink import Quotas, guarded
 from fedstale.errors import ConfigError
 
@@ -176,10 +183,14 @@ def test_a_node_without_a_registered_key_or_in_anothers_name_is_not_heard(link):
 # How much a node may send.
 
 
-def uploaded(link, device, content):
+def uploaded(link, device, content, order=None):
     """Push a reply with all its objects; return the statuses, and how many were new to Flower."""
     reply = message(
-        link.run_id, device.node_id, SUPERLINK, reply_to=given(link, device), content=content
+        link.run_id,
+        device.node_id,
+        SUPERLINK,
+        reply_to=order or given(link, device),
+        content=RecordDict(content),
     )
     answer = link.post(PUSH, device, device.pushing(reply))
     statuses, stored = [answer.status_code], 0
@@ -201,8 +212,8 @@ def uploaded(link, device, content):
     return statuses, stored
 
 
-def honest_content():
-    arrays = ArrayRecord({f"w{k}": Array(np.full(150_000, float(k))) for k in range(3)})
+def honest_content(first=0):
+    arrays = ArrayRecord({f"w{k}": Array(np.full(150_000, float(first + k))) for k in range(3)})
     metrics = MetricRecord({"num-examples": 10, "loss": [0.5] * 1000})
     return RecordDict({"arrays": arrays, "metrics": metrics, "more": ConfigRecord({"a": 1})})
 
@@ -256,7 +267,7 @@ def test_a_node_has_quotas_within_an_hour_and_gets_new_ones_after_it(
     monkeypatch.setattr(superlink, "time", SimpleNamespace(monotonic=lambda: now[0]))
     of_each = "hour" not in said
     with caplog.at_level(logging.WARNING, "fedstale"):
-        found = [uploaded(link, link.mallory, honest_content())[0] for _ in range(4)]
+        found = [uploaded(link, link.mallory, honest_content(3 * k))[0] for k in range(4)]
     # Two replies fit into the quotas of an hour.
     assert [expected in statuses for statuses in found] == [of_each, of_each, True, True]
     (line,) = [record.getMessage() for record in caplog.records if record.name == GATE]
@@ -265,6 +276,192 @@ def test_a_node_has_quotas_within_an_hour_and_gets_new_ones_after_it(
         assert expected not in uploaded(link, link.victim, honest_content())[0]
         now[0] += 3601.0
         assert expected not in uploaded(link, link.mallory, honest_content())[0]
+
+
+def ordered(link, *devices, **arrays):
+    """Send an order with some arrays to devices; return their ids."""
+    content = {"arrays": ArrayRecord({k: Array(a) for k, a in arrays.items()})} if arrays else {}
+    return push(
+        link,
+        [
+            message(link.run_id, SUPERLINK, one.node_id, content=RecordDict(content))
+            for one in devices
+        ],
+    )
+
+
+def push(link, made):
+    """Push messages with their objects, as a ServerApp does; return their ids."""
+    headers = {TASK_TOKEN_HEADER: link.token, "content-type": PROTOBUF_MEDIA_TYPE}
+    pushing = link.mallory.pushing(*made)
+    pushed = PushAppMessagesRequest(
+        messages_list=pushing.messages_list, message_object_trees=pushing.message_object_trees
+    )
+    answer = link.post("/v1/runtime/push-messages", None, pushed, headers)
+    told = PushAppMessagesResponse.FromString(answer.content)
+    parts = {key: one for each in made for key, one in get_all_nested_objects(each).items()}
+    for key in told.objects_to_push:
+        part = PushObjectRequest(
+            node=Node(node_id=SUPERLINK),
+            run_id=link.run_id,
+            object_id=key,
+            object_content=parts[key].deflate(),
+            session_id=told.session_id,
+        )
+        assert link.post("/v1/runtime/push-object", None, part, headers).is_success
+    return told.message_ids
+
+
+def noise(n_bytes, seed=0):
+    return np.frombuffer(np.random.default_rng(seed).bytes(n_bytes), dtype=np.uint8)
+
+
+def weights(*n_bytes):
+    """Return the content of a reply with arrays of some bytes."""
+    return {"arrays": ArrayRecord({f"w{n}": Array(noise(n)) for n in n_bytes})}
+
+
+MB = 1_000_000
+
+
+def measuring(app, **quotas):
+    return guarded(app, Quotas(**quotas), polls=LongPolls(hold_s=0.0))
+
+
+def test_a_reply_far_larger_than_what_was_sent_leaves_nothing_in_the_database(tmp_path, caplog):
+    link = on_disk(measuring, tmp_path / "link.db")
+    mallory, honest = link.mallory, link.victim
+    first, second = ordered(link, mallory, honest, w=noise(8_000))
+
+    def size():
+        with closing(sqlite3.connect(tmp_path / "link.db")) as opened:
+            return opened.execute("SELECT sum(length(content)) FROM objects").fetchone()[0]
+
+    before = size()
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        statuses, _ = uploaded(link, mallory, weights(*range(2 * MB, 2 * MB + 9)), first)
+    assert statuses.count(413) == 9
+    # What describes the arrays.
+    assert size() - before < 20_000
+    (said,) = [record.getMessage() for record in caplog.records if record.name == GATE]
+    assert said.startswith(f"node {mallory.node_id}: refused: reply-bytes = 1032")
+    # The honest one is four times as large, and as much as a million besides.
+    assert set(uploaded(link, honest, weights(900_000, 32_000), second)[0]) == {200}
+
+
+def of_first_message(link):
+    (query,) = ordered(link, link.victim)
+    return query, weights(3 * MB)
+
+
+def of_query_between(link):
+    ordered(link, link.mallory, w=noise(MB))
+    (query,) = ordered(link, link.victim)
+    return query, weights(4 * MB)
+
+
+def of_larger_message_before(link):
+    ordered(link, link.mallory, w=noise(MB))
+    (order,) = ordered(link, link.victim, w=noise(9_000))
+    return order, weights(3 * MB)
+
+
+def of_model_that_another_sent(link):
+    # The store has it already, so it is never uploaded.
+    ordered(link, link.mallory, w=noise(MB))
+    link.orders._bytes.clear()
+    link.orders.largest.clear()
+    (order,) = ordered(link, link.victim, w=noise(MB))
+    assert link.orders.largest[link.run_id] >= MB
+    return order, weights(3 * MB)
+
+
+def of_trees_grown_from_none(link):
+    (order,) = ordered(link, link.victim, w=noise(0))
+    return order, weights(900_000)
+
+
+def of_a_model_in_float64(link):
+    order = ordered(link, link.mallory, link.victim, w=noise(MB))[1]
+    return order, weights(2 * MB, MB)
+
+
+HONEST = [
+    of_first_message,
+    of_query_between,
+    of_larger_message_before,
+    of_model_that_another_sent,
+    of_trees_grown_from_none,
+    of_a_model_in_float64,
+]
+
+
+@pytest.mark.parametrize("case", HONEST, ids=lambda case: case.__name__)
+def test_an_honest_reply_passes_however_it_compares_with_its_order(case):
+    link = measured()
+    order, content = case(link)
+    statuses, stored = uploaded(link, link.victim, content, order)
+    assert set(statuses) == {200}
+    assert stored
+
+
+def measured(**quotas):
+    polls = LongPolls(hold_s=0.0)
+    link = SuperLink(lambda app: guarded(app, Quotas(**quotas), polls=polls))
+    link.orders = polls.orders
+    return link
+
+
+def test_a_run_that_goes_on_over_a_restart_and_one_with_an_option_are_not_measured():
+    link = measured()
+    link.orders.largest[link.run_id] = inf
+    (order,) = ordered(link, link.victim, w=noise(8_000))
+    assert set(uploaded(link, link.victim, weights(3 * MB), order)[0]) == {200}
+    link = measured(reply_bytes=4 * MB)
+    for n, expected in ((3 * MB, {200}), (5 * MB, {200, 413})):
+        (order,) = ordered(link, link.victim, w=noise(8_000, n))
+        assert set(uploaded(link, link.victim, weights(n), order)[0]) == expected
+
+
+def test_a_superlink_that_starts_again_knows_which_runs_it_has_not_seen_from_the_first(tmp_path):
+    before = on_disk(lambda app: app, tmp_path / "link.db")
+    polls = LongPolls(hold_s=0.0)
+    guarded(before.app, polls=polls)
+    assert polls.orders.largest == {before.run_id: inf}
+
+
+def test_orders_of_one_push_are_measured_each_by_itself():
+    link = measured()
+    models = {f"w{k}": noise(500_000, k) for k in range(4)}
+    made = [
+        message(
+            link.run_id,
+            SUPERLINK,
+            link.victim.node_id,
+            content=RecordDict({"arrays": ArrayRecord({k: Array(a)})}),
+        )
+        for k, a in models.items()
+    ]
+    push(link, made)
+    assert 500_000 <= link.orders.largest[link.run_id] < 510_000
+    assert link.orders.n_sent[link.run_id, link.victim.node_id] == 4
+
+
+def test_a_node_stores_no_more_than_so_much_for_each_message_that_it_was_sent():
+    link = measured()
+    mallory = link.mallory
+    (order,) = ordered(link, mallory, w=noise(8_000))
+    # Each is below the limit; Flower takes several uploads for one order.
+    found = [uploaded(link, mallory, weights(600_000 + k), order)[0] for k in range(3)]
+    assert [413 in statuses for statuses in found] == [False, True, True]
+
+
+def test_what_is_there_already_does_not_count_again():
+    link = measured()
+    for k in range(3):
+        (order,) = ordered(link, link.victim, w=noise(8_000, k))
+        for _ in range(3):
+            assert set(uploaded(link, link.victim, weights(900_000), order)[0]) == {200}
 
 
 def test_quotas_are_options_with_the_same_defaults_and_are_checked():
