@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -43,8 +44,6 @@ class _Pending:
     message_id: str
     n_missing: int
     run_id: int
-    n_bytes: int
-    """Of the arrays of its objects that are there."""
 
 
 @dataclass(slots=True)
@@ -58,26 +57,37 @@ class Orders:
     yet; infinity of one that has sent some to a process before this one."""
     n_sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Messages of each run to each node."""
-    _bytes: dict[str, int] = field(default_factory=dict)
-    """Of the arrays in each object of such messages."""
+    _known: dict[str, float | bytes] = field(default_factory=dict)
+    """Of objects of such messages, the bytes of arrays, or the object until they are asked for."""
 
-    def size(self, object_id: str, content: bytes | None = None) -> int:
-        """Return the bytes of arrays in an object, which is in the store if it is not given."""
-        n = self._bytes.get(object_id) if content is None else None
-        if n is None:
-            content = self.read(object_id) if content is None else content
-            n = len(content) if content.startswith(PIECE) else 0
-            if len(self._bytes) >= _OBJECTS:
-                self._bytes.clear()
-            self._bytes[object_id] = n
-        return n
+    def note(self, object_id: str, content: bytes) -> None:
+        """Note an object of a message."""
+        if len(self._known) >= _OBJECTS:
+            self._known.clear()
+        self._known[object_id] = len(content) if content.startswith(PIECE) else content
+
+    def size(self, object_id: str) -> float:
+        """Return the bytes of arrays in an object, each as often as it is named there.
+
+        Flower sends equal arrays, and equal pieces of one as of zeros, only once. Infinity of an
+        object that names its parts in a way which is not known.
+        """
+        if object_id not in self._known:
+            self.note(object_id, self.read(object_id))
+        found = self._known[object_id]
+        if isinstance(found, bytes):
+            try:
+                found = sum(map(self.size, flower.parts_of(found)))
+            except (AttributeError, LookupError, TypeError, ValueError):
+                found = inf
+            self._known[object_id] = found
+        return found
 
     def sent(self, message: _Pending) -> None:
         """Note a message that has all its objects."""
-        run_id, n = message.run_id, message.n_bytes
-        self.n_sent[run_id, message.node] += 1
-        if n:
-            self.largest[run_id] = max(n, self.largest.get(run_id, 0))
+        self.n_sent[message.run_id, message.node] += 1
+        if n := self.size(message.message_id):
+            self.largest[message.run_id] = max(n, self.largest.get(message.run_id, 0))
 
 
 @dataclass(slots=True)
@@ -171,10 +181,8 @@ class LongPolls:
         ):
             if not message_id:
                 continue
-            about, ids = proto.metadata, set(flower.object_ids(tree))
-            own = ids & missing
-            n_bytes = sum(map(self.orders.size, ids - own))
-            message = _Pending(about.dst_node_id, message_id, len(own), about.run_id, n_bytes)
+            about, own = proto.metadata, missing.intersection(flower.object_ids(tree))
+            message = _Pending(about.dst_node_id, message_id, len(own), about.run_id)
             if not own:
                 self._complete(message)
                 continue
@@ -190,10 +198,9 @@ class LongPolls:
         if push is None:
             return
         push.at = time.monotonic()
-        n_bytes = self.orders.size(object_id, content)
+        self.orders.note(object_id, content)
         for message in push.waiting.pop(object_id, ()):
             message.n_missing -= 1
-            message.n_bytes += n_bytes
             if not message.n_missing:
                 self._end(message.node)
                 self._complete(message)

@@ -369,7 +369,7 @@ def of_larger_message_before(link):
 def of_model_that_another_sent(link):
     # The store has it already, so it is never uploaded.
     ordered(link, link.mallory, w=noise(MB))
-    link.orders._bytes.clear()
+    link.orders._known.clear()
     link.orders.largest.clear()
     (order,) = ordered(link, link.victim, w=noise(MB))
     assert link.orders.largest[link.run_id] >= MB
@@ -386,7 +386,15 @@ def of_a_model_in_float64(link):
     return order, weights(2 * MB, MB)
 
 
+def of_many_arrays_of_zeros(link):
+    # Flower sends one.
+    arrays = {f"w{k}": np.zeros(MB, dtype=np.uint8) for k in range(8)}
+    (order,) = ordered(link, link.victim, **arrays)
+    return order, weights(*range(MB, MB + 8))
+
+
 HONEST = [
+    of_many_arrays_of_zeros,
     of_first_message,
     of_query_between,
     of_larger_message_before,
@@ -445,6 +453,22 @@ def test_orders_of_one_push_are_measured_each_by_itself():
     push(link, made)
     assert 500_000 <= link.orders.largest[link.run_id] < 510_000
     assert link.orders.n_sent[link.run_id, link.victim.node_id] == 4
+
+
+def test_equal_pieces_of_an_array_count_each_and_what_cannot_be_read_is_not_measured():
+    link = measured()
+    ordered(link, link.victim, w=np.zeros(40 * MB, dtype=np.uint8))
+    assert 40 * MB <= link.orders.largest[link.run_id] < 41 * MB
+    orders = LongPolls().orders
+    for content in (
+        b"Array a 3\0{}",
+        b"ArrayRecord a 3\0[]",
+        b"RecordDict a\0{",
+        b"Array a 3\0[9]",
+    ):
+        orders.note(str(content), content)
+        assert orders.size(str(content)) == inf
+    assert orders.size("of another kind") == 0
 
 
 def test_a_node_stores_no_more_than_so_much_for_each_message_that_it_was_sent():

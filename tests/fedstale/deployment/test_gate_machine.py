@@ -101,7 +101,9 @@ class Gate(RuleBasedStateMachine):
         return min(4 * self.largest + 1_000_000, CEILING) if self.is_measured else CEILING
 
     def send(self, node, n):
-        self.orders.sent(SimpleNamespace(run_id=RUN, node=node, n_bytes=n))
+        name = f"message {next(self.names)}"
+        self.orders._known[name] = n
+        self.orders.sent(SimpleNamespace(run_id=RUN, node=node, message_id=name))
         self.largest = max(self.largest, n)
         self.n_sent[node] += 1
 
