@@ -11,9 +11,12 @@ imports none of the others, so every layer may import it.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from itertools import accumulate
+from typing import Any
 
+_SPACES, _COUNT = {"\n": r" \n ", "\t": " "}, 40
 EXTRAS = {
     "client": ("psutil",),
     "server": ("jinja2", "pandas", "prometheus_client", "pyarrow", "scipy", "threadpoolctl"),
@@ -86,17 +89,63 @@ def not_loaded(problem: Exception) -> str:
 def first_line(text: object) -> str:
     r"""Return the first line of a message that has words; with the next if it ends with a colon.
 
-    Messages may begin with blank lines or rules, also after the name of an exception.
+    Messages may begin with blank lines or rules, also after the name of an exception, and may be
+    `printable` already. The place in an app, with which the reason of a failed job ends, stays.
 
     Example:
+        >>> first_line("TypeError: \n\n\tfit returned 2 elements.\nExpected: (client.py:3)")
+        'TypeError: fit returned 2 elements. (client.py:3)'
         >>> first_line("TypeError: \n\n\tfit did not return a tuple.\nIt returned:")
         'TypeError: fit did not return a tuple.'
         >>> first_line("\n-----\n")
         ''
     """
-    lines = [line.strip() for line in str(text).splitlines() if re.search(r"\w", line)]
+    told, place, _ = re.split(r"( \([^()\s]+:\d+\)$|\Z)", str(text), maxsplit=1)
+    broken = told.replace(_SPACES["\n"], "\n").splitlines()
+    lines = [line.strip() for line in broken if re.search(r"\w", line)]
     first = next(iter(lines), "")
-    return " ".join(lines[:2]) if re.search(r":\W*$", first) else first
+    return (" ".join(lines[:2]) if re.search(r":\W*$", first) else first) + place
+
+
+def printable(text: str) -> str:
+    r"""Show a text in one line that a terminal shows and does not obey.
+
+    Line breaks, controls, and marks that turn the direction of writing are escapes.
+
+    Example:
+        >>> print(printable("fast\x1b[2J\n\u202e1"))
+        fast\x1b[2J \n \u202e1
+    """
+    if text.isprintable():
+        return text
+    escaped = (_SPACES.get(mark) or mark.encode("unicode_escape").decode() for mark in text)
+    return "".join(mark if mark.isprintable() else e for mark, e in zip(text, escaped, strict=True))
+
+
+def quoted(value: object, most: int = 500, show: Callable[[Any], str] = str) -> str:
+    r"""Show what somebody else chose, such as a device, as `printable` text of a few characters.
+
+    Args:
+        value: mostly a text; what raises when it is shown is named by its type.
+        most: characters, > 40; of a longer text both ends, with the number of those left out.
+        show: makes a text of it.
+
+    Example:
+        >>> print(quoted(ValueError("no\nlayer")), quoted("x" * 50_000_000, most=50))
+        no \n layer xxxxx (49,999,990 more characters) xxxxx
+    """
+    try:
+        text = show(value)
+    except Exception:
+        # A number may have too many digits, and an object of a stranger's may raise anything.
+        text = f"a {type(value).__name__} that cannot be shown"
+    # No more of it is looked at than could be shown.
+    if len(text) <= most and len(whole := printable(text)) <= most:
+        return whole
+    sizes = (accumulate(len(printable(c)) for c in end) for end in (text[:most], text[:-most:-1]))
+    n, m = (sum(size <= (most - _COUNT) // 2 for size in each) for each in sizes)
+    left = f"({len(text) - n - m:,} more characters)"
+    return f"{printable(text[:n])} {left} {printable(text[len(text) - m :])}"
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from fedstale.cli.output import (
     say,
     say_json,
 )
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, printable
 from fedstale.interrupts import end_on_signals
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def compare(
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:
     """Print what a comparison shows, and its table no wider than the terminal."""
-    from fedstale.comparison import PAGE, printable
+    from fedstale.comparison import PAGE
 
     console, words = Console(highlight=False), comparison.words
     table = Table(box=None, padding=(0, console.width // 80, 0, 0), pad_edge=False)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped, printable
+from fedstale.comparison.analysis import Comparison, Variant, analyse, finished, grouped
 from fedstale.comparison.page import PAGE, as_json, check_free, write
 from fedstale.comparison.plan import (
     Plan,
@@ -41,7 +41,6 @@ __all__ = [
     "difference",
     "finished",
     "grouped",
-    "printable",
     "run_all",
     "seeds_in",
     "state_of",

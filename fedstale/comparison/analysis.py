@@ -29,7 +29,7 @@ from fedstale.comparison.statistics import (
 )
 from fedstale.comparison.verdict import verdict
 from fedstale.config import SimulationConfig
-from fedstale.errors import ConfigError, nearest
+from fedstale.errors import ConfigError, nearest, printable
 from fedstale.reports import (
     SOURCES,
     Run,
@@ -463,16 +463,6 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
             )
         variants.setdefault(variant, []).append(run)
     return variants
-
-
-def printable(text: str) -> str:
-    r"""Return text that a terminal shows and does not obey.
-
-    Example:
-        >>> print(printable("fast\x1b[2J"))
-        fast\x1b[2J
-    """
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _shortened(text: str) -> str:

@@ -54,7 +54,6 @@ from fedstale.strategies.server import (
     write_checkpoint,
 )
 from fedstale.strategies.stages import asked_share
-from fedstale.strategies.types import MOST_REASON
 from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class JobLog(JobTable):
         self.learn(job.node_id, reply)
         job.delivered_at, job.status = run.now(), status
         if reply.has_error():
-            job.reason = (reply.error.reason or "")[:MOST_REASON]
+            job.reason = reply.error.reason or ""
         else:
             job.reason = ""
             job.uploaded_bytes = float(content_bytes(reply.content))

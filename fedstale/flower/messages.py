@@ -25,7 +25,7 @@ from flwr.app import (
     RecordDict,
 )
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, quoted
 from fedstale.flower.arrays import n_value_bytes
 from fedstale.flower.features import FEATURES
 
@@ -174,12 +174,6 @@ def sent_to(message: Message) -> tuple[int, str, str, float, RecordDict]:
     return about["_dst_node_id"], kind, about["_group_id"], about["_ttl"], content
 
 
-def answers(reply: Message, message: Message) -> bool:
-    """Return whether a reply is one to a message."""
-    answered: str = reply.__dict__["_metadata"].__dict__["_reply_to_message_id"]
-    return answered == message.__dict__["_metadata"].__dict__["_message_id"]
-
-
 def error_reply(message: Message, code: int, reason: str) -> Message:
     """Return the reply that the SuperLink writes in a node's place.
 
@@ -189,6 +183,23 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
     reply = Message(Error(code, reason), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
     return reply
+
+
+def quote_error(reply: Message) -> Message:
+    """Cut and quote the text of a reply that is an error, as it enters the server."""
+    held = reply.__dict__
+    if (error := held["_error"]) is not None:
+        held["_error"] = Error(error.code, quoted(error.reason or ""))
+    return reply
+
+
+def received(reply: Message, message: Message) -> Message:
+    """Return a client's reply to a message as it enters a server; see `quote_error`."""
+    answered = reply.__dict__["_metadata"].__dict__["_reply_to_message_id"]
+    if answered != message.__dict__["_metadata"].__dict__["_message_id"]:
+        text = "the ClientApp answered another message than the one it was given"
+        return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
+    return reply if reply.__dict__["_error"] is None else quote_error(reply)
 
 
 def message_of(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from flwr.app import DEFAULT_TTL, Error, Message, Metadata
 from flwr.serverapp import Grid
 
+from fedstale.errors import quoted
 from fedstale.flower.features import has
 from fedstale.flower.messages import SUPERLINK_NODE_ID, ErrorCode, message_of
 
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 5.0
 """Between two questions for who is online, in s; a SuperLink itself notices after 30 to 60."""
-_MOST_REASON = 2000
 _GONE = "Error: Node Unavailable - the node went offline before its reply came"
 _EXPIRED = "Error: Message Unavailable - the message expired before its reply came"
 
@@ -110,7 +110,7 @@ class Reply:
             # anything. What is raised before is about the connection.
             if not client.has_all:
                 raise
-            return self._unreadable(f"{type(problem).__name__}: {problem}"[:_MOST_REASON])
+            return self._unreadable(quoted(f"{type(problem).__name__}: {problem}"))
         if not found:
             # Flower 1.43 only logs that it broke off, and every Flower that it is too large.
             return self._error("the reply is unavailable: its upload broke off, or it is too large")

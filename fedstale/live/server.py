@@ -32,7 +32,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedstale.compat import report_stock_strategies
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, first_line
 from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports import (
     FROM_ZERO,
@@ -46,7 +46,6 @@ from fedstale.reports import (
     time_text,
     time_unit,
 )
-from fedstale.runs import in_a_line
 from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid, connected
 from fedstale.strategies.types import ClientUpdate
 from fedstale.until import Until
@@ -209,7 +208,7 @@ class Board(Watcher):
             return
         with self._lock:
             self._n_lost += 1
-            why = in_a_line(reason)[:_REASON]
+            why = first_line(reason)[:_REASON]
             self._failures.appendleft((run.now(), name[:80], ending[:40], why))
 
     # What a page shows.

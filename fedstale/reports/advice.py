@@ -19,16 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedstale.errors import first_line
 from fedstale.reports.figure import Array
-from fedstale.runs import (
-    EXPIRED,
-    IN_FLIGHT,
-    INTERRUPTED,
-    LATE,
-    STALLED,
-    UNCLAIMED,
-    in_a_line,
-)
+from fedstale.runs import EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, STALLED, UNCLAIMED
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 
 TOO_LATE, OVER_SELECTED, TOO_STALE = "too late", "over-selected", "too stale"
@@ -406,7 +399,7 @@ def _client_errors(account: _Account, lost: pd.DataFrame) -> Advice:
         f"jobs of {n:,} device{'s' if n > 1 else ''} that failed in the ClientApp",
         setting="the ClientApp",
         saves=float(lost["busy_s"].sum()) / account.total_s,
-        proposal=f"mend {in_a_line(reason)}",
+        proposal=f"mend {first_line(reason)}",
     )
 
 

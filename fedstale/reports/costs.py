@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedstale.errors import first_line
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
-from fedstale.runs import OUTCOMES, REASONS, WAYS, in_a_line
+from fedstale.runs import OUTCOMES, REASONS, WAYS
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -145,7 +146,7 @@ def failures(run: "Run") -> Figure | None:
         height=140 + 36 * len(endings),
         header=("ended as", "reason", "jobs"),
         rows=[
-            (str(row.status), without_folders(in_a_line(str(row.reason))), f"{row.jobs:,}")
+            (str(row.status), without_folders(first_line(row.reason)), f"{row.jobs:,}")
             for row in reasons.head(REASONS).itertuples()
         ],
     )

@@ -31,7 +31,6 @@ CLIENT_ERRORS = 5
 """Client errors that a summary lists at most, the commonest first."""
 _ERROR = re.compile(r"(?P<kind>\w+): (?P<text>.*) \((?P<where>[^()]+:\d+)\)", re.DOTALL)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_WHERE = re.compile(r" \([^()\s]+:\d+\)$")
 OUTCOMES = ("used", "wasted", "in-flight")
 REASONS = 15
 """Reasons that the table of failures lists at most."""
@@ -139,23 +138,20 @@ def client_errors(events: pa.Table) -> list[dict[str, Any]]:
         line of the app that raised it, empty where that is not known; `jobs` and `devices`.
     """
     jobs = events.select(ERROR_COLUMNS).to_pandas()
-    reasons = {reason: _ERROR.fullmatch(reason) for reason in jobs["reason"].unique()}
     keys = {
         reason: (found["kind"], found["where"]) if found else (reason, "")
-        for reason, found in reasons.items()
+        for reason, found in ((one, _ERROR.fullmatch(one)) for one in jobs["reason"].unique())
     }
     groups = jobs.groupby(jobs["reason"].map(keys), sort=False)
-    rows = []
-    for (_, where), group in groups:
-        first = str(group["reason"].iloc[0])
-        rows.append(
-            {
-                "error": first_line(first.removesuffix(f" ({where})") if where else first),
-                "where": where,
-                "jobs": len(group),
-                "devices": int(group["device_id"].nunique()),
-            }
-        )
+    rows = [
+        {
+            "error": first_line(str(group["reason"].iloc[0]).removesuffix(f" ({where})")),
+            "where": where,
+            "jobs": len(group),
+            "devices": int(group["device_id"].nunique()),
+        }
+        for (_, where), group in groups
+    ]
     return sorted(rows, key=lambda row: -row["jobs"])[:CLIENT_ERRORS]
 
 
@@ -171,17 +167,6 @@ def in_words(part: object) -> str | None:
         if type(part).__repr__ is not object.__repr__:
             return _ADDRESS.sub("", " ".join(repr(part).split()))
     return type(part).__name__
-
-
-def in_a_line(reason: str) -> str:
-    r"""Shorten the reason of a failed job to one line, with its place in the app if stated.
-
-    Example:
-        >>> in_a_line("TypeError: \n\n\tfit returned 2 elements.\nExpected: (client.py:3)")
-        'TypeError: fit returned 2 elements. (client.py:3)'
-    """
-    where = _WHERE.search(reason)
-    return first_line(reason) if where is None else first_line(reason[: where.start()]) + where[0]
 
 
 def bfloat16_hint(errors: Iterable[str]) -> str:

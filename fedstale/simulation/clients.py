@@ -21,16 +21,9 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict, UserConfig
+from flwr.app import Context, RecordDict, UserConfig
 
-from fedstale.flower import (
-    ErrorCode,
-    answers,
-    content_size,
-    error_reply,
-    own_message,
-    size_of,
-)
+from fedstale.flower import content_size, own_message, received, size_of
 from fedstale.runs import UNKNOWN
 from fedstale.simulation.costs import CostModel, examples_in
 from fedstale.simulation.devices import FIRST_NODE_ID
@@ -213,9 +206,8 @@ class Clients(Stateful):
                 for job in wave:
                     _, answer = self._ahead.pop(job.row)
                     self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
-                    is_own = answers(answer.reply, job.message)
-                    reply = answer.reply if is_own else _other_answer(job.message)
-                    job.run = ClientRun(None, None, job.trained_at, size_of(reply), reply)
+                    size = size_of(answer.reply)
+                    job.run = ClientRun(None, None, job.trained_at, size, answer.reply)
                 seen += wave
         self._note(seen)
 
@@ -253,11 +245,9 @@ class Clients(Stateful):
             assert job.run is not None
             calls.append(self._call(job, context, job.run.latest, job.run.ready_at))
         found = self._answers(calls)
-        for job, call, answer in zip(jobs, calls, found, strict=True):
+        for job, answer in zip(jobs, found, strict=True):
             assert job.run is not None
-            is_own = answers(answer.reply, call.message)
-            job.run.reply = answer.reply if is_own else _other_answer(call.message)
-            job.run.size = size_of(job.run.reply)
+            job.run.reply, job.run.size = answer.reply, size_of(answer.reply)
         return found
 
     def _drop_expired(self, jobs: JobTable, now: float) -> None:
@@ -302,7 +292,10 @@ class Clients(Stateful):
         if self.executor.is_remote:
             contexts = (call.context for call in calls)
             _pack([one.device for one in contexts if isinstance(one, NodeContext)])
-        return self.executor.run(calls)
+        found = self.executor.run(calls)
+        for call, answer in zip(calls, found, strict=True):
+            answer.reply = received(answer.reply, call.message)
+        return found
 
     def _call(
         self, job: JobRow, context: Context, latest: int | None, ready_at: float
@@ -353,7 +346,7 @@ class Clients(Stateful):
         is_new = reason not in self._errors and len(self._errors) < _ERRORS_SHOWN
         self._errors |= {reason} if is_new else set()
         level = logging.WARNING if is_new else logging.DEBUG
-        logger.log(level, "client on node %d failed: %s", job.node_id, reason)
+        logger.log(level, "node %d: its client failed: %s", job.node_id, reason)
 
     def _new_context(self, node_id: int) -> "NodeContext":
         own = self._nodes.of(node_id - FIRST_NODE_ID)
@@ -371,12 +364,6 @@ class Clients(Stateful):
         for node, records in state["contexts"].items():
             self._contexts[node] = self._new_context(node)
             self._contexts[node].state = records_in(records)
-
-
-def _other_answer(message: Message) -> Message:
-    """Return the error in the place of a reply that answers another message."""
-    text = "the ClientApp answered another message than the one it was given"
-    return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
 
 
 def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:

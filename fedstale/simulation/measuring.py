@@ -29,9 +29,8 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.compat import Replacement, server_fn_on, stock_strategies_reporting
 from fedstale.config import Costs, SimulationConfig
-from fedstale.errors import ConfigError, RunEnded
+from fedstale.errors import ConfigError, RunEnded, first_line, quoted
 from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
-from fedstale.runs import in_a_line
 from fedstale.simulation.costs import (
     examples_in,
     handled_kinds,
@@ -353,7 +352,7 @@ class MeasuringExecutor(Executor):
             (answer,) = self._inner.run([call])
             seconds = time.process_time() - started
         if answer.reply.has_error():
-            raise ConfigError(f"the client failed: {in_a_line(answer.reply.error.reason or '')}")
+            raise ConfigError(f"the client failed: {first_line(quoted(answer.reply.error.reason))}")
         return seconds, answer.reply, answer.context.state
 
 

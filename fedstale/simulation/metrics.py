@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedstale.errors import FedstaleError, RunEnded, nearest
+from fedstale.errors import FedstaleError, RunEnded, first_line, nearest, quoted
 from fedstale.flower import entries, round_of
 from fedstale.machine import processor, system, versions
 from fedstale.reports import BOOKKEEPING, Run, report_at_end
@@ -26,7 +26,6 @@ from fedstale.runs import (
     bfloat16_hint,
     by_kind,
     client_errors,
-    in_a_line,
     in_words,
     ledger,
     rejected_devices,
@@ -350,7 +349,7 @@ class NoneGood(Callback):
             return
         node_id = reply.metadata.src_node_id
         if status == CLIENT_ERROR:
-            self._fail(node_id, f"error {reply.error.code}: {in_a_line(reply.error.reason or '')}")
+            self._fail(node_id, f"error {reply.error.code}: {first_line(reply.error.reason)}")
         elif not reply.has_error():
             self._nodes[message_id] = node_id
 
@@ -476,8 +475,7 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
             mend = "; a ClientApp answers it that ForecastMod().client_app() has made"
             yield (
                 f"none of {found['sent']:,} messages {kind} was answered; the first: "
-                f"{in_a_line(reasons[0].as_py())}"
-                f"{mend if kind == QUERY else ''}"
+                f"{first_line(reasons[0])}{mend if kind == QUERY else ''}"
             )
 
 
@@ -487,4 +485,4 @@ def ending(problem: BaseException) -> tuple[str, str]:
         return ("stuck" if problem.stuck else "stopped"), problem.reason
     if isinstance(problem, FedstaleError):
         return "failed", str(problem)
-    return "failed", f"{type(problem).__name__}: {problem}"
+    return "failed", quoted(f"{type(problem).__name__}: {problem}")

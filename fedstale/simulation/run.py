@@ -19,17 +19,11 @@ from flwr.serverapp import ServerApp
 
 from fedstale.compat import Replacement, importing, server_fn_on, stock_strategies_reporting
 from fedstale.config import Costs, SimulationConfig
-from fedstale.errors import (
-    ConfigError,
-    FedstaleError,
-    ResumeError,
-    RunEnded,
-    first_line,
-)
+from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, first_line, quoted
 from fedstale.flower import features, legacy
 from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run
-from fedstale.runs import RunFolder, bfloat16_hint, in_a_line
+from fedstale.runs import RunFolder, bfloat16_hint
 from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -386,7 +380,7 @@ def _verdict(events: pa.Table) -> str:
     for status, what in ((CLIENT_ERROR, "client failed"), (REJECTED, "reply was rejected")):
         if status in seen:
             first = pc.index(statuses, status).as_py()
-            return f"every {what}; the first: {in_a_line(reasons[first].as_py())}"
+            return f"every {what}; the first: {first_line(reasons[first])}"
     return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
 
 
@@ -406,7 +400,8 @@ def _sentence(problem: Exception, directory: Path) -> str:
     own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
     hint = bfloat16_hint([str(problem)])
-    text = f"{first_line(f'the ServerApp raised {type(problem).__name__}: {problem}')} ({where})"
+    told = quoted(f"the ServerApp raised {type(problem).__name__}: {problem}")
+    text = f"{first_line(told)} ({where})"
     return f"{text}; {hint}" if hint else text
 
 

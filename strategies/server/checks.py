@@ -30,7 +30,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fedstale.errors import ProtocolError
+from fedstale.errors import ProtocolError, quoted
 from fedstale.flower import STYPE
 from fedstale.strategies.messages import form_of
 from fedstale.strategies.server.runtime import Limit
@@ -336,10 +336,8 @@ class Checks(Stateful):
         names = set(base.names)
         if len(record) != len(names) or set(record) != names:
             missing, extra = names - set(record), set(record) - names
-            raise RejectionError(
-                "names",
-                f"arrays do not fit the model: missing {_some(missing)}, unknown {_some(extra)}",
-            )
+            both = f"missing {quoted(sorted(missing), 200)}, unknown {quoted(sorted(extra), 200)}"
+            raise RejectionError("names", f"arrays do not fit the model: {both}")
         cast = self.validation.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
         delta, whole = self._floats(record, base, job)
@@ -520,7 +518,7 @@ class Checks(Stateful):
         self.ignore(problem.kind if isinstance(problem, RejectionError) else "other")
         rejected, rests, until = self.records.get(node_id, (0, 0, 0.0))
         rejected += 1
-        logger.info("node %d: reply rejected: %s", node_id, problem)
+        logger.info("node %d: reply rejected: %s", node_id, quoted(problem))
         settings = self.validation
         if rejected >= settings.strikes:
             rest_s = min(settings.rest_s * 2.0 ** min(rests, 60), settings.most_rest_s)
@@ -585,14 +583,6 @@ def _sizes_of(
 def _too_large(what: str, n: int, most: float, setting: str) -> RejectionError:
     by = f", by Validation({setting})" if setting else ""
     return RejectionError("size", f"the reply has {n:,} {what}: at most {most:,}{by}")
-
-
-def _some(names: Iterable[str]) -> str:
-    """Return a few of some names, which a client chose, shortened."""
-    found = sorted(names)
-    return f"{[name[:40] for name in found[:5]]}" + (
-        f" and {len(found) - 5} more" if found[5:] else ""
-    )
 
 
 def _from_another(reply: Message, node_id: int) -> RejectionError:

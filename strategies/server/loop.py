@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import Result
 
-from fedstale.errors import FedstaleError, ProtocolError, first_line
+from fedstale.errors import FedstaleError, ProtocolError, first_line, quoted
 from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Pace
 from fedstale.strategies.server.buffer import Buffer, EvaluateFn, Evaluations
@@ -29,7 +29,6 @@ from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
     FORECAST_RECORD,
-    MOST_REASON,
     ClientUpdate,
     End,
     Ending,
@@ -303,6 +302,7 @@ class EventLoop(Stateful):
         message_id = reply.metadata.reply_to_message_id
         ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
+        logger.info("node %d: %s rejected: %s", reply.metadata.src_node_id, message_id, reason)
         self.checks.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
@@ -314,8 +314,8 @@ class EventLoop(Stateful):
             return
         self.pace.changed_at = now
         if reply.has_error():
-            reason = f"error {reply.error.code}: {reply.error.reason}"
-            self._fail(job, "failed", reason[:MOST_REASON], crashed=reply.error.code not in _AWAY)
+            reason = f"error {reply.error.code}: {quoted(reply.error.reason)}"
+            self._fail(job, "failed", reason, crashed=reply.error.code not in _AWAY)
             return
         try:
             self.checks.check_size(reply)
@@ -336,7 +336,7 @@ class EventLoop(Stateful):
                     hint_of_unread(self.grid.runtime, self.checks.keys.arrays, reply, self.stages)
         except ProtocolError as problem:
             self.checks.reject(job.node_id, problem, now)
-            self._fail(job, "rejected", str(problem))
+            self._fail(job, "rejected", quoted(problem))
 
     def _accept(self, job: Job, update: ClientUpdate, now: float) -> None:
         most = self.strategy.validation.max_staleness
@@ -437,6 +437,7 @@ class EventLoop(Stateful):
         except ProtocolError as problem:
             self._reject_early(now)
             for update in self.buffer.updates:
+                logger.info("node %d: its update is left out: %s", update.node_id, problem)
                 self._leave_out(update, str(problem))
         else:
             if self.buffer.rejected:

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from fedstale.errors import ProtocolError
+from fedstale.errors import ProtocolError, quoted
 from fedstale.flower import STYPE, ErrorCode, message_of
 
 PACKING_RECORD = "fedstale.packing"
@@ -175,8 +175,8 @@ class PackedNodes:
         try:
             return message_of(reply.metadata, unpack(reply.content))
         except ProtocolError as problem:
-            reason = f"the reply of node {node} cannot be unpacked: {problem}"
-            logger.warning("%s", reason)
+            reason = f"the reply cannot be unpacked: {quoted(problem)}"
+            logger.warning("node %d: %s", node, reason)
             return message_of(
                 reply.metadata, error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason)
             )

@@ -22,9 +22,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstale.errors import ConfigError, RunEnded
+from fedstale.errors import ConfigError, RunEnded, quoted
 from fedstale.strategies.stages import Stage
-from fedstale.strategies.types import ClientUpdate, NodeSet, State
+from fedstale.strategies.types import MOST_NAME, ClientUpdate, NodeSet, State
 
 logger = logging.getLogger(__name__)
 Limit = Literal["capped", "clipped"]
@@ -205,11 +205,13 @@ _EVENTS = [name for name, method in vars(Callback).items() if callable(method)]
 
 
 class RunLogger(Callback):
-    """Writes to the log: jobs at DEBUG, rejections and metrics at INFO."""
+    """Writes to the log: jobs at DEBUG, errors and metrics at INFO."""
 
-    def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
-        """Log a reply that was not used."""
-        logger.info("%s: rejected: %s", message_id, reason)
+    def reply(self, run: "Runtime", message_id: str, reply: Message, status: str) -> None:
+        """Log the error of a node, or of the SuperLink in its place."""
+        if reply.has_error():
+            node, error = reply.metadata.src_node_id, reply.error
+            logger.info("node %d: %s: error %d: %s", node, message_id, error.code, error.reason)
 
     def new_version(
         self, run: "Runtime", version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
@@ -403,7 +405,7 @@ class Runtime:
     def metrics(
         self, version: int, source: str, values: Mapping[str, float], *, is_over: bool = True
     ) -> None:
-        """Tell what was measured of a version.
+        """Tell what was measured of a version; names that devices chose are `quoted`.
 
         Args:
             version: of the loop that goes on.
@@ -416,6 +418,8 @@ class Runtime:
             self.trained = max(self.trained, version)
         if source == "query" and is_over:
             self.queried = max(self.queried, version)
+        if len(names := "".join(values)) > MOST_NAME or not names.isprintable():
+            values = {quoted(name, MOST_NAME): value for name, value in values.items()}
         self._notify("metrics", version, source, values)
 
     def started(self) -> None:
@@ -436,7 +440,7 @@ class Runtime:
 
     def rejected(self, message_id: str, *, reason: str) -> None:
         """Tell that a reply was not used, or a job given up, and why."""
-        self._notify("rejected", message_id, reason=reason)
+        self._notify("rejected", message_id, reason=quoted(reason))
 
     def time_moved(self) -> None:
         """Tell that the clock has moved, or the server looked for nodes or replies."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedstale.flower import Run, asked_ids, superlink_grid
+from fedstale.flower import Run, asked_ids, quote_error, superlink_grid
 from fedstale.strategies.server.packing import PackedNodes
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -330,7 +330,8 @@ class SuperLinkGrid(ForwardingGrid):
         """
         wanted = asked_ids(reply_to_message_ids, message_ids)
         source = self._grid if self._uploads is None else self._uploads
-        replies = list(source.pull_messages(list(self._open) if wanted is None else wanted))
+        asked = list(self._open) if wanted is None else wanted
+        replies = [quote_error(reply) for reply in source.pull_messages(asked)]
         if self._packing is not None:
             most = self.runtime.most_bytes
             replies = [self._packing.unpacked(reply, most) for reply in replies]

@@ -13,13 +13,13 @@ import re
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale import __version__
+from fedstale.errors import quoted
 from fedstale.strategies.stages.base import SharedContent, Stage
 from fedstale.strategies.types import Job, RejectionError
 
 RELEASE = "fedstale.release"
 """Key of the release, in the config of a message, and name of a record of its own elsewhere."""
 _FORM = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:[.a-z+-].{0,40})?", re.ASCII)
-_LONGEST = 48
 
 
 class Compatibility(Stage):
@@ -65,11 +65,8 @@ def stated_release(content: RecordDict) -> str | None:
         if isinstance(record, ConfigRecord) and RELEASE in record:
             stated = record[RELEASE]
             if not isinstance(stated, str) or _FORM.fullmatch(stated) is None:
-                # A client may send a million numbers there.
-                text = repr(stated[:_LONGEST]) if isinstance(stated, str) else type(stated).__name__
-                raise RejectionError(
-                    "release", f"states the release {text}: expected such as {__version__}"
-                )
+                text = f"states the release {quoted(stated, 100, repr)}"
+                raise RejectionError("release", f"{text}: expected such as {__version__}")
             return stated
     return None
 

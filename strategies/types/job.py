@@ -7,7 +7,6 @@ meant is ignored, and never ends a run.
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from math import inf, isfinite, isnan, nan
 from numbers import Real
 from typing import Any, Literal, NamedTuple, Self
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedstale.errors import ProtocolError
+from fedstale.errors import ProtocolError, quoted
 from fedstale.strategies.types.arrays import Model
 from fedstale.traces import outline
 
@@ -30,8 +29,6 @@ FormatName = Literal["float16", "int8", "int4", "int2"]
 """Of quantised arrays, from fine to coarse; see `fedstale.strategies.messages`."""
 Purpose = Literal["train", "evaluate", "query"]
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")
-MOST_REASON = 2000
-"""Characters of a device's error that are kept."""
 Ending = Literal["accepted", "rejected", "failed", "timed out", "cancelled", "not sent", "left out"]
 
 
@@ -267,8 +264,10 @@ def as_float(value: float) -> float:
         return float("inf")
 
 
-MOST_ELEMENTS = 100
+MOST_ELEMENTS, _MOST_LONG = 100, 5
 """Elements of one list that are metrics of their own."""
+_LONG = set[str]()
+"""Longer lists that the log has named; it names a few, since devices choose the names."""
 
 
 def numbers(metrics: object) -> dict[str, float]:
@@ -299,12 +298,8 @@ def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:  # noqa: ANN4
         elif isinstance(found, Mapping):
             yield from _flat(found.items(), f"{name}.")
         elif isinstance(found, list | tuple):
-            if len(found) > MOST_ELEMENTS:
-                _warn_of_length(name)
+            if len(found) > MOST_ELEMENTS and len(_LONG) < _MOST_LONG and name not in _LONG:
+                _LONG.add(name)
+                text = "metric %s is a list of more than %d: the rest is left out"
+                logger.warning(text, quoted(name), MOST_ELEMENTS)
             yield from _flat(enumerate(found[:MOST_ELEMENTS]), f"{name}.")
-
-
-@cache
-def _warn_of_length(name: str) -> None:
-    """Say once that a metric is a long list."""
-    logger.warning("metric %s is a list of more than %d: the rest is left out", name, MOST_ELEMENTS)

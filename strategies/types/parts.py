@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from inspect import Parameter, signature
 from math import inf
 from numbers import Integral
@@ -33,7 +33,7 @@ from typing import (
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, quoted
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -62,7 +62,9 @@ _WORDS: dict[Any, str] = {
     Callable: "a function",
 }
 _OWN = "fedstale."
-_MOST_SHOWN = 120
+
+shown = partial(quoted, most=120, show=repr)
+"""Returns a value as a sentence shows it, by its repr; see `quoted`."""
 
 
 class Checks:
@@ -214,22 +216,6 @@ def require(holds: bool, field: str, value: object, accepted: str) -> None:
     """
     if not holds:
         raise ConfigError(f"strategy.{field} = {shown(value)}: expected {accepted}")
-
-
-def shown(value: object) -> str:
-    """Return a value as a sentence shows it: in one line, and of a long one both ends.
-
-    Example:
-        >>> shown("a" * 1000)[:8], len(shown("a" * 1000))
-        ("'aaaaaaa", 120)
-    """
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:
-        # A number may have too many digits, and an object of a stranger's may raise anything.
-        text = f"a {type(value).__name__} that cannot be shown"
-    half = (_MOST_SHOWN - 3) // 2
-    return text if len(text) <= _MOST_SHOWN else f"{text[: half + 1]}...{text[-half:]}"
 
 
 def require_known(

@@ -156,7 +156,7 @@ def test_a_reply_that_cannot_be_unpacked_costs_its_job_and_not_the_run(caplog):
     link, result = run(apps, FedAvg(fraction_evaluate=0.0, min_train_nodes=2))
     assert len(link.sent) == 3 * N_NODES
     assert len(result.train_metrics_clientapp) == 3
-    assert "the reply of node 102 cannot be unpacked" in caplog.text
+    assert "node 102: the reply cannot be unpacked" in caplog.text
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

@@ -4,11 +4,13 @@ import time
 from math import inf
 
 import pytest
+from flwr.app import Error, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from virtual_grid import Notes, VirtualGrid, weighed
 
 from fedstale.errors import RunEnded
+from fedstale.flower import identity, quote_error, stamp
 from fedstale.strategies.server.runtime import Callback, ResumedClock, RunLogger, Runtime, WallClock
 
 UPDATE = weighed("m1", base_version=1, staleness=1)
@@ -137,12 +139,16 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
         assert 0.0 <= clock.now() - start < 60.0
 
 
-def test_the_log_names_the_job_and_the_reason(caplog):
+def test_the_log_names_node_and_job_and_quotes_the_reason(caplog):
     caplog.set_level("DEBUG")
     runtime = Runtime(WallClock(), RunLogger())
     runtime.new_version(3, {}, [UPDATE])
-    runtime.rejected("m2", reason="late")
+    with identity(1):
+        message = Message(RecordDict(), 5, "train")
+        stamp(message, "m2", 0.0)
+        reply = Message(Error(2, "no\n\x1b[31mlayer"), reply_to=message)
+    runtime.reply("m2", quote_error(reply), "client-error")
     runtime.metrics(3, "server", {"loss": 1.0})
     assert "m1: trained from 1, aggregated into 3, staleness 1, weight 0.5" in caplog.text
-    assert "m2: rejected: late" in caplog.text
+    assert "node 5: m2: error 2: no \\n \\x1b[31mlayer" in caplog.text
     assert "version 3, server: {'loss': 1.0}" in caplog.text

@@ -24,7 +24,6 @@ from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.strategies.stages import Pick, Stage, StageRun
 from fedstale.strategies.types import (
-    MOST_REASON,
     End,
     Job,
     NodeSet,
@@ -41,6 +40,7 @@ FORMAT = 3
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
 
+_MOST_REASON = 2000
 _NO_NODES = NodeSet.of(np.zeros(0, dtype=np.uint64))
 
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
@@ -171,7 +171,7 @@ class AuditRecord(Stage):
             reason = f"{type(problem).__name__}: {problem}" if how == "failed" else str(problem)
         with closing(self._file):
             if not self._is_unwritable:
-                self._add("end", {"how": how, "reason": reason[:MOST_REASON], "version": version})
+                self._add("end", {"how": how, "reason": reason[:_MOST_REASON], "version": version})
                 self._flush(sync=True)
         self._file = None
         self._summary["record"] = {"lines": self.n, "head": self.head}
@@ -230,9 +230,9 @@ class AuditRecord(Stage):
     def ended(self, job: Job, end: End) -> None:
         """Record the end of a training job, and the facts that its reply states of its node."""
         if end.how == "left out":
-            self._add("left-out", {"job": job.job_id, "reason": end.reason[:MOST_REASON]})
+            self._add("left-out", {"job": job.job_id, "reason": end.reason[:_MOST_REASON]})
         elif job.purpose == "train" and end.how != "not sent":
-            reason = {"reason": end.reason[:MOST_REASON]} if end.reason else {}
+            reason = {"reason": end.reason[:_MOST_REASON]} if end.reason else {}
             facts = {name: plain(value) for name, value in end.facts.items()}
             job_of = {"job": job.job_id, "node": job.node_id, "how": end.how}
             self._add("ended", {**job_of, **reason, **facts})

@@ -30,6 +30,7 @@ from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
 from fedstale.compat import is_of_app
+from fedstale.errors import quoted
 from fedstale.flower import ErrorCode, own_copy, with_content
 from fedstale.simulation.flower_app import LIBRARIES
 
@@ -144,12 +145,12 @@ def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:
     """Return the error reply that Flower would send for what a client has raised."""
     if isinstance(problem, SystemExit):
         code = ErrorCode.CLIENT_APP_CRASHED
-        text = f"the ClientApp called sys.exit({problem.code!r})"
+        text = f"the ClientApp called sys.exit({quoted(problem.code, 100, repr)})"
     else:
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         last = _in_the_app(traceback.extract_tb(problem.__traceback__))
         where = f"{Path(last.filename).name}:{last.lineno}"
-        text = f"{type(problem).__name__}: {problem} ({where})"
+        text = f"{type(problem).__name__}: {quoted(problem, 400)} ({where})"
     return ClientReply(Message(Error(code, text), reply_to=call.message), call.context)
 
 

@@ -294,7 +294,7 @@ def test_a_reply_that_cannot_be_unpacked_is_an_error_of_that_job_which_names_the
     assert found.has_error()
     assert found.metadata is bad.metadata
     assert found.error.code == ErrorCode.MOD_FAILED_PRECONDITION
-    assert "the reply of node 77 cannot be unpacked" in found.error.reason
+    assert "the reply cannot be unpacked" in found.error.reason
     assert found.error.reason in caplog.text
 
 
