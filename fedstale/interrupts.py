@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dis import opname
 
 CTRL_C = "Ctrl-C"
 _SAME_S = 1.0
@@ -66,6 +67,21 @@ def end_on_signals(*, with_ctrl_c: bool = True) -> Iterator[Callable[[], str]]:
             if first in {"", CTRL_C}:
                 raise
             raise SystemExit(exit_code(first)) from None
+
+
+def is_of_signal(problem: KeyboardInterrupt) -> bool:
+    """Test whether the handler of a signal has raised an interrupt, and not the code it came to.
+
+    Python's own handler has no frame: what it raises comes from no `raise`.
+    """
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = [getattr(handler, "__code__", None) for handler in handlers]
+    last = trace = problem.__traceback__
+    while trace is not None:
+        last, trace = trace, trace.tb_next
+        if last.tb_frame.f_code in codes:
+            return True
+    return not last or opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
 
 
 def exit_code(heard: str) -> int:

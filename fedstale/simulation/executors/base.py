@@ -32,6 +32,7 @@ from numpy.random import mtrand
 from fedstale.compat import is_of_app
 from fedstale.errors import quoted
 from fedstale.flower import ErrorCode, own_copy, with_content
+from fedstale.interrupts import is_of_signal
 from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
@@ -126,7 +127,7 @@ def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
         if not reply.has_error():
             reply = with_content(reply, own_copy(reply.content, arrays=False))
         return ClientReply(reply, call.context)
-    except (Exception, SystemExit) as problem:
+    except (Exception, SystemExit, KeyboardInterrupt) as problem:
         call.context.run_config = given
         return failed_reply(call, problem)
 
@@ -142,7 +143,13 @@ def written_to(context: Context, given: UserConfig) -> ValueError:
 
 
 def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:
-    """Return the error reply that Flower would send for what a client has raised."""
+    """Return the error reply that Flower would send for what a client has raised.
+
+    Raises:
+        KeyboardInterrupt: the problem itself, if it is not the client's but of a signal.
+    """
+    if isinstance(problem, KeyboardInterrupt) and is_of_signal(problem):
+        raise problem
     if isinstance(problem, SystemExit):
         code = ErrorCode.CLIENT_APP_CRASHED
         text = f"the ClientApp called sys.exit({quoted(problem.code, 100, repr)})"

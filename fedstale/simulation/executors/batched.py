@@ -109,7 +109,7 @@ class BatchedExecutor(Executor):
                     tasks[i] = TrainingTask.of(given, recorder.done)
                 except ConfigError:
                     raise
-                except (Exception, SystemExit) as problem:
+                except (Exception, SystemExit, KeyboardInterrupt) as problem:
                     call.context.run_config = config
                     replies[i] = failed_reply(call, problem)
             # Clients of about as many steps are trained together.
@@ -189,7 +189,7 @@ class BatchedExecutor(Executor):
                 # What `job` has recorded is what the mods around would have found.
                 with StepRecorder(task.done):
                     made = around(call.message, call.context, lambda *_: made)
-        except (Exception, SystemExit) as problem:
+        except (Exception, SystemExit, KeyboardInterrupt) as problem:
             return failed_reply(call, problem)
         return ClientReply(made, call.context)
 

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import signal
 import sys
 import tracemalloc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from written_apps import four_devices
 
 import fedstale
 from fedstale.flower import identity, received
+from fedstale.interrupts import end_on_signals
 from fedstale.simulation.executors import ClientCall, InlineExecutor
 from fedstale.strategies import FedBuff
 
@@ -48,6 +51,7 @@ WAYS = {
     "no text": raising(UntoldError()),
     "half a letter": raising(ValueError("\ud800")),
     "an exit": lambda message, reply: sys.exit(TEXT),
+    "an interrupt": raising(KeyboardInterrupt(TEXT)),
     "an error": lambda message, reply: Message(Error(2, TEXT), reply_to=message),
     "an array": naming("arrays", TEXT),
     "a metric": naming("metrics", TEXT),
@@ -155,3 +159,37 @@ def test_of_a_huge_text_no_more_is_kept_than_is_shown(way):
     assert held < 200_000
     assert all(len(reply.error.reason) <= 500 for reply in replies)
     assert all(" more characters)" in reply.error.reason for reply in replies)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_an_interrupt_of_the_operator_ends_the_run_while_a_client_works(handled):
+    def interrupted(message, reply):
+        signal.raise_signal(signal.SIGINT)
+        return reply
+
+    def held_up(message, reply):
+        try:
+            return interrupted(message, reply)
+        except KeyboardInterrupt:
+            raise
+
+    for answer in (interrupted, held_up):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            end_on_signals() if handled else nullcontext(),
+        ):
+            InlineExecutor(client(answer)).run([client_call()])
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_an_interrupt_that_a_client_raises_is_an_error_of_its_own(handled):
+    def clumsy(message, reply):
+        try:
+            raise KeyboardInterrupt(TEXT)
+        except KeyboardInterrupt:
+            raise
+
+    for answer in (raising(KeyboardInterrupt), clumsy):
+        with end_on_signals() if handled else nullcontext():
+            (found,) = InlineExecutor(client(answer)).run([client_call()])
+        assert found.reply.error.reason.startswith("KeyboardInterrupt: ")
