@@ -219,8 +219,8 @@ def full_job_s(duration_s: float, share: float, forecast: Forecast) -> float:
 
 def whole_duration_s(forecast: Forecast) -> float:
     """Return the duration that a forecast states, for a whole job, in s; NaN for none."""
-    duration_s = _number(forecast.get("duration_s"))
-    return full_job_s(duration_s, forecast_share(forecast), forecast)
+    duration_s, share = _number(forecast.get("duration_s")), forecast_share(forecast)
+    return full_job_s(duration_s, share, forecast) if share < 1.0 else duration_s
 
 
 def _number(value: object) -> float:
@@ -303,3 +303,25 @@ def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:  # noqa: ANN4
                 text = "metric %s is a list of more than %d: the rest is left out"
                 logger.warning(text, quoted(name), MOST_ELEMENTS)
             yield from _flat(enumerate(found[:MOST_ELEMENTS]), f"{name}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionContext:
+    """State of the run at a choice of nodes."""
+
+    n_in_flight: int = 0
+    """Training jobs that are out already."""
+    buffer_size: int = 0
+    """Updates that the next server step is made of; 0 where it is made of what a deadline finds."""
+    n_missing: int = 0
+    """Those of them that have not arrived yet."""
+    keeps_stragglers: bool = False
+    """Whether jobs that are late for a step count in a later one; else they are cancelled."""
+    version: int = 0
+    """Version of the model that is sent now."""
+    deadline_s: float = inf
+    """Time in s in which a reply to a job sent now counts."""
+
+    def begins_round(self, version: int) -> bool:
+        """Return whether a round begins after one at a version: at another, or with no job out."""
+        return self.version != version or not self.n_in_flight

@@ -14,14 +14,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import inf, isnan, nan
+from math import isnan, log, nan
 from statistics import median
 from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.types.job import Forecast, chance_of, forecast_bias, whole_duration_s
+from fedstale.strategies.types.job import (
+    Forecast,
+    SelectionContext,
+    chance_of,
+    forecast_bias,
+    whole_duration_s,
+)
 from fedstale.strategies.types.parts import Stateful
 
 Floats = npt.NDArray[np.float64]
@@ -211,28 +217,6 @@ class Candidate:
     utility: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionContext:
-    """State of the run at a choice of nodes."""
-
-    n_in_flight: int = 0
-    """Training jobs that are out already."""
-    buffer_size: int = 0
-    """Updates that the next server step is made of; 0 where it is made of what a deadline finds."""
-    n_missing: int = 0
-    """Those of them that have not arrived yet."""
-    keeps_stragglers: bool = False
-    """Whether jobs that are late for a step count in a later one; else they are cancelled."""
-    version: int = 0
-    """Version of the model that is sent now."""
-    deadline_s: float = inf
-    """Time in s in which a reply to a job sent now counts."""
-
-    def begins_round(self, version: int) -> bool:
-        """Return whether a round begins after one at a version: at another, or with no job out."""
-        return self.version != version or not self.n_in_flight
-
-
 _UNKNOWN = SelectionContext()
 _NOBODY = np.zeros(0, dtype=np.uint64)
 _SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
@@ -256,7 +240,10 @@ class _Column(Generic[T]):
         return found
 
 
-UNKNOWN: dict[str, float] = {"durations_s": nan}
+# Names with "before" are of what was stated before the job that is out.
+UNKNOWN: dict[str, float] = dict.fromkeys(
+    ("durations_s", "forecast_duration_s", "forecast_before_s", "forecast_before_p"), nan
+)
 """Columns of a table, and what is in them of a node of which nothing is known."""
 
 
@@ -300,8 +287,8 @@ class Candidates(Sequence[Candidate]):
     """Chance to finish in time that a device last stated, in [0, 1]."""
     forecast_p_available = _Column[Floats](nan)
     """Chance to be online later that a device last stated, in [0, 1]."""
-    forecast_duration_s = _Column[Floats](nan)
-    """Duration of a job that a device last stated, in s; of a whole one, as `duration_s`."""
+    forecast_error = _Column[Floats](0.0)
+    """Sum of squared errors of the logarithms of stated durations; each counts 7/8 at the next."""
     forecast_at = _Column[Floats](nan)
     """Instant in s when the last forecast arrived."""
     duration_s = _Column[Floats](nan)
@@ -433,6 +420,19 @@ class Candidates(Sequence[Candidate]):
         return np.where(np.isnan(stated), self.share_finished, stated)
 
     @cached_property
+    def forecast_duration_s(self) -> Floats:
+        """Duration of a job that a device states, in s; of a whole one, as `duration_s`.
+
+        It is the weighted geometric mean of what it last stated and of `duration_s`, the less of
+        the former the more its statements were off: all of it at first, half of it at
+        `forecast_error` 1, which is one error by a factor of e.
+        """
+        stated, observed = self._table.columns["forecast_duration_s"][self._rows], self.duration_s
+        is_known = (stated > 0.0) & (observed > 0.0)
+        share = np.where(is_known, 1.0 / (1.0 + self.forecast_error), 1.0)
+        return np.asarray(stated**share * observed ** (1.0 - share))
+
+    @cached_property
     def share_finished(self) -> Floats:
         """Share of the ended jobs that were finished, with one success and one failure added."""
         return (self.times_finished + 1.0) / (self.times_finished + self.times_failed + 2.0)
@@ -461,13 +461,10 @@ class History(Stateful):
         array([1, 0])
     """
 
-    saved = ("_reported",)
-
     def __init__(self) -> None:
         """Start empty."""
         self._table = Table(64)
         self._rows: dict[int, int] = {}
-        self._reported: dict[int, float] = {}
         self._indexed: NodeIds = np.zeros(0, dtype=np.uint64)
         self._row_of = np.zeros(0, dtype=np.int64)
 
@@ -529,15 +526,12 @@ class History(Stateful):
         row, columns = self._row(node_id), self._table.columns
         columns["times_picked"][row] += 1
         columns["picked_at"][row] = now
-        stated = float(columns["forecast_p_finish"][row])
-        if not isnan(stated):
-            self._reported[node_id] = stated
+        columns["forecast_before_p"][row] = columns["forecast_p_finish"][row]
+        columns["forecast_before_s"][row] = columns["forecast_duration_s"][row]
 
     def failed(self, node_id: int) -> None:
         """Note that a job ended without a good reply."""
-        row = self._row(node_id)
-        self._table.columns["times_failed"][row] += 1
-        self._add_expected(node_id, row, otherwise=0.0)
+        self._end(self._row(node_id), "times_failed", 0.0)
 
     def finished(
         self,
@@ -562,12 +556,18 @@ class History(Stateful):
         columns["examples"][row], columns["loss"][row] = examples, loss
         columns["square_loss"][row] = square_loss
         columns["staleness"][row], columns["last_version"][row] = staleness, version
-        columns["times_finished"][row] += 1
-        self._add_expected(node_id, row, otherwise=1.0)
+        stated = columns["forecast_before_s"][row]
+        if stated > 0.0 and duration_s > 0.0:
+            columns["forecast_error"][row] *= 1.0 - 1.0 / DURATIONS_KEPT
+            columns["forecast_error"][row] += (log(duration_s) - log(stated)) ** 2
+        self._end(row, "times_finished", 1.0)
 
-    def _add_expected(self, node_id: int, row: int, *, otherwise: float) -> None:
-        """Add the chance that the node reported before the job; without one, what came of it."""
-        self._table.columns["expected_finishes"][row] += self._reported.pop(node_id, otherwise)
+    def _end(self, row: int, how: str, outcome: float) -> None:
+        """Add the chance that the node stated before the job; without one, what came of it."""
+        columns = self._table.columns
+        columns[how][row] += 1
+        stated = columns["forecast_before_p"][row]
+        columns["expected_finishes"][row] += outcome if isnan(stated) else stated
 
     def forecast(self, node_id: int, forecast: Forecast, now: float) -> None:
         """Note what a device expects of itself."""
@@ -582,7 +582,7 @@ class History(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return everything known."""
         n = len(self._rows) + 1
-        return super().state_dict() | {
+        return {
             "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
             "forecasts": self._table.forecasts,
@@ -590,7 +590,6 @@ class History(Stateful):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        super().load_state_dict(state)
         self._rows = {node: i for i, node in enumerate(state["node_ids"].tolist(), start=1)}
         n = len(self._rows) + 1
         self._indexed, self._row_of = self._indexed[:0], self._row_of[:0]
