@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from flwr.serverapp import strategy as flower
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedstale import agents, strategies
 from fedstale.errors import ConfigError
@@ -273,6 +275,9 @@ HOSTILE = {
     "letters like others": "FedBu\ufb00(2\u0660, 5\uff09",
     "half a letter": "FedBuff(20, '\ud800')",
     "no letter": "FedBuff(20, 5\0)",
+    "a million digits": "FedBuff(0x" + "f" * 10**6 + ", 5)",
+    "a text for a number": "FedBuff(20, 5, validation=Validation(norm_cap='x'))",
+    "no rest": "FedBuff(20, 5, validation=Validation(rest_s=-inf))",
     "another order": "FedBuff(20, 5)\u202e",
     "an abstract class": "flower.Strategy()",
     "what Flower refuses": "flower.FedTrimmedAvg(beta={})",
@@ -286,3 +291,53 @@ def test_a_hostile_text_is_one_short_sentence(text):
         parse(text)
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
+
+
+WHOLE = [
+    "FedBuff(20, 5, selector=Oort(), stages=[Compression('int8')])",
+    "GapAware(20, 5, of='layer', seed=3)",
+    "FedAvg(10, robust=Krum(f=1), validation=Validation(norm_cap=2.0))",
+    "flower.FedAvg(fraction_train=0.5)",
+]
+LETTERS = st.text(
+    st.sampled_from("FedBuff(20, 5)[]{}'\"=.*+-:;@_\\\n\t0x1e9jinfGap") | st.characters()
+)
+PIECES = [
+    *names()[::4],
+    "FedBuff(20, 5)",
+    "flower.",
+    "=",
+    "(",
+    ")",
+    "[",
+    "]",
+    "9" * 40,
+    "**",
+    "'",
+    ",",
+]
+
+
+@st.composite
+def mutated(draw):
+    """Draw a text that was a strategy's, with some places taken out, repeated or exchanged."""
+    text = draw(st.sampled_from([*HOSTILE.values(), *WHOLE]))[:2000]
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = min(start + draw(st.integers(0, 12)), len(text))
+        piece = draw(LETTERS | st.sampled_from(PIECES))
+        text = text[:start] + piece * draw(st.integers(0, 3)) + text[end:]
+    return text
+
+
+@settings(max_examples=150, deadline=2000)
+@given(LETTERS | mutated())
+def test_any_text_is_a_strategy_or_one_short_sentence(text):
+    for read in (parse, with_whole_paths, lambda text: with_arguments(text, {"eta": text})):
+        said = ""
+        try:
+            read(text)
+        except ConfigError as refused:
+            said = str(refused)
+        assert len(said) < 1000
+        assert said.isprintable()
