@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-libraries test-all docs build check clean
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-flower test-libraries test-all docs build lock check clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -104,6 +104,12 @@ docs: $(VENV)/docs.stamp ## build the pages into build/site, strictly
 
 build: setup ## build a source archive, and the wheel of it
 	$(BIN)/python -m build --outdir dist
+
+lock: setup ## write the hashes of what a server installs, by constraints.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--constraint constraints.txt --extra server pyproject.toml -o docs/deploy/requirements.lock
+	sed -i '1i # The packages that a server needs, for Python 3.11 on Linux, with the hashes of their files. Made by "make lock".' \
+		docs/deploy/requirements.lock
 
 check: lint typecheck test ## what a commit must pass
 

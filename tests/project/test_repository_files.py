@@ -86,3 +86,20 @@ def test_the_readme_says_how_each_python_of_the_classifiers_was_tested():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     said = text.partition("\n## Install\n")[2].partition("\n## ")[0]
     assert re.findall(r"Python (3\.\d+)", said) == pythons
+
+
+def test_what_a_server_installs_has_hashes_and_the_versions_of_the_constraints():
+    lock = (ROOT / "docs/deploy/requirements.lock").read_text(encoding="utf-8")
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", lock, re.M
+    )
+    assert lock.count("==") == len(entries)
+    fixed = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    fixed = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in fixed.items()}
+    assert [(n, v) for n, v, _ in entries if fixed.get(n, v) != v] == []
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["server"]]
+    names = {re.match(r"[\w-]+", text)[0].lower() for text in needed} - {"fedstale"}
+    assert names <= {name for name, *_ in entries}
+    for name in ("docs/deploy.md", "docs/deploy/Dockerfile"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert re.search(r"--require-hashes .*-r \S*requirements\.lock", text), name
