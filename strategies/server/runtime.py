@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstale.errors import ConfigError, RunEnded, quoted
+from fedstale.flower import SUPERLINK_NODE_ID
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import MOST_NAME, ClientUpdate, NodeSet, State
 
@@ -211,7 +212,8 @@ class RunLogger(Callback):
         """Log the error of a node, or of the SuperLink in its place."""
         if reply.has_error():
             node, error = reply.metadata.src_node_id, reply.error
-            logger.info("node %d: %s: error %d: %s", node, message_id, error.code, error.reason)
+            who = "SuperLink" if node == SUPERLINK_NODE_ID else f"node {node}"
+            logger.info("%s: %s: error %d: %s", who, message_id, error.code, error.reason)
 
     def new_version(
         self, run: "Runtime", version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]

@@ -72,7 +72,7 @@ def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(t
         found = [mean for _, mean in sorted(means(run.lines).items())]
         assert all(b > a for a, b in pairwise(found)), found
         # Its job ends as soon as the SuperLink misses its heartbeats, and not at its time-out.
-        run.until(lambda: any("rejected: " in x and "Node Unavailable" in x for x in run.lines))
+        run.until(lambda: any("SuperLink: " in x and "Node Unavailable" in x for x in run.lines))
         (run_id,) = deployment.control.runs()
         stop(deployment, run_id)
         run.thread.join(100.0)
