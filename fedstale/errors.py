@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any
 
-_SPACES, _COUNT = {"\n": r" \n ", "\t": " "}, 40
+_SPACES, _COUNT = {"\n": r" \n ", "\t": " ", "\r": " "}, 40
 EXTRAS = {
     "client": ("psutil",),
     "server": ("jinja2", "pandas", "prometheus_client", "pyarrow", "scipy", "threadpoolctl"),
