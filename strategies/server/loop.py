@@ -307,8 +307,7 @@ class EventLoop(Stateful):
         self.runtime.rejected(message_id, reason=reason)
 
     def _receive_one(self, reply: Message, now: float) -> None:
-        message_id = reply.metadata.reply_to_message_id
-        job = self.jobs.out.get(message_id)
+        job = self.jobs.out.get(reply.metadata.reply_to_message_id)
         if job is None:
             self._reject_stray(reply)
             return
