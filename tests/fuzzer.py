@@ -80,8 +80,8 @@ def main():
         common = str(program), f"-max_len={MOST_BYTES}", f"-timeout={SLOW_S}"
         length = f"-max_total_time={60 * given.minutes:.0f}"
         failures = f"-artifact_prefix={failed}/"
-        search = [*common, length, failures, f"-seed={given.seed}", str(found)]
-        searched = subprocess.run(search, check=False)
+        seed = f"-seed={given.seed}"
+        searched = subprocess.run([*common, length, failures, seed, str(found)], check=False)
         subprocess.run([*common, "-merge=1", str(least), str(found)], check=True)
         folders = (least, failed)
         keep([path.read_bytes() for folder in folders for path in folder.iterdir()])

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
-_MOST_REPLY = 4_000_000_000
+_MOST_REPLY, _most_bytes_of = 4_000_000_000, Validation().most_bytes_of
 _FILES = 8192
 _FOR_NOW = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _AGAIN_S = 60.0
@@ -196,7 +196,7 @@ class FleetGate:
         largest = inf if given is not None else self._orders.largest.get(run_id, inf)
         is_measured, most = largest < inf, given or _MOST_REPLY
         if is_measured:
-            most = min(most, Validation().most_bytes_of(int(largest)))
+            most = min(most, _most_bytes_of(int(largest)))
         limits = [("reply-bytes", most, self._hour(node).of_replies, request.session_id)]
         if is_measured:
             of_all = most * self._orders.n_sent[run_id, node]

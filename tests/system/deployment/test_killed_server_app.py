@@ -24,6 +24,7 @@ resume = ""
 server-notes = ""
 run-folder = ""
 """
+PROJECT = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
 
 # Each update adds 1 to an entry of its own, and a merge of two adds both.
 SERVER = """
@@ -172,8 +173,7 @@ def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
 @pytest.mark.timeout(1500)
 def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed(tmp_path):
     folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
-    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
-    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    app = write_app(tmp_path / "adder", PROJECT, SERVER, CLIENT)
     config = f"rounds=6 server-notes='{server_notes}' run-folder='{tmp_path / 'run'}'"
 
     def versions():
@@ -229,8 +229,7 @@ def test_a_run_of_a_unit_ends_with_its_versions_whatever_of_the_server_is_killed
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_from_its_checkpoints_after_the_database_is_lost(tmp_path):
     folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
-    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
-    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    app = write_app(tmp_path / "adder", PROJECT, SERVER, CLIENT)
     config = f"rounds=3 server-notes='{server_notes}'"
     with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         unit = Unit(deployment, app, folder, config)
@@ -257,9 +256,8 @@ def test_a_run_goes_on_from_its_checkpoints_after_the_database_is_lost(tmp_path)
 
 
 def test_a_run_that_fails_is_an_error_and_a_stopped_one_is_none(tmp_path):
-    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
-    broken = write_app(tmp_path / "broken", pyproject, "raise ValueError('no such thing')", CLIENT)
-    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    broken = write_app(tmp_path / "broken", PROJECT, "raise ValueError('no such thing')", CLIENT)
+    app = write_app(tmp_path / "adder", PROJECT, SERVER, CLIENT)
     config = f"server-notes='{tmp_path / 'server'}'"
     with LocalDeployment(tmp_path / "deployment", nodes=1, limit_s=300.0) as deployment:
         unit = Unit(deployment, app, tmp_path / "kept", config)
