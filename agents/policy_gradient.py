@@ -192,11 +192,7 @@ class RoundPolicy(ActorCriticPolicy):
         settings: dict[str, Any] = {"lr": lr_schedule(1), **self.optimizer_kwargs}
         self.optimizer = self.optimizer_class(self.parameters(), **settings)
 
-    def forward(
-        self,
-        obs: Any,  # noqa: ANN401 - as Stable-Baselines3 declares it
-        deterministic: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return drawn rounds, values of 0, and the log-probabilities of the rounds."""
         distribution = self.get_distribution(obs)
         actions = distribution.get_actions(deterministic)
@@ -205,24 +201,17 @@ class RoundPolicy(ActorCriticPolicy):
         self._free += int(free.sum())
         return actions, self.predict_values(obs), distribution.log_prob(actions)
 
-    def evaluate_actions(
-        self,
-        obs: Any,  # noqa: ANN401
-        actions: Tensor,
-    ) -> tuple[Tensor, Tensor, None]:
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, None]:
         """Return values of 0, the log-probabilities of rounds, and no entropy."""
         return self.predict_values(obs), self.get_distribution(obs).log_prob(actions), None
 
-    def get_distribution(  # type: ignore[override]
-        self,
-        obs: Any,  # noqa: ANN401
-    ) -> PlackettLuce:
+    def get_distribution(self, obs: Any) -> PlackettLuce:  # type: ignore[override]
         """Return the distribution over rounds."""
         scores = cast("Tensor", self.extract_features(obs)) / TEMPERATURE
         k = obs["slots"][:, 0].long()
         return self.rounds.proba_distribution(scores, obs["mask"] > 0, k)
 
-    def predict_values(self, obs: Any) -> Tensor:  # noqa: ANN401
+    def predict_values(self, obs: Any) -> Tensor:
         """Return values of 0; shape (b, 1)."""
         return torch.zeros(len(obs["slots"]), 1)
 

@@ -62,7 +62,7 @@ def values(some: Iterable[Row], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in some if key in row))
 
 
-def one(some: Sequence[Row], key: str) -> Any:  # noqa: ANN401 - as JSON has it
+def one(some: Sequence[Row], key: str) -> Any:
     """Return a value of the only row; None if there is no row, or no such value.
 
     Raises:

@@ -12,7 +12,7 @@ import griffe
 class ExamplesAsCode(griffe.Extension):
     """Renames the section while sources are read."""
 
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:  # noqa: ANN401 - Griffe's own
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rename it in one object's docstring."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"(?m)^Example:$", "Examples:", obj.docstring.value)

@@ -79,7 +79,7 @@ class Formulas(Extension):
         )
 
 
-def on_config(config: Any) -> Any:  # noqa: ANN401 - MkDocs' own
+def on_config(config: Any) -> Any:
     """Add the extension to the site, as a hook of MkDocs."""
     config["markdown_extensions"].append(Formulas())
     return config

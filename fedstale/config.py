@@ -297,7 +297,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _is_number(value: object, least: float, kind: Any = int) -> bool:  # noqa: ANN401 - of types
+def _is_number(value: object, least: float, kind: Any = int) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and least <= value < inf
 
 

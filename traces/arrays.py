@@ -128,7 +128,7 @@ def rounded(x: Array, digits: int) -> tuple[float, ...]:
     return tuple(float(f"{v:.{digits}g}") for v in x)
 
 
-def outline(record: Any) -> str:  # noqa: ANN401 - of any dataclass
+def outline(record: Any) -> str:
     """Return a dataclass in a line: the `__repr__` of one that holds arrays, tables or many parts.
 
     A value that is long is shown by its type and its shape or length.

@@ -212,11 +212,7 @@ class TraceSet:
         return generate(n, days, seed, time_zones=time_zones, population=population)
 
     @classmethod
-    def from_frame(
-        cls,
-        frame: "pd.DataFrame",
-        **options: Any,  # noqa: ANN401 - fields of a class that pandas is loaded with
-    ) -> "TraceSet":
+    def from_frame(cls, frame: "pd.DataFrame", **options: Any) -> "TraceSet":
         """Return the traces of a log in a table, as `fedstale traces convert` makes them.
 
         What is not stated is taken from the names and values of the columns where they leave one

@@ -82,11 +82,7 @@ class SB3VecEnv(VecEnv):
         self.env.close()
 
     def env_method(
-        self,
-        method_name: str,
-        *args: Any,  # noqa: ANN401 - as Stable-Baselines3 declares it
-        indices: Indices = None,
-        **kwargs: Any,  # noqa: ANN401
+        self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any
     ) -> list[Any]:
         """Return the action masks of episodes, the one method that they have.
 
@@ -103,12 +99,7 @@ class SB3VecEnv(VecEnv):
         """Return an attribute, which all episodes share."""
         return [getattr(self.env, attr_name)] * len(list(self._get_indices(indices)))
 
-    def set_attr(
-        self,
-        attr_name: str,
-        value: Any,  # noqa: ANN401 - as Stable-Baselines3 declares it
-        indices: Indices = None,
-    ) -> None:
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Raise ConfigError: episodes share all attributes."""
         raise ConfigError(f"{attr_name} = {value!r}: expected it when the environment is made")
 

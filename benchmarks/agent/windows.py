@@ -129,7 +129,7 @@ def trained(
     return {folder: load(folder) for folder in folders}
 
 
-def _tell(sort: str, progress: Any) -> None:  # noqa: ANN401 - a TrainingProgress
+def _tell(sort: str, progress: Any) -> None:
     if "validation" in progress.metrics:
         found = progress.metrics["validation"]
         print(sort, progress.seed, progress.update, round(found, 3), flush=True)
@@ -202,7 +202,7 @@ def table(playing: Mapping[str, Any], windows: int, about: Row) -> list[Row]:
     return rows
 
 
-def _rounded(value: Any) -> float | None:  # noqa: ANN401 - of a data frame
+def _rounded(value: Any) -> float | None:
     return None if np.isnan(value) else round(float(value), 4)
 
 

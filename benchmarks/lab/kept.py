@@ -38,7 +38,7 @@ class Kept:
     def __contains__(self, of: object) -> bool:
         return _key(of) in self._rows
 
-    def __getitem__(self, of: object) -> Any:  # noqa: ANN401 - as JSON has it
+    def __getitem__(self, of: object) -> Any:
         found, made_at = self._rows[_key(of)]
         self._used.add(made_at)
         return found
@@ -62,7 +62,7 @@ class Kept:
                 file.write("\n" * self._is_cut + line + "\n")
             self._is_cut = False
 
-    def get(self, of: object, run: Callable[[], object]) -> Any:  # noqa: ANN401 - as JSON has it
+    def get(self, of: object, run: Callable[[], object]) -> Any:
         """Return what came of a run, made only if it is not kept."""
         if of not in self:
             self.add(of, run())

@@ -346,7 +346,7 @@ class LyingGrid(TraceGrid):
     examples has not trained ten times as long: so the lie is told to the server alone.
     """
 
-    def __init__(self, *args: Any, liars: Liars, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, liars: Liars, **options: Any) -> None:
         """Set who lies; the rest is for `TraceGrid`."""
         super().__init__(*args, **options)
         self._liars = liars

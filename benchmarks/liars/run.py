@@ -172,7 +172,7 @@ def _client(known: dict[str, Array], scales: Mask) -> ClientApp:
     app = ClientApp()
 
     @app.train()
-    def train_model(message: Message, context: Any) -> Message:  # noqa: ANN401
+    def train_model(message: Message, context: Any) -> Message:
         device = int(context.node_config["partition-id"])
         version = int(message.content["config"]["server-round"])
         rng = np.random.default_rng((device, version))

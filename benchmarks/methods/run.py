@@ -104,7 +104,7 @@ class Runs(Protocol):
         """Return what a strategy reaches by some instant."""
 
 
-def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
+def buffered(**parts: Any) -> Make:
     """Return FedBuff with some of its parts replaced; a callable part is made anew for each run."""
 
     def make(rate: float, seed: int) -> StaleStrategy:
@@ -115,7 +115,7 @@ def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
     return make
 
 
-def late_come_too(weighting: Weighting, rate: float, seed: int, normalise: Any) -> StaleStrategy:  # noqa: ANN401
+def late_come_too(weighting: Weighting, rate: float, seed: int, normalise: Any) -> StaleStrategy:
     """Return a strategy that sends after merges and goes on without the last."""
     return StaleStrategy(
         schedule=k_async(IN_FLIGHT, MERGE_SIZE),

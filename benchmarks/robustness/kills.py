@@ -268,7 +268,7 @@ class Watched:
 
         return self.wait(found)
 
-    def wait(self, found: Callable[[], Any]) -> Any:  # noqa: ANN401 - what is found
+    def wait(self, found: Callable[[], Any]) -> Any:
         """Wait until something is found, and return it.
 
         Raises:

@@ -68,7 +68,7 @@ def merging(
     size: int,
     optimizer: Callable[[float], ServerOptimizer],
     rate: float,
-    **parts: Any,  # noqa: ANN401
+    **parts: Any,
 ) -> StaleStrategy:
     """Return a step after every few updates, whose optimizer is another than FedBuff's."""
     return FedBuff(N, size, server_optimizer=optimizer(rate), **parts)

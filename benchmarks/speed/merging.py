@@ -130,7 +130,7 @@ class EchoGrid(Grid):
         """There is none."""
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:  # noqa: ANN401 - unused
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
         """Old apps only."""
         raise NotImplementedError
 

@@ -280,7 +280,7 @@ def judged(
     """Compare what was chosen with the defaults on held-out seeds and phones, in pairs."""
     _, place = places(repetition)
 
-    def values(settings: Settings) -> Any:  # noqa: ANN401 - an array
+    def values(settings: Settings) -> Any:
         return np.array([ends[Run.of(app, place, settings, seed)] for seed in HELD_OUT_SEEDS])
 
     defaults = {name: values({"strategy": name}) for name in (UNTUNED, *STRATEGIES)}

@@ -309,7 +309,7 @@ def flwr(context: typer.Context) -> None:
     if words[:1] == ["run"] and words[1:2] and words[1] in built_in_apps():
         words = [words[0], str(FlowerApp.find(words[1]).directory), *words[2:]]
 
-    def shown(address: str, verify: Any) -> Any:  # noqa: ANN401 - as httpx's
+    def shown(address: str, verify: Any) -> Any:
         for link in superlinks().values():
             if link.get("address") == address and "client-certificate" in link:
                 if not isinstance(verify, ssl.SSLContext):

@@ -408,7 +408,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     return about
 
 
-def _without_inf(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _without_inf(value: Any) -> Any:
     """Return numbers as JSON knows them: an infinite rate is null."""
     if isinstance(value, dict):
         return {key: _without_inf(one) for key, one in value.items()}

@@ -146,7 +146,7 @@ def _source() -> str:
     return digest.hexdigest()
 
 
-def _join(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
+def _join(ray: Any, address: str) -> None:
     in_main = threading.current_thread() is threading.main_thread()
     terminated, log = signal.getsignal(signal.SIGTERM), logging.getLogger("ray")
     level = log.level
@@ -196,7 +196,7 @@ def _why(problem: Exception) -> str:
     return _NOBODY
 
 
-def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
+def _check_nodes(ray: Any, address: str) -> None:
     """Check what every node has that can run something; all are asked at the same time."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
@@ -235,7 +235,7 @@ def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
         require_same(ours, theirs, where)
 
 
-def _is_gone(ray: Any, node_id: str, until: float) -> bool:  # noqa: ANN401 - an extra
+def _is_gone(ray: Any, node_id: str, until: float) -> bool:
     """Test if a node is dead; the cluster may need half a minute to notice."""
     while True:
         if not any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes()):

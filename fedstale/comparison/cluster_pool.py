@@ -194,7 +194,7 @@ def _ready(streams: Iterable[Any]) -> list[Any]:
     return list(ray.wait([*streams], num_returns=1, timeout=_WAIT_S)[0])
 
 
-def _require_lost(worker: Any, problem: Exception) -> None:  # noqa: ANN401 - of Ray
+def _require_lost(worker: Any, problem: Exception) -> None:
     """Check that a worker was lost, and did not raise.
 
     Raises:

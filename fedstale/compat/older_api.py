@@ -42,7 +42,7 @@ class ClientManagerSync:
     Waiting for clients waits on the virtual clock.
     """
 
-    def __init__(self, grid: Any, manager: Any) -> None:  # noqa: ANN401 - of a simulation; of Flower
+    def __init__(self, grid: Any, manager: Any) -> None:
         """Replace the methods of one manager that need to know who is online.
 
         Args:
@@ -60,7 +60,7 @@ class ClientManagerSync:
 
     def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def updated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+        def updated(*args: Any, **kwargs: Any) -> Any:
             self._update()
             return method(*args, **kwargs)
 
@@ -112,7 +112,7 @@ def server_fn_on(grid: RuntimeGrid, *packages: str) -> Iterator[None]:
         return
     syncs: list[ClientManagerSync] = []
 
-    def run(run_rounds: Callable[..., Any], server: Any, config: Any) -> object:  # noqa: ANN401
+    def run(run_rounds: Callable[..., Any], server: Any, config: Any) -> object:
         if isinstance(server.strategy, StaleStrategy):
             return _start(server, grid, config)
         with _watched(server.strategy, grid.runtime) as trained:
@@ -144,7 +144,7 @@ def server_fn_on(grid: RuntimeGrid, *packages: str) -> Iterator[None]:
         yield
 
 
-def _start(server: Any, grid: RuntimeGrid, config: Any) -> object:  # noqa: ANN401
+def _start(server: Any, grid: RuntimeGrid, config: Any) -> object:
     """Start a strategy of the message API that a server of the older one was given.
 
     Raises:
@@ -241,7 +241,7 @@ def _mean_loss(strategy: _Strategy, loss: float, results: object) -> float:
 
 
 @contextmanager
-def _heard(strategy: Any, listeners: Mapping[str, Listener]) -> Iterator[None]:  # noqa: ANN401
+def _heard(strategy: Any, listeners: Mapping[str, Listener]) -> Iterator[None]:
     """Hear methods of one strategy; a subclass may call those of its base.
 
     Args:

@@ -73,7 +73,7 @@ class _Hearing:
         """Replace `start` and the verbs in every strategy, of now and to come."""
         base: Any = Strategy  # abstract, and its methods are replaced all the same
 
-        def defined(owner: type[Any], /, **options: Any) -> None:  # noqa: ANN401 - as the original
+        def defined(owner: type[Any], /, **options: Any) -> None:
             super(base, owner).__init_subclass__(**options)
             self._hear(owner)
 
@@ -92,7 +92,7 @@ class _Hearing:
             else:
                 setattr(owner, name, original)
 
-    def _replace(self, owner: Any, name: str, stand_in: object) -> None:  # noqa: ANN401 - a class
+    def _replace(self, owner: Any, name: str, stand_in: object) -> None:
         self._replaced.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, stand_in)
 
@@ -111,7 +111,7 @@ class _Hearing:
 
     def _heard(self, verb: Callable[..., Any], listener: Callable[..., None]) -> Callable[..., Any]:
         @wraps(verb)
-        def heard(strategy: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def heard(strategy: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             try:
                 outcome = verb(strategy, server_round, *args, **kwargs)
@@ -132,12 +132,7 @@ class _Hearing:
             runtime.tells = True
 
     def _trained(
-        self,
-        runtime: Runtime,
-        strategy: Strategy,
-        version: int,
-        outcome: Any,  # noqa: ANN401 - as the strategy returns it
-        replies: object,
+        self, runtime: Runtime, strategy: Strategy, version: int, outcome: Any, replies: object
     ) -> None:
         arrays, metrics = outcome if isinstance(outcome, tuple) else (outcome, None)
         self._n_trained += 1
@@ -167,7 +162,7 @@ class _Hearing:
         parameters, is_ours = signature(original), original is StaleStrategy.start
 
         @wraps(original)
-        def start(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def start(strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
             values = (*args, *kwargs.values())
             grid = next((value for value in values if isinstance(value, RuntimeGrid)), None)
             if grid is None:
@@ -226,7 +221,7 @@ class _Hearing:
             self._runtime = before
 
 
-def _unheard(method: Any) -> Any:  # noqa: ANN401 - as it
+def _unheard(method: Any) -> Any:
     """Return a method as it was before an earlier hearing, in whose place another one comes."""
     return method.__wrapped__ if hasattr(method, "heard_by") else method
 
@@ -277,7 +272,7 @@ def _results_heard(listener: Listener) -> Iterator[None]:
     """
     original, heard = Result.__init__, list[_HeardMetrics]()
 
-    def init(self: Result, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as the original
+    def init(self: Result, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         metrics = _HeardMetrics(self.evaluate_metrics_serverapp)
         metrics.listener = listener
@@ -297,7 +292,7 @@ def reporting(method: Callable[..., Any], listener: Listener) -> Callable[..., A
     """Return a method of rounds that tells a listener what it returns."""
 
     @wraps(method)
-    def heard(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as it
+    def heard(server_round: int, *args: Any, **kwargs: Any) -> Any:
         outcome = method(server_round, *args, **kwargs)
         listener(server_round, outcome, args[0] if args else None)
         return outcome

@@ -75,7 +75,7 @@ class VirtualTime:
         """Return the Unix time of the virtual instant."""
         return self.base + self.now()
 
-    def outside(self, work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what it takes
+    def outside(self, work: Callable[..., T], *given: Any) -> T:
         """Do something that sees wall time again, such as the work of clients."""
         thread = get_ident()
         if thread not in self.threads:
@@ -98,7 +98,7 @@ def _virtually(real: Callable[..., Any], virtual: Callable[..., Any]) -> Callabl
     """Return a function that is virtual where the app asks, and else real."""
 
     @wraps(real)
-    def here(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
+    def here(*given: Any, **named: Any) -> Any:
         clock = _asked()
         return real(*given, **named) if clock is None else virtual(clock, *given, **named)
 
@@ -121,7 +121,7 @@ def _at(clock: VirtualTime, seconds: float | None) -> float:
     return clock.unix() if seconds is None else seconds
 
 
-def _parts_of(clock: VirtualTime, given: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a time in parts
+def _parts_of(clock: VirtualTime, given: tuple[Any, ...]) -> Any:
     return given[0] if given else _local(clock.unix())
 
 
@@ -173,7 +173,7 @@ def _class_method(
     real, of_kind = vars(kind)[name], getattr(kind, name)
 
     @wraps(of_kind)
-    def here(cls: type, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - as the originals
+    def here(cls: type, *given: Any, **named: Any) -> Any:
         clock = _asked()
         if clock is None:
             # Flower asks for each message.
@@ -184,7 +184,7 @@ def _class_method(
     return classmethod(here)
 
 
-def _utc_now(clock: VirtualTime, cls: Any) -> Any:  # noqa: ANN401 - a class of dates
+def _utc_now(clock: VirtualTime, cls: Any) -> Any:
     return cls.fromtimestamp(clock.unix(), datetime.UTC).replace(tzinfo=None)
 
 

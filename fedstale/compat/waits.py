@@ -104,7 +104,7 @@ def _wait(
     taken: Callable[[], bool] | None = None,
     *,
     not_of_app: bool = False,
-) -> Any:  # noqa: ANN401 - what the real wait returns
+) -> Any:
     """Wait for another thread, in virtual time if it is the app that waits; `real` does not.
 
     `not_of_app` says that it may be for what no thread of the app does.
@@ -120,7 +120,7 @@ def _wait(
 # Locks.
 
 
-def _may_take(lock: Any) -> bool:  # noqa: ANN401 - a lock of a thread
+def _may_take(lock: Any) -> bool:
     # Asked by the thread that chooses who goes on, which may have the lock itself.
     if lock._is_owned() or not _acquire_rlock(lock, blocking=False):
         return False
@@ -129,7 +129,7 @@ def _may_take(lock: Any) -> bool:  # noqa: ANN401 - a lock of a thread
 
 
 def _taking(take: Callable[..., bool], is_free: Callable[[Any], bool]) -> Callable[..., bool]:
-    def acquire(lock: Any, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ANN401
+    def acquire(lock: Any, blocking: bool = True, timeout: float = -1) -> bool:
         can_wait = blocking and (timeout == -1 or timeout > 0)
         if (can_wait or timeout == -1) and take(lock, False):
             return True
@@ -149,7 +149,7 @@ def _taking(take: Callable[..., bool], is_free: Callable[[Any], bool]) -> Callab
 def _restoring(take: Callable[..., bool]) -> Callable[..., None]:
     restore = RLockType._acquire_restore  # type: ignore[attr-defined]
 
-    def restored(lock: Any, state: Any) -> None:  # noqa: ANN401
+    def restored(lock: Any, state: Any) -> None:
         # Nobody else of the app runs from here on to where it has the lock again.
         take(lock)
         _release_rlock(lock)
@@ -161,7 +161,7 @@ def _restoring(take: Callable[..., bool]) -> Callable[..., None]:
 # Queues, threads and event loops.
 
 
-def _got(one: Any, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401
+def _got(one: Any, block: bool = True, timeout: float | None = None) -> Any:
     """Get what is next in a `SimpleQueue`."""
     if not block or _waiter() is None or (timeout is not None and timeout <= 0):
         return _get(one, block, timeout)
@@ -209,7 +209,7 @@ def _joining(join: Callable[..., None]) -> Callable[..., None]:
 
 
 def _selecting(select: Callable[..., Any]) -> Callable[..., Any]:
-    def selected(loop: Any, timeout: float | None = None) -> Any:  # noqa: ANN401
+    def selected(loop: Any, timeout: float | None = None) -> Any:
         """Wait as an event loop does, for files or for so many virtual s."""
         if _waiter() is None or (timeout is not None and timeout <= 0):
             return select(loop, timeout)

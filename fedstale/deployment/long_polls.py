@@ -168,7 +168,7 @@ class LongPolls:
                 self._end(node)
                 self._wake(node)
 
-    def pushed(self, request: Any, response: Any) -> None:  # noqa: ANN401 - Flower's
+    def pushed(self, request: Any, response: Any) -> None:
         """Note the messages that a ServerApp has pushed, before their objects."""
         now, missing = time.monotonic(), set(response.objects_to_push)
         self._forget(now)

@@ -149,12 +149,7 @@ class FleetGate:
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(
-        self,
-        kind: str,
-        request: Any,  # noqa: ANN401 - Flower's
-        scope: Scope,
-    ) -> tuple[int, str] | None:
+    def _refusal(self, kind: str, request: Any, scope: Scope) -> tuple[int, str] | None:
         if self._may_be_used(Headers(scope=scope)):
             return 503, "this signature was used before, or is from before this SuperLink's start"
         if kind == "PushMessagesRequest":
@@ -162,7 +157,7 @@ class FleetGate:
             return self._excess_of_reply(request) if reason is None else (400, reason)
         return self._excess_of_object(request) if kind == "PushObjectRequest" else None
 
-    def _excess_of_reply(self, request: Any) -> tuple[int, str] | None:  # noqa: ANN401 - Flower's
+    def _excess_of_reply(self, request: Any) -> tuple[int, str] | None:
         hour, quotas = self._hour(request.node.node_id), self._quotas
         hour.n_replies += 1
         most = quotas.node_replies_per_hour
@@ -174,7 +169,7 @@ class FleetGate:
             return self._refuse(413, request.node.node_id, "reply-objects", most, n)
         return None
 
-    def _excess_of_object(self, request: Any) -> tuple[int, str] | None:  # noqa: ANN401 - Flower's
+    def _excess_of_object(self, request: Any) -> tuple[int, str] | None:
         node, n, quotas = request.node.node_id, len(request.object_content), self._quotas
         is_piece = request.object_content.startswith(PIECE)
         if not is_piece and n > quotas.record_bytes:
@@ -190,7 +185,7 @@ class FleetGate:
         hour.n_bytes = total
         return None
 
-    def _limits(self, request: Any) -> list[tuple[str, int, Counter[object], object]]:  # noqa: ANN401 - Flower's
+    def _limits(self, request: Any) -> list[tuple[str, int, Counter[object], object]]:
         """Return limits of what is stored: name, bytes, and where and by what they are counted."""
         node, run_id, given = request.node.node_id, request.run_id, self._quotas.reply_bytes
         largest = inf if given is not None else self._orders.largest.get(run_id, inf)
@@ -204,7 +199,7 @@ class FleetGate:
         return limits
 
     @contextmanager
-    def _counted(self, request: Any, scope: Scope) -> Iterator[None]:  # noqa: ANN401 - Flower's
+    def _counted(self, request: Any, scope: Scope) -> Iterator[None]:
         """Count an object, unless Flower turns out not to store it."""
         limits, n = self._limits(request), len(request.object_content)
         for _, _, counts, key in limits:
@@ -249,7 +244,7 @@ class FleetGate:
         return False
 
 
-def fault_of_push(request: Any) -> str | None:  # noqa: ANN401 - Flower's
+def fault_of_push(request: Any) -> str | None:
     """Return why a push to the SuperLink is none that a SuperNode sends, or None.
 
     Args:

@@ -112,10 +112,10 @@ class WarmExecutor:
         self._installed = installed()
         gc.freeze()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Flower's
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.flowers, name)
 
-    def launch(self, spec: Any) -> Any:  # noqa: ANN401 - Flower's
+    def launch(self, spec: Any) -> Any:
         """Start the ClientApp for a message; its process never returns from here."""
         if spec.task_type != supernode.CLIENT_APP:
             return self.flowers.launch(spec)
@@ -212,7 +212,7 @@ def has_answered(stage: int) -> bool:
     return os.pread(stage, 1, 0) == _ENDED
 
 
-def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:  # noqa: ANN401 - Flower's
+def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:
     """Be the process of a ClientApp, as flwr-clientapp is, and end.
 
     Args:
@@ -242,7 +242,7 @@ def answer(spec: Any, stage: int, at_end: Callable[[], None]) -> NoReturn:  # no
         _leave(status)
 
 
-def become(spec: Any, stage: int) -> NoReturn:  # noqa: ANN401 - Flower's
+def become(spec: Any, stage: int) -> NoReturn:
     """Replace this process, which is a fork, by a new interpreter that answers."""
     # Not as arguments, which everybody may read.
     told = os.memfd_create("spec")

@@ -79,7 +79,7 @@ def parsed_config(texts: Sequence[str]) -> UserConfig:
     return parse_config_args(list(texts))
 
 
-def load_app(reference: str, error: type[Exception], directory: Path) -> Any:  # noqa: ANN401 - any
+def load_app(reference: str, error: type[Exception], directory: Path) -> Any:
     """Load the object of a reference, module:attribute, in an app's directory.
 
     Args:
@@ -202,14 +202,14 @@ def verify_with(context: Callable[[str, Any], Any]) -> None:
     class Operator(ControlHttpClient):
         """What flwr calls a SuperLink with."""
 
-        def __init__(self, base_url: str, *, verify: Any = True, **named: Any) -> None:  # noqa: ANN401 - Flower's
+        def __init__(self, base_url: str, *, verify: Any = True, **named: Any) -> None:
             address = base_url.partition("://")[2]
             super().__init__(base_url, verify=context(address, verify), **named)
 
     vars(flwr.cli.utils)["ControlHttpClient"] = Operator
 
 
-def console() -> Any:  # noqa: ANN401 - a StreamHandler
+def console() -> Any:
     """Return the handler that shows Flower's log; it writes to `stream`, `colored` or not."""
     import flwr  # noqa: F401 - makes it
 
@@ -232,7 +232,7 @@ def quiet_console() -> Iterator[None]:
         shows.setLevel(before)
 
 
-def _version(component: str) -> Any:  # noqa: ANN401 - Flower's
+def _version(component: str) -> Any:
     """Return an interceptor that states the component and its version of Flower to a SuperLink."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 

@@ -106,7 +106,7 @@ def contexts_heard(listener: Callable[[Any], object]) -> Iterator[None]:
 
     make = LegacyContext.__init__
 
-    def made(self: LegacyContext, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def made(self: LegacyContext, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         listener(self)
 
@@ -117,14 +117,14 @@ def contexts_heard(listener: Callable[[Any], object]) -> Iterator[None]:
         LegacyContext.__init__ = make  # type: ignore[method-assign]
 
 
-def client_of(grid: Grid, node_id: int) -> Any:  # noqa: ANN401 - a ClientProxy
+def client_of(grid: Grid, node_id: int) -> Any:
     """Return a client of the older API that is a node; its calls are messages through the grid."""
     from flwr.server.compat.grid_client_proxy import GridClientProxy
 
     return GridClientProxy(node_id, grid, grid.run.run_id)
 
 
-def initial_arrays(client: Any) -> ArrayRecord:  # noqa: ANN401 - a ClientProxy
+def initial_arrays(client: Any) -> ArrayRecord:
     """Return the arrays that a client of the older API begins with; empty if it has none."""
     from flwr.common import GetParametersIns, parameters_to_ndarrays
 
@@ -132,7 +132,7 @@ def initial_arrays(client: Any) -> ArrayRecord:  # noqa: ANN401 - a ClientProxy
     return ArrayRecord(parameters_to_ndarrays(answer.parameters))
 
 
-def arrays_of(parameters: Any) -> ArrayRecord | None:  # noqa: ANN401 - Parameters, or nothing
+def arrays_of(parameters: Any) -> ArrayRecord | None:
     """Return the arrays of a model; None if it has none: trees, for one, travel as text."""
     from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 

@@ -85,7 +85,7 @@ class _Identity:
     _run_id = _node_id = _task_id = None
 
 
-def _identity() -> Any:  # noqa: ANN401 - Flower's
+def _identity() -> Any:
     """Return the class that holds the identity under which this process makes messages."""
     return vars(Message)["__init__"].__globals__.get("TaskIdentity", _Identity)
 

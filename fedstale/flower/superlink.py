@@ -95,7 +95,7 @@ def request_of(scope: MutableMapping[str, Any]) -> tuple[str, Any]:
     return "" if request is None else str(request.DESCRIPTOR.name), request
 
 
-def response_of(scope: MutableMapping[str, Any]) -> Any:  # noqa: ANN401 - a message of protobuf
+def response_of(scope: MutableMapping[str, Any]) -> Any:
     """Return Flower's last answer, before it is made bytes; None if there is none."""
     return scope.get("state", {}).get("protobuf_response")
 
@@ -108,7 +108,7 @@ def store_of(app: FastAPI) -> tuple[list[int], Callable[[str], bytes]]:
     ], lambda object_id: state.object_store.get(object_id) or b""
 
 
-def object_ids(tree: Any) -> list[str]:  # noqa: ANN401 - an ObjectTree
+def object_ids(tree: Any) -> list[str]:
     """Return the ids of the objects that a message consists of, without recursion.
 
     Example:
@@ -187,7 +187,7 @@ def take_turns() -> None:
                 raise
 
     @wraps(store)
-    def stored(state: SqlCoreState, *given: Any, **named: Any) -> bool:  # noqa: ANN401
+    def stored(state: SqlCoreState, *given: Any, **named: Any) -> bool:
         thread.problem = None
         if store(state, *given, **named):
             return True

@@ -135,7 +135,7 @@ class Reply:
 class _Answered:
     """A client of the Runtime API that has its answer on messages, and never waits for objects."""
 
-    def __init__(self, client: Any, claim: "PullAppMessagesResponse") -> None:  # noqa: ANN401
+    def __init__(self, client: Any, claim: "PullAppMessagesResponse") -> None:
         self._client, self._claim = client, claim
         self.gone = False
         """Whether the upload was broken off; objects that others still upload do not matter."""
@@ -260,7 +260,7 @@ class Silence:
         return None
 
 
-def _error_reply(about: Any, message_id: str, source: int, error: Error) -> Message:  # noqa: ANN401
+def _error_reply(about: Any, message_id: str, source: int, error: Error) -> Message:
     """Return an error as the reply to a message.
 
     Args:

@@ -72,7 +72,7 @@ def whole_or_not(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     """
 
     @wraps(pull)
-    def pulled(**named: Any) -> int | None:  # noqa: ANN401 - as Flower's
+    def pulled(**named: Any) -> int | None:
         noted = _Noted(named["state"], named["receive"])
         steps = {
             step: noted.until_ended(named[step])
@@ -94,21 +94,21 @@ class _Noted:
     `finally`, where no other error may be raised: the SuperNode would end.
     """
 
-    def __init__(self, state: Any, receive: Callable[[], Any]) -> None:  # noqa: ANN401 - Flower's
+    def __init__(self, state: Any, receive: Callable[[], Any]) -> None:
         self._state, self._receive = state, receive
         self._message: Any = None
         self._task_id: int | None = None
         self.has_ended = False
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Flower's
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
 
-    def receive(self) -> Any:  # noqa: ANN401 - Flower's
+    def receive(self) -> Any:
         found = self._receive()
         self._message = found and found[0]
         return found
 
-    def create_task(self, **given: Any) -> int | None:  # noqa: ANN401 - as Flower's
+    def create_task(self, **given: Any) -> int | None:
         self._task_id = self._state.create_task(**given)
         return self._task_id
 
@@ -117,7 +117,7 @@ class _Noted:
         from flwr.supercore.run import RunNotRunningException
 
         @wraps(step)
-        def done(*given: object) -> Any:  # noqa: ANN401 - Flower's
+        def done(*given: object) -> Any:
             try:
                 return step(*given)
             except RunNotRunningException:
@@ -126,7 +126,7 @@ class _Noted:
 
         return done
 
-    def undo(self, objects: Any) -> None:  # noqa: ANN401 - Flower's
+    def undo(self, objects: Any) -> None:
         """Throw the message away, its objects and its task."""
         about = self._message.metadata
         # Where messages are up to 1.42. Later ones leave it empty, or have it no more.
@@ -164,7 +164,7 @@ def run_superexec(
     )
 
 
-def launched(problem: str | None = None) -> Any:  # noqa: ANN401 - Flower's
+def launched(problem: str | None = None) -> Any:
     """Return an executor's answer: that the ClientApp started, or the reason against it."""
     from flwr.supercore.superexec.executor import LaunchResult
 
@@ -172,9 +172,7 @@ def launched(problem: str | None = None) -> Any:  # noqa: ANN401 - Flower's
 
 
 def run_client_app(
-    spec: Any,  # noqa: ANN401 - Flower's
-    pulling: Callable[..., object],
-    pushing: Callable[..., object],
+    spec: Any, pulling: Callable[..., object], pushing: Callable[..., object]
 ) -> None:
     """Answer one message as the process flwr-clientapp does.
 

@@ -72,7 +72,7 @@ class Exporter(Watcher):
         self.registry, self._turn_limit_s = registry, turn_limit_s
         ProcessCollector(registry=registry)
 
-        def made(kind: type, name: str, about: str, *labels: str, **options: Any) -> Any:  # noqa: ANN401
+        def made(kind: type, name: str, about: str, *labels: str, **options: Any) -> Any:
             return kind(f"fedstale_{name}", about, labels, registry=registry, **options)
 
         about = {"app": app, "run_id": str(run_id), "fedstale": __version__}

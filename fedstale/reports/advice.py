@@ -115,7 +115,7 @@ class _Account:
         is_few = len(lost) < FEW * len(self.jobs)
         return lost[:0] if is_few and lost["busy_s"].sum() < FEW * self.total_s else lost
 
-    def advice(self, lost: pd.DataFrame, what: str, **more: Any) -> Advice:  # noqa: ANN401 - fields
+    def advice(self, lost: pd.DataFrame, what: str, **more: Any) -> Advice:
         """Return advice on jobs that were lost, with their sums."""
         spent_s = float(lost["busy_s"].sum())
         return Advice(
@@ -297,7 +297,7 @@ def _over_selected(account: _Account, cut: pd.DataFrame) -> Advice:
     )
 
 
-def _wasted_of(by_round: Any, n_sent: int, n_used: int) -> float:  # noqa: ANN401 - pandas' groups
+def _wasted_of(by_round: Any, n_sent: int, n_used: int) -> float:
     """Return which share of the device-hours is wasted if fewer of a round's jobs are sent.
 
     They are drawn from those that were sent, and the first to answer are used.

@@ -334,7 +334,7 @@ def read_model(path: Path) -> dict[str, npt.NDArray[Any]]:
         ) from None
 
 
-def _strict(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+def _strict(value: Any) -> Any:
     """Replace NaN and infinity, which JSON has not, by None."""
     if isinstance(value, Mapping):
         return {key: _strict(each) for key, each in value.items()}

@@ -220,7 +220,7 @@ def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the arrays of a state by number, and the JSON with their places."""
     arrays: dict[str, Array] = {}
 
-    def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
+    def taken(value: Any) -> Any:
         """Encode a value in JSON, where each object has one key, its kind."""
         if isinstance(value, np.ndarray):
             # Model arrays may have any name: files number them.
@@ -259,7 +259,7 @@ def unpacked(data: bytes) -> State:
     if checksum != _checksum(text, arrays):
         raise ResumeError("a damaged checkpoint: its checksum does not match")
 
-    def given(value: Any) -> Any:  # noqa: ANN401 - any leaf
+    def given(value: Any) -> Any:
         if isinstance(value, list):
             return [given(inner) for inner in value]
         if not isinstance(value, dict):

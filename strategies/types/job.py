@@ -285,7 +285,7 @@ def numbers(metrics: object) -> dict[str, float]:
     return dict(_flat(metrics.items(), "")) if isinstance(metrics, Mapping) else {}
 
 
-def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - of any mapping
+def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:
     for key, value in items:
         name = f"{prefix}{key}"
         if isinstance(value, Real):

@@ -79,7 +79,7 @@ class Checked:
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401 - of other bases
+    def __init_subclass__(cls, **options: Any) -> None:
         """Check the arguments of a class of fedstale."""
         super().__init_subclass__(**options)
         if "__init__" in vars(cls) and cls.__module__.startswith(_OWN):
@@ -102,7 +102,7 @@ def checked(function: F) -> F:
     is_method = function.__name__ == "__init__"
 
     @wraps(function)
-    def checking(*values: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the function takes
+    def checking(*values: Any, **named: Any) -> Any:
         if Checks.are_on:
             owner = type(values[0]).__name__ if is_method else function.__name__
             names, hints = _annotated(function)
@@ -114,7 +114,7 @@ def checked(function: F) -> F:
     return checking  # type: ignore[return-value] # wraps keeps the signature
 
 
-def check_fields(part: Any) -> None:  # noqa: ANN401 - a dataclass
+def check_fields(part: Any) -> None:
     """Raise ConfigError unless each field of a dataclass is what fedstale's classes annotate."""
     if Checks.are_on:
         cls = part.__class__

@@ -205,7 +205,7 @@ def load(path: str | Path | None = None) -> Population:
     return population
 
 
-def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value of TOML
+def _of(kind: Any, value: Any) -> Any:
     """Return a value of TOML as what an annotation says: a dataclass, a tuple or a plain one."""
     if isinstance(kind, type) and is_dataclass(kind):
         kinds = get_type_hints(kind)

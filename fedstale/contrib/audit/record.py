@@ -372,7 +372,7 @@ def plain_state(state: Mapping[str, Any]) -> list[str | int]:
     return [*words, state["has_uint32"], state["uinteger"]]
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any leaf
+def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

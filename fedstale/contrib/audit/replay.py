@@ -55,7 +55,7 @@ class Facts:
         """Return whether there is a field."""
         return name in self._left
 
-    def take(self, name: str, is_right: Callable[[Any], bool], accepted: str) -> Any:  # noqa: ANN401
+    def take(self, name: str, is_right: Callable[[Any], bool], accepted: str) -> Any:
         """Return a field.
 
         Raises:

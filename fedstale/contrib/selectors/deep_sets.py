@@ -124,7 +124,7 @@ def set_policy(base: type[P] = MultiInputActorCriticPolicy) -> type[P]:  # type:
         action_net: nn.Module
         action_dist: Any
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - those of the base
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "features_extractor_class": SetExtractor})
 
         def _build_mlp_extractor(self) -> None:
@@ -143,7 +143,7 @@ def set_policy(base: type[P] = MultiInputActorCriticPolicy) -> type[P]:  # type:
                 self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
             )
 
-        def _get_action_dist_from_latent(self, latent_pi: Tensor) -> Any:  # noqa: ANN401
+        def _get_action_dist_from_latent(self, latent_pi: Tensor) -> Any:
             if not isinstance(self.action_dist, _Scores):
                 return super()._get_action_dist_from_latent(latent_pi)
             n = self.features_extractor.n_places

@@ -171,7 +171,7 @@ class _Searcher(Searcher):
         """Accept what Ray says; it is known already."""
         return True
 
-    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a text ends it, whatever Ray says
+    def suggest(self, trial_id: str) -> Any:
         """Return the next configuration; None while all workers are busy."""
         if len(self._running) >= (self._proposals.task.workers or 1):
             return None
@@ -336,11 +336,11 @@ class _Asha(AsyncHyperBandScheduler):
     has not reported.
     """
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - as the original
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.before: dict[int, list[dict[str, float]]] = {}
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:  # noqa: ANN401 - Ray's
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Count what a configuration has reported before."""
         super().on_trial_add(tune_controller, trial)
         for result in self.before.pop(trial.config["number"], ()):

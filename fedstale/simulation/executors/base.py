@@ -323,7 +323,7 @@ def quick_manual_seed() -> Iterator[None]:
         return
     generator, original = torch.default_generator, torch.manual_seed
 
-    def manual_seed(seed: int) -> Any:  # noqa: ANN401 - a torch.Generator
+    def manual_seed(seed: int) -> Any:
         number = int(seed)
         if not _MIN_SEED <= number <= _MAX_SEED:
             return original(seed)  # which says what is accepted
@@ -342,6 +342,6 @@ def _has_accelerator() -> bool:
     return bool(torch.accelerator.is_available() or torch.cuda.is_available())
 
 
-def imported_torch() -> Any:  # noqa: ANN401 - a module or None
+def imported_torch() -> Any:
     """Return torch if something has imported it; an app without torch should not pay for it."""
     return sys.modules.get("torch")

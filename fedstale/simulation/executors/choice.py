@@ -297,7 +297,7 @@ def _generators() -> tuple[type, ...]:
     )
 
 
-def _fingerprint(value: object) -> Any:  # noqa: ANN401 - of any kind
+def _fingerprint(value: object) -> Any:
     """Return the fingerprint of a global, which changes with it; None if it has none."""
     if isinstance(value, Number | str):
         return value
@@ -308,7 +308,7 @@ def _fingerprint(value: object) -> Any:  # noqa: ANN401 - of any kind
     return None
 
 
-def _is_changed(before: Any, now: Any) -> bool:  # noqa: ANN401 - as kept
+def _is_changed(before: Any, now: Any) -> bool:
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return type(before) is not type(now) or before != now
     return any(key in before and before[key] is not value for key, value in now.items())

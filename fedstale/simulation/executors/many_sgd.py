@@ -171,7 +171,7 @@ class ManySGD:
     def _mean_loss(
         self, params: Mapping[str, Tensor], batch: tuple[Tensor, ...], weights: Tensor
     ) -> Tensor:
-        def network(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 - as the network is called
+        def network(*inputs: Any, **named: Any) -> Any:
             return functional_call(self._network, dict(params), inputs, named)
 
         return (self._losses(network, *batch) * weights).sum()
@@ -338,7 +338,7 @@ class TracedStep:
         # Importing this takes a second, which short runs need not pay.
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
-        def step(params: Params, batch: tuple[Tensor, ...], weights: Tensor) -> Any:  # noqa: ANN401
+        def step(params: Params, batch: tuple[Tensor, ...], weights: Tensor) -> Any:
             return self._each(params, batch, weights)
 
         try:
