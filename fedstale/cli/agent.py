@@ -193,7 +193,10 @@ def evaluate(
     from fedstale.agents.policy import embedded
     from fedstale.traces.forecast import split
 
-    folders = [one for folder in agents or [embedded()] for one in _trainings(folder)]
+    folders: list[Path] = []
+    for folder in agents or [embedded()]:
+        # Those of an agent's trainings, or its own.
+        folders += sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
     loaded = [load(folder) for folder in folders]
     if all_devices:
         devices_read = recorded(traces, seed=seed)
@@ -282,11 +285,6 @@ def _train_shared(
     fleets = shared.open()
     parts = [f.training for f in fleets], [f.validation for f in fleets]
     train(*parts, training, folder, watch=report, **options)
-
-
-def _trainings(folder: Path) -> list[Path]:
-    """Return the folders of an agent's trainings, or its own."""
-    return sorted(part.parent for part in folder.glob("seed-*/agent.toml")) or [folder]
 
 
 def _scenarios(traces: str, forecaster: str, seed: int, watch: Step) -> "Scenarios":

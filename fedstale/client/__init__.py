@@ -2,7 +2,6 @@
 
 from fedstale.client.mods import (
     CompressionMod,
-    ForecastingApp,
     ForecastMod,
     PackMod,
     StepRecorder,
@@ -17,7 +16,6 @@ __all__ = [
     "QUERY",
     "CompressionMod",
     "ForecastMod",
-    "ForecastingApp",
     "PackMod",
     "StepRecorder",
     "local_steps",

@@ -15,22 +15,20 @@ the SuperLink keeps it until the node confirms it, and gives it again to one tha
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from math import inf
 from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedstale.flower import superlink as flower
+from fedstale.flower import superlink_grid
 
 _PULL = "/v1/fleet/pull-messages"
 _FROM_APPS = "/v1/runtime/"
-PIECE = b"ArrayChunk "
-"""How an object begins that is a piece of an array."""
 _OBJECTS = 100_000
 _UPLOAD_S = 180.0
 """After how long without an object the SuperLink takes an upload for given up."""
@@ -47,47 +45,22 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class Orders:
+class Orders(superlink_grid.Objects):
     """Which messages ServerApps have sent, as far as the size of a reply is measured by it."""
 
-    read: Callable[[str], bytes] = field(default=lambda object_id: b"")
-    """Reads an object out of the SuperLink's store."""
     largest: dict[int, float] = field(default_factory=dict)
     """Of each run, the bytes of arrays in its largest message. None of a run that has sent no array
     yet; infinity of one that has sent some to a process before this one."""
     n_sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Messages of each run to each node."""
-    _known: dict[str, float | bytes] = field(default_factory=dict)
-    """Of objects of such messages, the bytes of arrays, or the object until they are asked for."""
-
-    def note(self, object_id: str, content: bytes) -> None:
-        """Note an object of a message."""
-        if len(self._known) >= _OBJECTS:
-            self._known.clear()
-        self._known[object_id] = len(content) if content.startswith(PIECE) else content
-
-    def size(self, object_id: str) -> float:
-        """Return the bytes of arrays in an object, each as often as it is named there.
-
-        Flower sends equal arrays, and equal pieces of one as of zeros, only once. Infinity of an
-        object that names its parts in a way which is not known.
-        """
-        if object_id not in self._known:
-            self.note(object_id, self.read(object_id))
-        found = self._known[object_id]
-        if isinstance(found, bytes):
-            try:
-                found = sum(map(self.size, flower.parts_of(found)))
-            except (AttributeError, LookupError, TypeError, ValueError):
-                found = inf
-            self._known[object_id] = found
-        return found
 
     def sent(self, message: _Pending) -> None:
         """Note a message that has all its objects."""
         self.n_sent[message.run_id, message.node] += 1
         if n := self.size(message.message_id):
             self.largest[message.run_id] = max(n, self.largest.get(message.run_id, 0))
+        if len(self._known) >= _OBJECTS:
+            self._known.clear()
 
 
 @dataclass(slots=True)

@@ -33,10 +33,10 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fedstale.deployment.long_polls import PIECE, LongPollMiddleware, LongPolls, Orders
+from fedstale.deployment.long_polls import LongPollMiddleware, LongPolls, Orders
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
-from fedstale.flower import SUPERLINK_NODE_ID, features
+from fedstale.flower import SUPERLINK_NODE_ID, features, superlink_grid
 from fedstale.flower import superlink as flower
 from fedstale.strategies.server import Validation
 
@@ -171,7 +171,7 @@ class FleetGate:
 
     def _excess_of_object(self, request: Any) -> tuple[int, str] | None:
         node, n, quotas = request.node.node_id, len(request.object_content), self._quotas
-        is_piece = request.object_content.startswith(PIECE)
+        is_piece = request.object_content.startswith(superlink_grid.PIECE)
         if not is_piece and n > quotas.record_bytes:
             return self._refuse(413, node, "record-bytes", quotas.record_bytes, n)
         for limit, most, counts, key in self._limits(request):

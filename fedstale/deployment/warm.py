@@ -166,7 +166,9 @@ class WarmExecutor:
             elif self._trial is not None and pid == self._trial[0]:
                 names, self._trial = self._trial[1], None
                 self._share(names, is_harmless=status == 0)
-        if self._is_worn() and not self._apps and self._trial is None:
+        is_old = time.monotonic() > self._since + self.longest_s or self.n_forks >= self.most_forks
+        is_worn = is_old or self._is_outdated or self._others >= _OTHERS
+        if is_worn and not self._apps and self._trial is None:
             raise SystemExit(0)
 
     def _try(self, names: list[str]) -> None:
@@ -192,10 +194,6 @@ class WarmExecutor:
         # A fork shares what it does not write, and collecting garbage writes.
         gc.collect()
         gc.freeze()
-
-    def _is_worn(self) -> bool:
-        is_old = time.monotonic() > self._since + self.longest_s or self.n_forks >= self.most_forks
-        return is_old or self._is_outdated or self._others >= _OTHERS
 
 
 def leaves_waiting(stage: int) -> bool:

@@ -5,7 +5,6 @@ reads the same message as Flower's handlers do. All of this was read in Flower 1
 """
 
 import datetime
-import json
 import logging
 import sys
 import threading
@@ -122,25 +121,6 @@ def object_ids(tree: Any) -> list[str]:
     for each in found:
         found.extend(each.children)
     return [each.object_id for each in found]
-
-
-def parts_of(content: bytes) -> list[str]:
-    r"""Return the ids of the objects that an object of a message names, as often as it does.
-
-    Raises:
-        AttributeError, LookupError, TypeError, ValueError: it names them in another way.
-
-    Example:
-        >>> parts_of(b'Array a,b 34\0{"arraychunk_ids": [0, 1, 1]}')
-        ['a', 'b', 'b']
-    """
-    head, _, body = content.partition(b"\0")
-    kind, ids = head.decode().split(" ")[:2] if b" " in head else ("", "")
-    if kind == "Message":
-        return [ids]
-    if kind == "Array":
-        return [ids.split(",")[place] for place in json.loads(body)["arraychunk_ids"]]
-    return list(json.loads(body).values()) if kind in {"RecordDict", "ArrayRecord"} else []
 
 
 def stamp_window_s() -> tuple[float, float]:

@@ -9,10 +9,12 @@ that has expired. From 1.43 on it says nothing, and `Silence` gives the same ans
 """
 
 import copy
+import json
 import logging
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 5.0
 """Between two questions for who is online, in s; a SuperLink itself notices after 30 to 60."""
+PIECE = b"ArrayChunk "
+"""How an object begins that is a piece of an array."""
+_ENVELOPE = 600
+"""Bytes of each object of a reply that count for nothing: more than names and ids take."""
+_MOST_REPEATED = 4e9
+"""Bytes of a reply's arrays where nothing limits those that come: a chunk may be in them often."""
 _GONE = "Error: Node Unavailable - the node went offline before its reply came"
 _EXPIRED = "Error: Message Unavailable - the message expired before its reply came"
 
@@ -50,6 +58,10 @@ def lifetime_s(message: Metadata) -> float:
 
 class _NotYetThereError(Exception):
     """An object of a reply has not been uploaded yet."""
+
+
+class _TooLargeError(Exception):
+    """A reply is larger than what is taken in."""
 
 
 @dataclass(slots=True)
@@ -84,16 +96,16 @@ class Reply:
             for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True)
         ]
 
-    def fetch(self, grid: "HttpGrid") -> Message | None:
+    def fetch(self, grid: "HttpGrid", most_bytes: float = inf) -> Message | None:
         """Return the reply, or None if some of it has not arrived.
 
         Devices upload the root of a reply last, so mostly one small request finds out. One whose
         upload broke off, that cannot be read, or is no answer of this node to this job, becomes an
-        error reply.
+        error reply; so does one of more than twice the bytes, as soon as so many have come.
         """
-        from flwr.proto.message_pb2 import PullObjectRequest
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 
-        client = _Answered(grid._runtime_client, self.claim)
+        client = _Answered(grid._runtime_client, self.claim, 2 * most_bytes)
         root = self.claim.message_object_trees[0].object_id
         about = self.claim.messages_list[0].metadata
         try:
@@ -105,6 +117,12 @@ class Reply:
             found = list(twin.pull_messages([self.job]))
         except _NotYetThereError:
             return None
+        except _TooLargeError as problem:
+            if not client.has_all:
+                done = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id)
+                done.message_object_id = root
+                grid._runtime_client.ConfirmMessageReceived(done)
+            return self._unreadable(str(problem))
         except Exception as problem:
             # Flower confirms what it has, and then reads what a device wrote, which may raise
             # anything. What is raised before is about the connection.
@@ -132,11 +150,63 @@ class Reply:
         return _error_reply(about, self.job, about.src_node_id, error)
 
 
+@dataclass(slots=True)
+class Objects:
+    """Objects of messages, as Flower's API carries them, and the bytes of arrays in each."""
+
+    read: Callable[[str], bytes] = field(default=lambda object_id: b"")
+    """Reads an object that was not noted."""
+    _known: dict[str, float | bytes] = field(default_factory=dict)
+    """The bytes of arrays in an object, or the object until they are asked for."""
+
+    def note(self, object_id: str, content: bytes) -> None:
+        """Note an object of a message."""
+        self._known[object_id] = len(content) if content.startswith(PIECE) else content
+
+    def size(self, object_id: str) -> float:
+        """Return the bytes of arrays in an object, each as often as it is named there.
+
+        Flower sends equal arrays, and equal pieces of one as of zeros, only once. Infinity of an
+        object that names its parts in a way which is not known.
+        """
+        try:
+            if object_id not in self._known:
+                self.note(object_id, self.read(object_id))
+            found = self._known[object_id]
+            if isinstance(found, bytes):
+                found = sum(map(self.size, _parts_of(found)))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            found = inf
+        self._known[object_id] = found
+        return found
+
+
+def _parts_of(content: bytes) -> list[str]:
+    r"""Return the ids of the objects that an object of a message names, as often as it does.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: it names them in another way.
+
+    Example:
+        >>> _parts_of(b'Array a,b 34\0{"arraychunk_ids": [0, 1, 1]}')
+        ['a', 'b', 'b']
+    """
+    head, _, body = content.partition(b"\0")
+    kind, ids = head.decode().split(" ")[:2] if b" " in head else ("", "")
+    if kind == "Message":
+        return [ids] if ids else []
+    if kind == "Array":
+        return [ids.split(",")[place] for place in json.loads(body)["arraychunk_ids"]]
+    return list(json.loads(body).values()) if kind in {"RecordDict", "ArrayRecord"} else []
+
+
 class _Answered:
     """A client of the Runtime API that has its answer on messages, and never waits for objects."""
 
-    def __init__(self, client: Any, claim: "PullAppMessagesResponse") -> None:
-        self._client, self._claim = client, claim
+    def __init__(self, client: Any, claim: Any, most_bytes: float) -> None:
+        self._client, self._claim, self._most_bytes = client, claim, most_bytes
+        self._lock, self._n_bytes = threading.Lock(), 0
+        self._objects = Objects(read=dict[str, bytes]().__getitem__)
         self.gone = False
         """Whether the upload was broken off; objects that others still upload do not matter."""
         self.has_all = False
@@ -155,25 +225,37 @@ class _Answered:
         answer: PullObjectResponse = self._client.PullObject(request)
         if answer.object_found and not answer.object_available:
             raise _NotYetThereError
+        content = answer.object_content
+        with self._lock:
+            self._objects.note(request.object_id, content)
+            self._n_bytes += max(len(content) - _ENVELOPE, 0)
+        self._check(self._n_bytes, self._most_bytes)
         return answer
+
+    @staticmethod
+    def _check(n_bytes: float, most_bytes: float) -> None:
+        """Raise if a reply has more bytes than are taken in."""
+        if n_bytes > most_bytes:
+            raise _TooLargeError(f"it has {n_bytes:,.0f} bytes or more: at most {most_bytes:,.0f}")
 
     def ConfirmMessageReceived(self, request: object) -> object:  # noqa: N802
         """Confirm the reply, so that the SuperLink forgets it."""
         answer: object = self._client.ConfirmMessageReceived(request)
         self.has_all = True
+        most = self._most_bytes if self._most_bytes < inf else _MOST_REPEATED
+        n_bytes = self._objects.size(self._claim.message_object_trees[0].object_id)
+        self._check(n_bytes, max(most, self._n_bytes))
         return answer
 
 
 def _names_replies() -> bool:
-    """Return whether PullMessages takes `reply_to_message_ids`, as from Flower 1.43 on."""
+    """Return whether PullMessages takes `reply_to_message_ids`, as from Flower 1.43 on.
+
+    From the same release on a SuperLink leaves messages unanswered for good.
+    """
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
     return "reply_to_message_ids" in PullAppMessagesRequest.DESCRIPTOR.fields_by_name
-
-
-def _stays_silent() -> bool:
-    """Return whether a SuperLink leaves messages unanswered for good: the same release did both."""
-    return _names_replies()
 
 
 def _question(jobs: Iterable[str]) -> "PullAppMessagesRequest":
@@ -207,7 +289,7 @@ class Silence:
 
     def __init__(self, grid: "HttpGrid") -> None:
         """Know of no message yet; never ask a SuperLink that answers itself."""
-        self._grid, self._is_needed = grid, _stays_silent()
+        self._grid, self._is_needed = grid, _names_replies()
         self._sent: dict[str, _Sent] = {}
         self._online: set[int] = set()
         self._looked_at = -inf

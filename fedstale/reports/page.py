@@ -243,10 +243,10 @@ def cards(run: "Run") -> list[tuple[str, str]]:
 def _limits(run: "Run") -> list[tuple[str, str]]:
     """List the limits that validation has applied in a run, as names and values."""
     found = []
-    for kind, name in ("capped", "examples capped"), ("clipped", "norms clipped"):
+    for kind, what in ("capped", "examples"), ("clipped", "norms"), ("dropped", "metrics"):
         limits = run.summary.get(kind, {})
-        if limits.get("replies"):
-            found.append((name, f"{limits['replies']:,}, of {limits['nodes']:,} devices"))
+        if n := limits.get("replies"):
+            found.append((f"{what} {kind}", f"{n:,}, of {limits['nodes']:,} devices"))
     return found
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
-    from fedstale.simulation.nodes import NodeConfigs, enrolled, node_configs
+    from fedstale.simulation.nodes import enrolled, node_configs
     from fedstale.simulation.run import simulate
     from fedstale.simulation.stage_contract import check_stage
     from fedstale.simulation.trace_grid import TraceGrid
@@ -47,7 +47,6 @@ __all__ = [
     "JobRow",
     "JobTable",
     "MessageRounds",
-    "NodeConfigs",
     "ProcessExecutor",
     "RunEnded",
     "RunMetrics",

@@ -17,7 +17,7 @@ from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.flower import Size, entries, trains_nothing
 from fedstale.strategies.stages import QUERY, StepsDone, steps_of
-from fedstale.strategies.types import Stateful
+from fedstale.strategies.types import MOST_EXAMPLES, Stateful
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,9 @@ class CostModel(Stateful):
             whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
-        undeclared = self._undeclared_with(kind)
+        # Those of all queries of the app's own are told at once.
+        own = undeclared_queries([kind], self.costs)
+        undeclared = list(dict.fromkeys([*self._undeclared, *own]))
         is_training = is_sent_arrays and is_own_query(kind)
         missing = undeclared if is_training else missing_costs([kind], self.costs)
         if missing:
@@ -181,11 +183,6 @@ class CostModel(Stateful):
             logger.warning("%s", _no_work_text(undeclared))
         # Apps with client_fn also request parameters and properties, which a device has.
         return None if main in _BY_EXAMPLES else 0.0, self._work_each(main)
-
-    def _undeclared_with(self, kind: str) -> list[str]:
-        """Return the keys of all queries of the app's own whose work is not declared."""
-        own = undeclared_queries([kind], self.costs)
-        return list(dict.fromkeys([*self._undeclared, *own]))
 
     def training(self, whole: float, reply: RecordDict) -> float:
         """Return the work of a training of which a share was asked for, in work units.
@@ -283,7 +280,8 @@ class CostModel(Stateful):
         if examples is not None:
             before = self._examples.get((kind, node_id))
             self._count[kind] = self._count.get(kind, 0) + (before is None)
-            self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
+            # Rounding must not take it below 0, which no work is.
+            self._sum[kind] = max(self._sum.get(kind, 0.0) + examples - (before or 0.0), 0.0)
             self._examples[(kind, node_id)] = examples
 
     def _work_each(self, main: str) -> float:
@@ -427,14 +425,14 @@ def _undeclared(keys: Iterable[str]) -> ConfigError:
 
 
 def examples_in(content: RecordDict) -> float | None:
-    """Return the number of examples that a reply states, >= 0; None where it states none."""
-    found = None
+    """Read how many examples a reply states, 0 if unusable; None where it states none."""
     for record in entries(content).values():
         if not isinstance(record, MetricRecord):
             continue
         # Clients made by client_fn spell it with an underscore, in a record of its own.
         metrics = entries(record)
         examples = metrics.get("num-examples", metrics.get("num_examples"))
-        if isinstance(examples, int | float) and 0 <= examples < np.inf:
-            found = float(examples)
-    return found
+        if examples is not None:
+            usable = isinstance(examples, int | float) and 0 <= examples <= MOST_EXAMPLES
+            return float(examples) if usable else 0.0
+    return None

@@ -43,7 +43,13 @@ from fedstale.strategies.server import (
     numbers,
 )
 from fedstale.strategies.stages import QUERY
-from fedstale.strategies.types import FORECAST_RECORD, ClientUpdate, Stateful, n_cores
+from fedstale.strategies.types import (
+    FORECAST_RECORD,
+    MOST_EXAMPLES,
+    ClientUpdate,
+    Stateful,
+    n_cores,
+)
 from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
@@ -58,6 +64,8 @@ _BY = {
 _EXAMPLES = "num-examples"
 _NONE_GOOD = 50
 """Jobs that may fail before the first good one, where there are more devices than that."""
+_MOST_NAMES = 1024
+"""Names of metrics that are kept besides the server's: devices choose them."""
 _OLDER = ("fitres.metrics", "evaluateres.metrics")
 """Records of the older API with metrics, which are ConfigRecords."""
 
@@ -88,7 +96,7 @@ class RunMetrics(Stateful, Callback):
     limits: dict[Limit, dict[int, int]] = field(
         default_factory=lambda: {"capped": {}, "clipped": {}}
     )
-    """How often numbers of examples were capped and norms clipped, of each node."""
+    """How often numbers of examples were capped, norms clipped and metrics dropped, by node."""
     n_forecasts: int = 0
     """Forecasts in replies."""
     no_forecast: str = ""
@@ -99,15 +107,19 @@ class RunMetrics(Stateful, Callback):
         """Count the metrics of a reply that are no numbers, and whether it has a forecast."""
         if not reply.has_error():
             forecast = entries(reply.content).get(FORECAST_RECORD)
-            if isinstance(forecast, ConfigRecord):
-                self.no_forecast = self.no_forecast or str(forecast.get("error", ""))
-                self.n_forecasts += "error" not in forecast
+            if isinstance(forecast, ConfigRecord) and "error" not in forecast:
+                self.n_forecasts += 1
+            elif isinstance(forecast, ConfigRecord):
+                self.no_forecast = self.no_forecast or first_line(quoted(forecast["error"]))
             source = reply.metadata.message_type.split(".")[0]
             for name in _not_numbers(reply.content):
                 self._count_not_number(f"{source} {name}")
 
     def _count_not_number(self, metric: str) -> None:
-        self.not_numbers[metric] = self.not_numbers.get(metric, 0) + 1
+        name = quoted(metric)
+        if name not in self.not_numbers and len(self.not_numbers) >= _MOST_NAMES:
+            name = "other"
+        self.not_numbers[name] = self.not_numbers.get(name, 0) + 1
 
     def new_version(
         self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
@@ -123,8 +135,12 @@ class RunMetrics(Stateful, Callback):
         """
         now = run.now()
         for name, value in values.items():
+            key = f"{source} {name}"
+            if source != "server" and key not in self.latest and len(self.latest) >= _MOST_NAMES:
+                run.hint(f"of more than {_MOST_NAMES:,} names of metrics the others are left out")
+                continue
             self.rows.append((now, version, source, name, value))
-            self.latest[f"{source} {name}"] = value
+            self.latest[key] = value
             if source == "server" and not isfinite(value):
                 self._count_not_number(f"{source} {name}")
         self.rounds, self.limits = run.rounds, run.limits
@@ -397,7 +413,8 @@ def _not_numbers(content: RecordDict) -> list[str]:
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:
     """Return by how many examples a record counts, and its metrics."""
     values = numbers(record)
-    return values.pop(_EXAMPLES, 1.0), values
+    examples = values.pop(_EXAMPLES, 1.0)
+    return (examples if 0 <= examples <= MOST_EXAMPLES else 0.0), values
 
 
 def in_rounds(n: int) -> str:

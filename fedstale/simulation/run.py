@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedstale.compat import Replacement, importing, server_fn_on, stock_strategies_reporting
@@ -55,7 +55,7 @@ from fedstale.strategies.server import (
     Callback,
     Checkpointer,
     Checkpoints,
-    Snapshot,
+    Versions,
     read_checkpoint,
 )
 from fedstale.strategies.stages import OlderClients
@@ -285,7 +285,7 @@ class SimulationCheckpointer(Checkpointer):
         self._metrics.load_state_dict(state["metrics"])
         self._grid.runtime.trained = self._metrics.rounds
         self._grid.runtime.limits = self._metrics.limits
-        self._metrics.arrays = current_model(strategy["versions"])
+        self._metrics.arrays = Versions.model_in(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy
 
@@ -403,12 +403,6 @@ def _sentence(problem: Exception, directory: Path) -> str:
     told = quoted(f"the ServerApp raised {type(problem).__name__}: {problem}")
     text = f"{first_line(told)} ({where})"
     return f"{text}; {hint}" if hint else text
-
-
-def current_model(versions: State) -> ArrayRecord:
-    """Return the model of a checkpoint, by the versions in its strategy's state."""
-    held = versions["held"][str(versions["version"])]
-    return Snapshot.holding(held["floats"], held["counts"], tuple(versions["names"])).record()
 
 
 def _random_streams() -> State:

@@ -2,7 +2,6 @@
 
 from fedstale.strategies.server.buffer import (
     WEIGHT_CAP,
-    Normalise,
     Sums,
     add_metrics,
     capped,
@@ -14,7 +13,6 @@ from fedstale.strategies.server.checkpoint import (
     write_checkpoint,
 )
 from fedstale.strategies.server.checks import Validation
-from fedstale.strategies.server.flower_rounds import FlowerRounds
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
@@ -58,10 +56,8 @@ __all__ = [
     "Checkpointer",
     "Checkpoints",
     "EventLoop",
-    "FlowerRounds",
     "ForwardingGrid",
     "Limit",
-    "Normalise",
     "Options",
     "ResumedClock",
     "RunLogger",

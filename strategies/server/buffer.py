@@ -29,7 +29,7 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.robust import Median, Rule, aggregate, heaviest
-from fedstale.strategies.server.checks import Checks
+from fedstale.strategies.server.checks import FEW, Checks
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
@@ -166,7 +166,7 @@ class Buffer(Stateful):
         for update in early:
             try:
                 if self.strategy.robust is None:
-                    self.checks.limit_early(update)
+                    self.checks.limit(update, few=FEW)
             except RejectionError as problem:
                 self.updates.remove(update)
                 self.rejected.append((update, problem))

@@ -29,7 +29,7 @@ from fedstale.strategies.types import Array, Checked, Count, State, Whole
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 9
+FORMAT = 10
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
@@ -283,12 +283,8 @@ def _checksum(text: str, arrays: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(_bytes_of(array))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-def _bytes_of(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _hold(folder: Path, setting: str) -> None:

@@ -19,15 +19,13 @@ is counted and logged, and nodes that keep failing are rested.
 
 import logging
 from collections import Counter
-from collections.abc import ItemsView, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from math import inf, isfinite, isnan, nan
 from statistics import median
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.errors import ProtocolError, quoted
@@ -44,6 +42,7 @@ from fedstale.strategies.server.versions import (
 )
 from fedstale.strategies.stages import WORK
 from fedstale.strategies.types import (
+    MOST_EXAMPLES,
     MOST_METRICS,
     MOST_NAME,
     AtLeastOne,
@@ -82,18 +81,6 @@ MOST_COUNT = 2.0**64
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 
 
-class RecordKeys(NamedTuple):
-    """Names of records and values in replies."""
-
-    arrays: str = "arrays"
-    """ArrayRecord with the model; in a reply the only one may have any name."""
-    examples: str = "num-examples"
-    """Metric with the number of examples behind an update."""
-
-
-USUAL_KEYS = RecordKeys()
-"""Those of Flower's strategies."""
-
 Cap = Annotated[AtLeastOne, "a finite number >= 1, such as 1.5"]
 Staleness = Annotated[Whole, "an integer >= 0 (0 takes no stale update)"]
 
@@ -102,7 +89,7 @@ Staleness = Annotated[Whole, "an integer >= 0 (0 takes no stale update)"]
 class Validation:
     """The settings of `Checks`."""
 
-    most_examples: Positive = 1e9
+    most_examples: Positive = MOST_EXAMPLES
     """More than this is taken for a mistake, or for an attempt to own the average."""
     examples_cap: Cap | None = None
     """No reply counts for more than this times the running median of examples, >= 1; None trusts
@@ -140,6 +127,9 @@ class Validation:
     """Values of all its MetricRecords and ConfigRecords, >= 1; a list is one value."""
     most_elements: Count = 10_000
     """Elements of all lists among them, >= 1."""
+    most_names: Count = 256
+    """Names of metrics that are kept in a run, >= 1, besides those of losses. One node brings in at
+    most a quarter of what the others have left, so that a few cannot take all."""
     dtypes: Literal["same", "cast"] = "same"
     """Whether a reply must have the model's dtypes, or is converted from any real numbers."""
     window: Count = 100
@@ -218,13 +208,14 @@ class NodeMedian(Stateful):
 class Checks(Stateful):
     """Checks the replies of one run, by themselves and by what it knows of the others."""
 
-    saved = ("examples", "evaluated", "norms", "steps", "counts", "records")
+    saved = ("examples", "evaluated", "norms", "steps", "counts", "records", "names")
 
     def __init__(
         self,
         validation: Validation,
-        keys: RecordKeys = USUAL_KEYS,
         *,
+        arrays_key: str = "arrays",
+        examples_key: str = "num-examples",
         limits: dict[Limit, dict[int, int]] | None = None,
         most_bytes: float = inf,
         weighs_examples: bool = True,
@@ -234,21 +225,26 @@ class Checks(Stateful):
 
         Args:
             validation: the settings.
-            keys: names of what replies hold.
-            limits: counts of the limits that changed a number, by kind and node, to add to.
+            arrays_key: ArrayRecord with the model; in a reply the only one may have any name.
+            examples_key: metric with the number of examples behind an update.
+            limits: counts of the limits that changed something, by kind and node, to add to.
             most_bytes: of a reply; see `Validation.most_bytes_of`.
             weighs_examples: whether updates count by their examples. Where they do not, a cap
                 moves means of metrics and what selectors see, and is no warning.
             needs_steps: whether updates are divided by their number of local steps.
         """
-        self.validation, self.keys, self.most_bytes = validation, keys, most_bytes
+        self.validation, self.most_bytes = validation, most_bytes
+        self.arrays_key, self._examples_key = arrays_key, examples_key
         self._weighs_examples, self._needs_steps = weighs_examples, needs_steps
         self.limits = {"capped": {}, "clipped": {}} if limits is None else limits
+        self.names: dict[str, int] = {}
+        """The names of metrics that are kept, and which node was the first to state each."""
         self.examples, self.evaluated, self.norms, self.steps = (
             NodeMedian(validation.window, validation.enough) for _ in range(4)
         )
         self.counts: Counter[str] = Counter()
-        """Replies rejected by kind, as "rejected: KIND"; examples "capped" and norms "clipped"."""
+        """Replies rejected by kind, as "rejected: KIND"; examples "capped", norms "clipped", and
+        replies of which metrics were "dropped"."""
         self.records: dict[int, tuple[int, int, float]] = {}
         """What speaks against a node: its replies rejected in a row, its rests since its last good
         reply, and the instant in s when the last of them ends."""
@@ -262,37 +258,18 @@ class Checks(Stateful):
         Raises:
             RejectionError: a ProtocolError that names the limit and what exceeds it.
         """
-        # Each limit is held before anything of what it limits is looked at.
-        content, settings = reply.content, self.validation
-        if len(content) > settings.most_records:
-            raise _too_large("records", len(content), settings.most_records, "most_records")
-        arrays: list[ItemsView[str, FlowerArray]] = []
-        others: list[ItemsView[str, object]] = []
-        for record in content.values():
-            if isinstance(record, ArrayRecord):
-                arrays.append(record.items())
-            else:
-                others.append(record.items())
-        n_values = sum(map(len, others))
-        if n_values > settings.most_metrics:
-            raise _too_large("metrics and configs", n_values, settings.most_metrics, "most_metrics")
-        n_bytes, longest, lists = _sizes_of(others)
-        n_bytes += 8 * n_values + sum(map(len, content))
-        n_elements = sum(map(len, lists))
-        if n_elements > settings.most_elements:
-            raise _too_large(
-                "elements of lists", n_elements, settings.most_elements, "most_elements"
-            )
-        n_bytes += 8 * n_elements
-        for element in chain.from_iterable(lists):
-            if isinstance(element, _TEXTS):
-                n_bytes += len(element)
-        for name, array in chain.from_iterable(arrays):
-            n_bytes += len(name) + len(array.data)
-        if n_bytes > self.most_bytes:
-            raise _too_large("bytes", n_bytes, self.most_bytes, "most_bytes")
-        if longest > MOST_NAME:
-            raise _too_large("characters of a name", longest, MOST_NAME, "")
+        content, rules = reply.content, self.validation
+        n_bytes, n_values, n_elements, longest = sizes_of(content)
+        for n, what, most, by in (
+            (len(content), "records", rules.most_records, "most_records"),
+            (n_values, "metrics and configs", rules.most_metrics, "most_metrics"),
+            (n_elements, "elements of lists", rules.most_elements, "most_elements"),
+            (n_bytes, "bytes", self.most_bytes, "most_bytes"),
+            (longest, "characters of a name", MOST_NAME, ""),
+        ):
+            if n > most:
+                told = f"{n:,} {what}: at most {most:,}{f', by Validation({by})' if by else ''}"
+                raise RejectionError("size", f"the reply has {told}")
 
     def open(self, reply: Message, job: Job, versions: Versions) -> ClientUpdate:
         """Return the update in a training reply, in memory of its own, limited if medians hold.
@@ -324,7 +301,7 @@ class Checks(Stateful):
         limits = settings.norm_bound, settings.norm_cap, settings.examples_cap
         # Both medians hold at once: they hear the same nodes.
         if self.norms.holds or not any(limits):
-            self._limit(update)
+            self.limit(update)
         self.records.pop(job.node_id, None)
         return update
 
@@ -332,7 +309,7 @@ class Checks(Stateful):
         """Return the update in a training reply, checked by itself alone; as `open`."""
         examples, metrics = self._measured(reply)
         base = versions.base(job.base_version, job.down)
-        record = arrays_in(reply.content, self.keys.arrays)
+        record = arrays_in(reply.content, self.arrays_key)
         names = set(base.names)
         if len(record) != len(names) or set(record) != names:
             missing, extra = names - set(record), set(record) - names
@@ -405,21 +382,18 @@ class Checks(Stateful):
                 arrays[name] = whole[name] = read(stored, name, x, accepted, x.dtype)
         return arrays, whole
 
-    def limit_early(self, update: ClientUpdate) -> None:
-        """Limit an update that came before the running medians held, by those of `FEW` nodes.
+    def limit(self, update: ClientUpdate, *, few: int | None = None) -> None:
+        """Clip and bound the norm of an update, and cap its examples, once; done here alone.
 
-        Raises:
-            RejectionError: its norm is beyond the bound.
-        """
-        if not update.limited:
-            self._limit(update, few=FEW)
-
-    def _limit(self, update: ClientUpdate, *, few: int | None = None) -> None:
-        """Clip and bound the norm of an update, and cap its examples; done here alone.
+        Args:
+            update: checked by itself.
+            few: nodes that are enough, of one that came before the running medians held.
 
         Raises:
             RejectionError: the norm, or the number of steps, is beyond the bound.
         """
+        if update.limited:
+            return
         settings, norm = self.validation, update.norm
         update.limited = True
         if len(self.norms) < (few or settings.enough):
@@ -487,7 +461,7 @@ class Checks(Stateful):
         Raises:
             RejectionError: a ProtocolError; no usable number of examples.
         """
-        key, most = self.keys.examples, self.validation.most_examples
+        key, most = self._examples_key, self.validation.most_examples
         for record in reply.content.values():
             if not isinstance(record, MetricRecord) or key not in record:
                 continue
@@ -495,8 +469,7 @@ class Checks(Stateful):
             if isinstance(examples, list) or not 0 < examples <= most:
                 text = "a list" if isinstance(examples, list) else f"{examples!r:.40}"
                 raise RejectionError(
-                    "examples",
-                    f"{key} = {text}: expected a number above 0, at most {most:g}",
+                    "examples", f"{key} = {text}: expected a number above 0, at most {most:g}"
                 )
             scalars: dict[str, float] = {}
             for name, value in record.items():
@@ -504,8 +477,22 @@ class Checks(Stateful):
                     scalars |= numbers({name: value})
                 elif name != key:
                     scalars[name] = value if isinstance(value, float) else as_float(value)
+            if not self.names.keys() >= scalars.keys():
+                scalars = self._with_room(scalars, reply.metadata.src_node_id)
             return float(examples), scalars
         raise RejectionError("examples", f"no MetricRecord holds {key!r}")
+
+    def _with_room(self, metrics: dict[str, float], node_id: int) -> dict[str, float]:
+        """Keep the metrics whose names are known, or have room among those of the run."""
+        names, rules = self.names, self.validation
+        n_own = sum(node == node_id for node in names.values())
+        room = -(-(rules.most_names - len(names) + n_own) // 4) - n_own
+        for name in metrics:
+            if name not in names and (room > 0 or name in (rules.loss_key, rules.square_loss_key)):
+                names[name], room = node_id, room - 1
+        kept = {name: value for name, value in metrics.items() if name in names}
+        self._note_limit("dropped", node_id, len(metrics), len(kept))
+        return kept
 
     def reject(self, node_id: int, problem: ProtocolError, now: float) -> None:
         """Count and log a rejected reply, and rest its node if it keeps failing.
@@ -550,39 +537,46 @@ class Checks(Stateful):
         if not now < was:
             return
         self.counts[kind] += 1
-        if kind == "capped":
-            what, setting, moves_model = self.keys.examples, "examples_cap", self._weighs_examples
-        else:
-            what, setting, moves_model = "norm of the update", "norm_cap", True
+        what, setting, warns = {
+            "capped": (self._examples_key, "examples_cap", self._weighs_examples),
+            "clipped": ("norm of the update", "norm_cap", True),
+            "dropped": ("number of its metrics", "most_names", True),
+        }[kind]
         # Silent caps would leave a skewed fleet's average unexplained: the first is a warning.
         logger.log(
-            logging.WARNING if self.counts[kind] == 1 and moves_model else logging.DEBUG,
+            logging.WARNING if self.counts[kind] == 1 and warns else logging.DEBUG,
             "node %d: %s counts as %.6g, not %.6g, by Validation(%s=%g); the summary of the run "
             "counts how often",
             *(node_id, what, now, was, setting, getattr(self.validation, setting)),
         )
-        by_node = self.limits[kind]
+        by_node = self.limits.setdefault(kind, {})
         by_node[node_id] = by_node.get(node_id, 0) + 1
 
 
-def _sizes_of(
-    records: Iterable[ItemsView[str, object]],
-) -> tuple[int, int, list[list[object]]]:
-    """Return the bytes of names and texts in records, the longest name, and their lists."""
-    n_bytes, longest, lists = 0, 0, []
-    for name, value in chain.from_iterable(records):
-        n_bytes += len(name)
-        longest = max(longest, len(name))
-        if isinstance(value, list):
-            lists.append(value)
-        elif isinstance(value, _TEXTS):
-            n_bytes += len(value)
-    return n_bytes, longest, lists
+def sizes_of(content: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Count what is in some records, of which nothing is parsed.
 
-
-def _too_large(what: str, n: int, most: float, setting: str) -> RejectionError:
-    by = f", by Validation({setting})" if setting else ""
-    return RejectionError("size", f"the reply has {n:,} {what}: at most {most:,}{by}")
+    Returns:
+        Bytes of all names, arrays, texts and numbers; values of metrics and configs; elements of
+        the lists among these; and characters of their longest name.
+    """
+    n, n_values, n_elements, longest = sum(map(len, content)), 0, 0, 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                about = len(array.dtype) + len(array.stype) + 8 * len(array.shape)
+                n += len(name) + len(array.data) + about
+            continue
+        n_values += len(record)
+        for name, value in record.items():
+            longest = max(longest, len(name))
+            n += len(name) + 8
+            if isinstance(value, list):
+                n_elements += len(value)
+                n += 8 * len(value) + sum(len(x) for x in value if isinstance(x, _TEXTS))
+            elif isinstance(value, _TEXTS):
+                n += len(value)
+    return n, n_values, n_elements, longest
 
 
 def _from_another(reply: Message, node_id: int) -> RejectionError:

@@ -21,7 +21,7 @@ from fedstale.errors import FedstaleError, ProtocolError, first_line, quoted
 from fedstale.flower import ErrorCode
 from fedstale.strategies.schedule import Pace
 from fedstale.strategies.server.buffer import Buffer, EvaluateFn, Evaluations
-from fedstale.strategies.server.checks import Checks, RecordKeys
+from fedstale.strategies.server.checks import Checks
 from fedstale.strategies.server.jobs import Dispatcher, OpenJobs
 from fedstale.strategies.server.resume import begin_stages, continue_from, state_of
 from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
@@ -102,7 +102,6 @@ class EventLoop(Stateful):
         )
         self.asking = next((stage for stage in self.stages if stage.query), None)
         self.jobs, self.history = OpenJobs(), History()
-        keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
         if strategy.robust is not None or any(
             "own norms" in stage.requires for stage in self.stages
@@ -113,7 +112,8 @@ class EventLoop(Stateful):
         grid.runtime.most_bytes = validation.most_bytes_of(self.versions.n_bytes)
         self.checks = Checks(
             validation,
-            keys,
+            arrays_key=strategy.arrayrecord_key,
+            examples_key=strategy.weighted_by_key,
             # Those of the grid also where another loop runs the rounds.
             limits=grid.runtime.limits,
             most_bytes=grid.runtime.most_bytes,
@@ -332,7 +332,7 @@ class EventLoop(Stateful):
                 self._accept(job, self.checks.open(reply, job, self.versions), now)
                 if not self._is_first_seen:
                     self._is_first_seen = True
-                    hint_of_unread(self.grid.runtime, self.checks.keys.arrays, reply, self.stages)
+                    hint_of_unread(self.grid.runtime, self.checks.arrays_key, reply, self.stages)
         except ProtocolError as problem:
             self.checks.reject(job.node_id, problem, now)
             self._fail(job, "rejected", quoted(problem))

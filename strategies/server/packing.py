@@ -24,6 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from fedstale.errors import ProtocolError, quoted
 from fedstale.flower import STYPE, ErrorCode, message_of
+from fedstale.strategies.server.checks import sizes_of
 
 PACKING_RECORD = "fedstale.packing"
 """Name of the ConfigRecord by which a message says that its sender can unpack."""
@@ -159,8 +160,8 @@ class PackedNodes:
 
         Args:
             reply: to any kind of message.
-            most_bytes: of what is unpacked; a reply of more is returned as it is, and validation,
-                which has the same limit, rejects it.
+            most_bytes: of what is unpacked, and of what packing says of it; a reply of more is
+                returned as it is, and validation, which has the same limit, rejects it.
         """
         if not reply.has_content():
             return reply
@@ -169,8 +170,9 @@ class PackedNodes:
             self._advise(node, reply.content)
             return reply
         self._nodes.add(node)
-        packed = reply.content.get(PACKED_RECORD)
-        if isinstance(packed, ArrayRecord) and _n_bytes(packed) > most_bytes:
+        content = dict(reply.content)
+        about: dict[str, object] = {PACKING_RECORD: content.pop(PACKING_RECORD)}
+        if max(sizes_of(about)[0], sizes_of(content)[0]) > most_bytes:
             return reply
         try:
             return message_of(reply.metadata, unpack(reply.content))
@@ -190,10 +192,6 @@ class PackedNodes:
                 "ForecastMod as the first mod of the ClientApp they are one object",
                 *(node, n),
             )
-
-
-def _n_bytes(record: ArrayRecord) -> int:
-    return sum(len(array.data) for array in record.values())
 
 
 def _described(records: dict[str, ArrayRecord]) -> dict[str, list[str]]:

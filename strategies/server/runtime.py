@@ -28,7 +28,7 @@ from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import MOST_NAME, ClientUpdate, NodeSet, State
 
 logger = logging.getLogger(__name__)
-Limit = Literal["capped", "clipped"]
+Limit = Literal["capped", "clipped", "dropped"]
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""
@@ -293,10 +293,9 @@ class Runtime:
         self.hints: list[str] = []
         """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()
-        """Of the loop that goes on: replies rejected by kind, as "rejected: KIND", and numbers of
-        examples "capped" and norms "clipped"."""
+        """Of the loop that goes on; see `Checks.counts`."""
         self.limits: dict[Limit, dict[int, int]] = {"capped": {}, "clipped": {}}
-        """How often numbers of examples were capped and norms clipped, of each node."""
+        """How often numbers of examples were capped, norms clipped and metrics dropped, by node."""
         self.before_checkpoint: Callable[[], None] | None = None
         """Keeps what the run's folder holds, before a checkpoint of the strategy is written."""
         for callback in callbacks:

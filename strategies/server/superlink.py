@@ -86,6 +86,8 @@ class Uploads(WallClock):
     max_held: int = 8
     """Replies that are fetched ahead of the event loop at most; more stay at the SuperLink, so that
     memory is bounded while the loop is busy elsewhere."""
+    most_bytes: float = inf
+    """Bytes of a reply that the loop takes in."""
 
     def __post_init__(self) -> None:
         self._pool = _threads(self.workers)
@@ -150,7 +152,7 @@ class Uploads(WallClock):
     def _fetch(self, reply: "Reply") -> None:
         problem, fetched = None, None
         try:
-            fetched = reply.fetch(self.grid)
+            fetched = reply.fetch(self.grid, self.most_bytes)
         except BaseException as raised:
             problem = raised  # to be raised again in the event loop
         with self._changed:
@@ -330,6 +332,8 @@ class SuperLinkGrid(ForwardingGrid):
         """
         wanted = asked_ids(reply_to_message_ids, message_ids)
         source = self._grid if self._uploads is None else self._uploads
+        if self._uploads is not None:
+            self._uploads.most_bytes = self.runtime.most_bytes
         asked = list(self._open) if wanted is None else wanted
         replies = [quote_error(reply) for reply in source.pull_messages(asked)]
         if self._packing is not None:

@@ -280,11 +280,6 @@ class Versions:
         """Number of versions kept."""
         return len(self._held)
 
-    @property
-    def n_on_disk(self) -> int:
-        """Number of versions kept on disk."""
-        return sum(held.on_disk for held in self._held.values())
-
     def hold(self, version: int) -> None:
         """Keep a version for one more job."""
         self._held[version].jobs += 1
@@ -485,7 +480,8 @@ def read_change(
             "format", f"arrays[{name!r}] is in {form}, which its job did not ask for: {asked}?"
         )
     if shape != like.shape:
-        raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
+        text = f"arrays[{name!r}] has shape {shape!r:.80}: expected {like.shape}"
+        raise RejectionError("shape", text)
     known = _QUANTISED.get(stored.dtype)
     fits = known is not None and (dtypes is None or known in dtypes)
     if known is None or not fits or not is_quantised(form, known, shape):

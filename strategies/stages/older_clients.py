@@ -81,7 +81,8 @@ class OlderClients(Stage):
             name: value for name, value in metrics.items() if isinstance(value, int | float)
         }
         for name, key in (("num_examples", "num-examples"), ("loss", "eval_loss")):
-            if stated := content.metric_records.get(f"{answer}.{name}"):
+            stated = content.metric_records.get(f"{answer}.{name}")
+            if stated is not None and name in stated:
                 found[key] = stated[name]
         arrays = content.array_records.get(f"{answer}.parameters")
         for record in [record for record in content if record.startswith(f"{answer}.")]:

@@ -1,7 +1,6 @@
 """What all parts of a strategy speak of: models, updates, nodes, settings and state."""
 
 from fedstale.strategies.types.arrays import (
-    CHUNK,
     Array,
     Model,
     add_scaled,
@@ -21,6 +20,7 @@ from fedstale.strategies.types.arrays import (
 )
 from fedstale.strategies.types.job import (
     FORECAST_RECORD,
+    MOST_EXAMPLES,
     MOST_METRICS,
     MOST_NAME,
     PURPOSES,
@@ -88,9 +88,9 @@ from fedstale.strategies.types.parts import (
 )
 
 __all__ = [
-    "CHUNK",
     "DURATIONS_KEPT",
     "FORECAST_RECORD",
+    "MOST_EXAMPLES",
     "MOST_METRICS",
     "MOST_NAME",
     "PURPOSES",

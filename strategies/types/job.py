@@ -264,6 +264,8 @@ def as_float(value: float) -> float:
         return float("inf")
 
 
+MOST_EXAMPLES = 1e9
+"""Of one reply: more are a mistake, or an attempt to own what is averaged or expected of others."""
 MOST_ELEMENTS, _MOST_LONG = 100, 5
 """Elements of one list that are metrics of their own."""
 _LONG = set[str]()

@@ -1,8 +1,11 @@
 """Fetching replies from a SuperLink while some devices are still uploading."""
 
+import json
 import logging
 import threading
 import time
+import tracemalloc
+from math import inf
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from loop_link import asked, grid_of
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale.strategies import GapAware
+from fedstale.strategies.server.checks import sizes_of
 from fedstale.strategies.server.superlink import (
     SuperLinkGrid,
     Uploads,
@@ -34,7 +38,7 @@ class SuperLink:
         self.delay_s = delay_s
         self.lock = threading.Lock()
         self.replies, self.told, self.objects, self.confirmed = {}, set(), {}, []
-        self.polls = self.at_once = self.most_at_once = 0
+        self.polls = self.at_once = self.most_at_once = self.n_pulled = 0
         self.lost, self.fails = set(), None
 
     def answer(self, message, answer):
@@ -72,6 +76,7 @@ class SuperLink:
             if request.object_id in self.lost:
                 return PullObjectResponse(object_found=False)
             data, ready = self.objects[request.object_id]
+            self.n_pulled += data.startswith(b"ArrayChunk")
             if time.monotonic() < ready:
                 return PullObjectResponse(object_found=True, object_available=False)
             return PullObjectResponse(object_found=True, object_available=True, object_content=data)
@@ -197,6 +202,59 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_its_own_job_alone(spoil, cap
     assert about["m0"].error.reason.startswith("the reply cannot be read: ")
     assert about["m0"].metadata.src_node_id == 0
     assert "node 0: its reply cannot be read" in caplog.text
+
+
+def repeated(link, node, times):
+    """Let the only array of a reply hold its only chunk many times."""
+    array = next(x for x, (data, _) in link.objects.items() if data.startswith(b"Array "))
+    head, _, body = link.objects[array][0].partition(b"\0")
+    said = json.loads(body) | {"arraychunk_ids": [0] * times}
+    link.objects[array] = head + b"\0" + json.dumps(said).encode(), 0.0
+
+
+def pulled_within(most_bytes, body, spoil=None):
+    """What comes of a reply, the requests for its objects, and the peak of memory."""
+    link = SuperLink()
+    link.answer(message(1), body)
+    if spoil is not None:
+        spoil(link)
+    with without_stalls(grid_of(link)) as grid:
+        grid.runtime.most_bytes = most_bytes
+        tracemalloc.start()
+        (reply,) = [reply for _, reply in gather(grid, ["m1"], 1).values()]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(link.confirmed) == 1
+    return reply, link, peak
+
+
+@pytest.mark.parametrize("most_bytes", [10**6, inf])
+def test_a_chunk_that_stands_in_an_array_many_times_is_no_way_to_fill_memory(most_bytes, caplog):
+    body = content(record(w=np.zeros(10**5, np.uint8)), 2)
+    reply, _, peak = pulled_within(most_bytes, body, lambda link: repeated(link, 1, 50_000))
+    assert "it has 5,00" in reply.error.reason
+    assert "node 1: its reply cannot be read" in caplog.text
+    assert peak < 10**7
+    # So an honest array of zeros travels.
+    reply, _, _ = pulled_within(most_bytes, body, lambda link: repeated(link, 1, 8))
+    assert len(reply.content["arrays"]["w"].data) == 8 * (10**5 + 128)
+
+
+def test_a_reply_of_more_than_a_loop_takes_in_is_not_fetched_whole(caplog):
+    chunks = 40
+    body = content(record(**{f"w{k}": np.full(10**5, k, np.uint8) for k in range(chunks)}), 2)
+    reply, link, _ = pulled_within(10**6, body)
+    assert reply.error.reason.startswith("the reply cannot be read: it has 2,0")
+    assert link.n_pulled < chunks
+    assert reply.metadata.src_node_id == 1
+    reply, link, _ = pulled_within(4 * 10**6, body)
+    assert len(reply.content["arrays"]) == chunks
+
+
+def test_small_arrays_are_not_taken_for_a_large_reply():
+    body = content(record(**{f"w{k}": np.zeros(1) + k for k in range(150)}), 2)
+    reply, _, _ = pulled_within(sizes_of(body)[0], body)
+    assert len(reply.content["arrays"]) == 150
 
 
 def test_an_error_reply_passes():

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from fedstale.deployment import superlink
 from fedstale.deployment.long_polls import LongPolls
 from fedstale.deployment.superlink import FleetGate, Quotas
+from fedstale.flower.superlink_grid import PIECE
 
 RUN, HONEST = 7, 1
 CEILING, OF_HOUR = 3_000_000, 10_000_000
@@ -69,9 +70,7 @@ class Gate(RuleBasedStateMachine):
             run_id=RUN,
             session_id=upload,
             object_id=name,
-            object_content=superlink.PIECE + bytes(n - len(superlink.PIECE))
-            if n > 20
-            else bytes(n),
+            object_content=PIECE + bytes(n - len(PIECE)) if n > 20 else bytes(n),
         )
         scope = {
             "type": "http",

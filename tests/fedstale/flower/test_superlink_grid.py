@@ -19,7 +19,13 @@ def who():
 @pytest.fixture
 def silent(monkeypatch):
     """Let the SuperLink leave messages unanswered, as that of Flower 1.43 does."""
-    monkeypatch.setattr(superlink_grid, "_stays_silent", lambda: True)
+    made = Silence.__init__
+
+    def make(silence, grid):
+        made(silence, grid)
+        silence._is_needed = True
+
+    monkeypatch.setattr(Silence, "__init__", make)
 
 
 class Online:
@@ -87,10 +93,10 @@ def test_a_reply_that_exists_is_waited_for_and_one_that_is_not_asked_for_stays_u
     assert codes(silence.errors(["m5", "m6"], now=31.0)) == [("m6", ErrorCode.NODE_UNAVAILABLE)]
 
 
-def test_a_superlink_that_answers_itself_is_asked_nothing(monkeypatch):
-    monkeypatch.setattr(superlink_grid, "_stays_silent", lambda: False)
+def test_a_superlink_that_answers_itself_is_asked_nothing():
     grid = Online()
     silence = Silence(grid)
+    silence._is_needed = False
     silence.sent("m5", message(5, ttl=1.0), now=0.0)
     assert silence.errors(["m5"], now=99.0) == []
     assert grid.n_asked == 0

@@ -15,11 +15,13 @@ from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import COSTS, fleet, message_to
+from virtual_grid import identity
 
 from fedstale.compat import server_fn_on
 from fedstale.errors import ConfigError
-from fedstale.flower import content_bytes
+from fedstale.flower import Size, content_bytes
 from fedstale.simulation import Costs, InlineExecutor, TraceGrid
+from fedstale.simulation.costs import CostModel
 from fedstale.traces import Series, TraceSet
 
 ALWAYS = [(0, 1000)]
@@ -227,6 +229,40 @@ def test_an_evaluation_of_unknown_examples_is_an_error_unless_they_are_declared(
         else:
             grid.send_and_receive([ask(1000, "evaluate")])
             assert rows(grid)[0]["work"] == 3.0
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("stated", [1e300, float("inf"), float("nan"), -7, [10, 10], 2e9])
+def test_an_unusable_number_of_examples_is_not_learnt_and_moves_no_expectation(kind, stated):
+    costs = Costs(work_per_example=1.0, evaluate_work_per_example=1.0, epochs=1, examples=10)
+    book = CostModel(costs)
+
+    def learn(node_id, examples):
+        content = RecordDict({"m": MetricRecord({"num-examples": examples})})
+        with identity():
+            answer = Message(content, reply_to=ask(node_id, kind))
+            book.learn(kind, node_id, answer, Size(9, 9), 18, 1.0)
+            return book.work(ask(99, kind), kind, 99).work
+
+    assert [learn(node, n) for node, n in enumerate((20, 20, 20))] == [20.0] * 3
+    assert 10.0 <= learn(3, stated) <= 20.0
+    assert [learn(3, n) for n in (20, 1e9, stated, 20)][-1] == 20.0
+    # What is so small that it is lost beside a large number takes no sum below 0.
+    book = CostModel(costs)
+    assert all(learn(0, n) >= 0.0 for n in (0.1, 1e9 - 0.3, 1e-300, 0.7, 1e-9, 0.0))
+
+
+def test_an_unusable_number_of_examples_of_an_evaluation_does_not_end_the_run(make_grid):
+    app = ClientApp()
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 1e300})
+        return Message(RecordDict({"m": metrics}), reply_to=message)
+
+    grid = make_grid([ALWAYS], app=app, costs=Costs(evaluate_work_per_example=0.5))
+    grid.send_and_receive([ask(1000, "evaluate")])
+    assert rows(grid)[0]["work"] == 0.0
 
 
 # SecAgg+, by Flower's own workflow and mod.

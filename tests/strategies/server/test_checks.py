@@ -6,9 +6,10 @@ from math import inf
 import numpy as np
 import pytest
 from replies import BASE, good, job, reply
+from virtual_grid import content, record
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.server.checks import Checks, NodeMedian, Validation
+from fedstale.strategies.server.checks import FEW, Checks, NodeMedian, Validation
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.types import RejectionError, norm_of
 
@@ -79,7 +80,7 @@ def test_an_early_update_is_limited_later_and_every_update_once():
         assert not admit(checks, 10, node).limited
     assert admit(checks, 10, 4).limited
     for _ in range(2):
-        checks.limit_early(first)
+        checks.limit(first, few=FEW)
         assert (first.limited, first.examples) == (True, 15.0)
         assert norm_of(first.delta) == pytest.approx(2 * np.sqrt(6.0), rel=1e-6)
         # The median is lower now, but a cap is applied once.
@@ -122,7 +123,7 @@ def test_early_updates_of_one_or_two_nodes_are_not_limited():
     checks = Checks(Validation(examples_cap=1.5))
     updates = [admit(checks, examples, node) for node, examples in enumerate((10, 10**9))]
     for update in updates:
-        checks.limit_early(update)
+        checks.limit(update, few=FEW)
     assert [update.examples for update in updates] == [10.0, 1e9]
 
 
@@ -181,8 +182,8 @@ def test_an_early_update_far_beyond_the_others_is_rejected_later():
     for node in range(1, 5):
         near = admit(checks, node_id=node)
     with pytest.raises(RejectionError, match="norm"):
-        checks.limit_early(far)
-    checks.limit_early(near)
+        checks.limit(far, few=FEW)
+    checks.limit(near, few=FEW)
     assert near.limited
 
 
@@ -227,10 +228,44 @@ def test_a_node_that_keeps_failing_is_rested_for_longer_and_longer_until_it_answ
     assert checks.counts["rejected: other"] == checks.counts["rejected: duplicate"] == 1
 
 
+def stating(checks, node_id, names):
+    """The metrics that are kept of an evaluation."""
+    body = content(record(w=np.zeros(1)), 3, **dict.fromkeys(names, 0.5))
+    return checks.measurements(reply(body, node_id), node_id=node_id)[1]
+
+
+def test_a_run_keeps_so_many_names_of_metrics_and_one_node_a_quarter_of_what_is_left(caplog):
+    checks = Checks(Validation(most_names=100))
+    with caplog.at_level(logging.WARNING):
+        for k in range(50):
+            kept = stating(checks, 2**63 + 5, [f"a{k}.{i}" for i in range(200)] + ["train_loss"])
+            assert kept == dict.fromkeys([*kept, "train_loss"], 0.5)
+            assert len(kept) == (25 if k == 0 else 0) + 1
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "node 9223372036854775813: number of its metrics counts as 26, not 201, by "
+        "Validation(most_names=100); "
+    )
+    # Of what is left there is something for each that comes later, until all are taken.
+    for node, n in ((1, 19), (1, 0), (2, 14)):
+        assert len(stating(checks, node, [f"b{node}{n}.{i}" for i in range(200)])) == n
+    assert stating(checks, 3, ["accuracy"]) == {"accuracy": 0.5}
+    for node in range(4, 40):
+        stating(checks, node, [f"c{node}.{i}" for i in range(200)])
+    assert len(checks.names) == 100
+    # The names of losses have places of their own, and known names are everybody's.
+    for node in (4, 77):
+        known = ["accuracy", "train_loss", "square_loss"]
+        assert list(stating(checks, node, [*known, f"d{node}"])) == known
+    assert checks.counts["dropped"] == sum(checks.limits["dropped"].values())
+    assert checks.limits["dropped"][2**63 + 5] == 50
+
+
 def test_checks_go_on_from_its_state():
     checks = Checks(Validation(examples_cap=1.5, norm_cap=2.0, strikes=1))
     for node in range(6):
         admit(checks, node_id=node)
+    stating(checks, 2**64 - 1, ["accuracy"])
     checks.reject(9, RejectionError("shape", "?"), 5.0)
     again = Checks(checks.validation)
     counts = again.counts

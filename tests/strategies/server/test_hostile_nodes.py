@@ -180,3 +180,21 @@ def test_a_reply_that_is_too_large_is_refused_unread_and_the_run_goes_on(action,
             f"node {HOSTILE}: reply rejected: {said}, by Validation(most_elements)" in caplog.text
         )
         assert strategy.rejections["rejected: size"] >= 3
+
+
+@pytest.mark.parametrize("rule", [None, robust.Median(f=1)])
+def test_fresh_names_of_metrics_in_every_reply_grow_no_table_of_a_run(rule, caplog):
+    def naming(message, grid):
+        names = {f"m{grid.now()}.{i}": 0.5 for i in range(200)}
+        return 1.0, content(message.content["arrays"], 10, **names, train_loss=1.0)
+
+    options = {} if rule is None else {"robust": rule}
+    strategy = FedAvg(fraction_evaluate=1.0, **options)
+    grid = VirtualGrid(honest_nodes() | {HOSTILE: naming})
+    result = strategy.start(grid, record(w=np.zeros((3, 4), np.float32)), num_rounds=12)
+    for book in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
+        # A quarter of 256, and what the others state.
+        assert len({name for metrics in book.values() for name in metrics}) < 70
+        assert "train_loss" in book[12]
+    assert strategy.rejections["dropped"] == 24
+    assert f"node {HOSTILE}: number of its metrics counts as " in caplog.text

@@ -14,10 +14,11 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from virtual_grid import VirtualGrid
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.messages import quantised
-from fedstale.strategies.server import packing
+from fedstale.strategies.server import SuperLinkGrid
 from fedstale.strategies.server.packing import (
     MANY_ARRAYS,
     MOST_ARRAYS,
@@ -29,6 +30,7 @@ from fedstale.strategies.server.packing import (
     pack,
     unpack,
 )
+from fedstale.strategies.server.superlink import Uploads
 
 pytestmark = pytest.mark.usefixtures("_identity")
 
@@ -239,12 +241,17 @@ def test_what_pack_cannot_have_made_is_refused_without_taking_memory(change):
     tracemalloc.stop()
 
 
-def test_a_reply_of_more_than_may_be_taken_in_is_not_unpacked(monkeypatch):
-    nodes, packed = PackedNodes(), reply(3, pack(content()))
-    n = len(packed.content[PACKED_RECORD]["flat"].data)
-    assert nodes.unpacked(packed, n).content == content()
-    monkeypatch.setattr(packing, "unpack", None)
-    assert nodes.unpacked(packed, n - 1) is packed
+@pytest.mark.parametrize(
+    "large", [{"w": Array(np.zeros(10**5, np.uint8))}, {"n" * 10**5: Array(np.ones(1))}]
+)
+def test_a_reply_of_more_than_may_be_taken_in_is_not_unpacked_whatever_is_large(large, monkeypatch):
+    body = RecordDict({"arrays": ArrayRecord({"b": Array(np.ones(3)), **large})})
+    grid = SuperLinkGrid(VirtualGrid({}), uploads=Uploads(None))
+    packed = reply(3, pack(body))
+    monkeypatch.setattr(Uploads, "pull_messages", lambda self, ids: [packed])
+    for most_bytes, found in ((101_000, body), (99_000, packed.content)):
+        grid.runtime.most_bytes = most_bytes
+        assert [each.content for each in grid.pull_messages(["m"])] == [found]
 
 
 def test_the_forgery_without_a_change_is_unpacked():

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fedstale.strategies.types import CHUNK, add_scaled, arrays, over_chunks
+from fedstale.strategies.types import add_scaled, arrays, over_chunks
+from fedstale.strategies.types.arrays import CHUNK
 
 
 def test_threads_follow_openmp_and_else_the_cores_of_this_process(monkeypatch):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedstale.strategies.types import CHUNK, arrays
+from fedstale.strategies.types import arrays
+from fedstale.strategies.types.arrays import CHUNK
 from fedstale.strategies.weighting import ClientUpdate, DirectionalGap, Gap
 
 

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import mean_pinball_loss
 
 from fedstale.errors import TraceError
-from fedstale.traces.forecast import LEVELS, FleetStatistics, Forecaster, Persistence, examples_at
+from fedstale.traces.forecast import LEVELS, FleetStatistics, Forecaster, Persistence
 from fedstale.traces.forecast.backtest import (
     against_persistence,
     backtested,
@@ -20,6 +20,7 @@ from fedstale.traces.forecast.backtest import (
     rolling,
     verdict,
 )
+from fedstale.traces.forecast.dataset import examples_at
 
 DAY = 86_400.0
 

@@ -4,9 +4,9 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
-from fedstale.traces.forecast import TraceObserver, draw, examples_at
+from fedstale.traces.forecast import TraceObserver, draw
 from fedstale.traces.forecast.backtest import rolling
-from fedstale.traces.forecast.dataset import draw_parts, record_s, split, targets_at
+from fedstale.traces.forecast.dataset import draw_parts, examples_at, record_s, split, targets_at
 from fedstale.traces.forecast.observation import RATE_HORIZONS_S
 from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.synthetic import LEVELS, availability_marginal

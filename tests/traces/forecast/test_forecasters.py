@@ -14,8 +14,8 @@ from fedstale.traces.forecast import (
     Persistence,
     TraceObserver,
     draw,
-    examples_at,
 )
+from fedstale.traces.forecast.dataset import examples_at
 
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
 DAY = 86_400.0
