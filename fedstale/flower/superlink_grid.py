@@ -196,7 +196,8 @@ def _parts_of(content: bytes) -> list[str]:
     if kind == "Message":
         return [ids] if ids else []
     if kind == "Array":
-        return [ids.split(",")[place] for place in json.loads(body)["arraychunk_ids"]]
+        chunks = ids.split(",")
+        return [chunks[place] for place in json.loads(body)["arraychunk_ids"]]
     return list(json.loads(body).values()) if kind in {"RecordDict", "ArrayRecord"} else []
 
 

@@ -277,8 +277,8 @@ def numbers(metrics: object) -> dict[str, float]:
 
     Args:
         metrics: by name: numbers, arrays of them, tables and lists, also within one another. Of a
-            list count the first `MOST_ELEMENTS`. What is no mapping has no metrics, and a text or
-            bytes are none.
+            list count the first `MOST_ELEMENTS`, and of a name as many characters as `MOST_NAME`.
+            What is no mapping has no metrics, and a text or bytes are none.
 
     Example:
         >>> numbers({"loss": 0.5, "per_class": {"cat": 1, "dog": 0}, "auc": [0.7, 0.8], "of": "a"})
@@ -289,7 +289,8 @@ def numbers(metrics: object) -> dict[str, float]:
 
 def _flat(items: Any, prefix: str) -> Iterator[tuple[str, float]]:
     for key, value in items:
-        name = f"{prefix}{key}"
+        # Each element has a name of its own, with what a device has called its list.
+        name = f"{prefix}{key}"[:MOST_NAME]
         if isinstance(value, Real):
             yield name, as_float(value)  # type: ignore[arg-type]
             continue
