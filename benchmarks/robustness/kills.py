@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +50,8 @@ PARTS += ("network", *DISKS)
 """What is killed. The network is cut for everyone, the disk is that of one node."""
 MOMENTS = ("training", "upload")
 NODES, TRAIN_S = 2, 1.0
+UNITS = ("superlink", "proxy", "superexec", *(f"node-{number}" for number in range(NODES)))
+"""What is started again when it ends."""
 STUCK_S, CUT_S, PAUSE_S = 600.0, 90.0, 5.0
 """Longest time without a new version; that of a cut or a full disk; that before a new start."""
 VERSIONS = {"node-disk": 30, "database-disk": 100}
@@ -125,8 +128,8 @@ def train(message, context):
     note("training")
     w = message.content["arrays"]["w"].numpy().copy()
     time.sleep({TRAIN_S})
-    # A message takes much longer than a hundredth of a second.
-    w[int(time.time() * 100) % 400_000 * {NODES} + node] += 1
+    # A message takes much longer than a fiftieth of a second, and no run lasts 10,000 s.
+    w[int(time.monotonic() * 50) % 500_000 * {NODES} + node] += 1
     metrics = MetricRecord({{"num-examples": 1}})
     content = RecordDict({{"arrays": ArrayRecord({{"w": Array(w)}}), "metrics": metrics}})
     reply = Message(content, reply_to=message)
@@ -138,11 +141,12 @@ def train(message, context):
 class Breakable(LocalDeployment):
     """A deployment with small disks."""
 
-    def __init__(self, folder: Path, part: str) -> None:
-        """Mount the disks that a part needs."""
+    def __init__(self, folder: Path, parts: Sequence[str]) -> None:
+        """Mount the disks that some parts need."""
         super().__init__(folder / "deployment", nodes=NODES, limit_s=300.0)
-        self.disks = {name: folder / name for name in DISKS.get(part, {})}
-        for name, n_mb in DISKS.get(part, {}).items():
+        sizes = {name: n_mb for part in parts for name, n_mb in DISKS.get(part, {}).items()}
+        self.disks = {name: folder / name for name in sizes}
+        for name, n_mb in sizes.items():
             if name.startswith("home"):
                 self.disks[name] = self.folder / name
             mounted(self.disks[name], n_mb)
@@ -254,19 +258,36 @@ class Watched:
         """The newest version that was measured; -1 before the first."""
         return max((note["version"] for note in self.notes("server")), default=-1)
 
-    def next_moment(self, moment: str) -> Note:
+    def outcome(self) -> Note:
+        """Count the versions, and the updates that are in the model, once or more often."""
+        seen, trained = self.notes("server"), self.notes("devices")
+        versions = [note["version"] for note in seen]
+        return {
+            "versions": max(versions),
+            "trainings": sum(note["moment"] == "training" for note in trained),
+            "updates_in_the_model": seen[-1]["updates"],
+            "updates_twice": int(max(note["most"] for note in seen) > 1.0),
+            "versions_back": sum(b < a for a, b in pairwise(versions)),
+        }
+
+    def next_moment(self, moment: str, limit_s: float = inf) -> Note:
         """Wait until a device notes that it begins to train, or to upload.
+
+        Args:
+            moment: one of `MOMENTS`.
+            limit_s: after which the note is empty.
 
         Raises:
             TimeoutError: none does.
         """
-        before = len(self.notes("devices"))
+        before, until = len(self.notes("devices")), time.monotonic() + limit_s
 
-        def found() -> Note | None:
+        def found() -> list[Note]:
             new = self.notes("devices")[before:]
-            return next((note for note in new if note["moment"] == moment), None)
+            noted = [note for note in new if note["moment"] == moment]
+            return noted or [{}] * (time.monotonic() > until)
 
-        return self.wait(found)
+        return self.wait(found)[0]
 
     def wait(self, found: Callable[[], Any]) -> Any:
         """Wait until something is found, and return it.
@@ -285,7 +306,7 @@ class Watched:
         return result
 
 
-def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
+def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float = CUT_S) -> None:
     """Kill a part, which `kept_alive` starts again, or break it for a while.
 
     Args:
@@ -293,12 +314,12 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
         run: which goes on there.
         part: one of `PARTS`.
         at: what the device has noted.
+        cut_s: how long the network is cut, or a disk full, in s.
     """
     if part in DISKS:
-        disks = deployment.disks
         own = f"home-node-{at['node']}"
-        filler = fill(disks[own] if own in disks else next(iter(disks.values())))
-        time.sleep(CUT_S)
+        filler = fill(deployment.disks[own if own in DISKS[part] else next(iter(DISKS[part]))])
+        time.sleep(cut_s)
         filler.unlink()
     elif part in {"serverapp", "clientapp", "node-superexec"}:
         pid = run.notes("server")[-1]["pid"] if part == "serverapp" else at["pid"]
@@ -309,15 +330,12 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
         except psutil.NoSuchProcess:
             # It had just ended.
             return
-    elif part == "superlink":
-        deployment.processes.kill(part)
-        deployment.start_superlink()
     elif part == "network":
         everyone = psutil.Process().children(recursive=True)
         doors = [process for process in everyone if process.name() == "nginx"]
         for process in doors:
             process.suspend()
-        time.sleep(CUT_S)
+        time.sleep(cut_s)
         for process in doors:
             process.resume()
     else:
@@ -325,7 +343,7 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note) -> None:
 
 
 @contextmanager
-def kept_alive(deployment: LocalDeployment, names: Sequence[str]) -> Iterator[None]:
+def kept_alive(deployment: LocalDeployment, names: Sequence[str] = UNITS) -> Iterator[None]:
     """Start again what ends, as a unit does: a node is rejected while it still counts as online."""
     over = threading.Event()
 
@@ -360,12 +378,11 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
     rng = random.Random(f"{part} {moment}")
     rounds = VERSIONS.get(part, 3) * kills + 4
     with (
-        Breakable(folder, part) as deployment,
+        Breakable(folder, [part]) as deployment,
         Watched(deployment, folder, rounds) as run,
     ):
         done, began = 0, time.monotonic()
-        parts = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
-        with kept_alive(deployment, parts):
+        with kept_alive(deployment):
             while done < kills:
                 least = run.version + 1
                 run.wait(lambda least=least: run.version >= least)
@@ -377,24 +394,10 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
             run.wait(lambda: run.version >= rounds)
             run.process.wait(STUCK_S)
             status = run.status()
-        seen, trained = run.notes("server"), run.notes("devices")
-        runs = deployment.control.runs()
-    versions = [note["version"] for note in seen]
-    return {
-        "part": part,
-        "moment": moment,
-        "kills": done,
-        "exit": status,
-        "versions_asked": rounds,
-        "versions": max(versions),
-        "runs": len(runs),
-        "trainings": sum(note["moment"] == "training" for note in trained),
-        "updates_in_the_model": seen[-1]["updates"],
-        "updates_twice": int(max(note["most"] for note in seen) > 1.0),
-        "versions_back": sum(b < a for a, b in pairwise(versions)),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "commit": commit(),
-    }
+        found = run.outcome() | {"runs": len(deployment.control.runs())}
+    minutes = round((time.monotonic() - began) / 60, 1)
+    ended = {"exit": status, "versions_asked": rounds, **found, "minutes": minutes}
+    return {"part": part, "moment": moment, "kills": done, **ended, "commit": commit()}
 
 
 def main() -> None:
