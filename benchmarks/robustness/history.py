@@ -48,10 +48,10 @@ from robustness.kills import (
 STOP, LOSS, CLOCK, SERVER = "stopped-process", "one-sided-loss", "clock", "server"
 WITHIN = "FEDSTALE_HISTORY_NETWORK"
 """Says that this process has a network of its own."""
-VERSIONS_EACH = 5
+VERSIONS_EACH = 4
 """How many versions of the run there are for each fault."""
 KINDS = (*PARTS, STOP, LOSS, CLOCK)
-LONGEST_S, LONGEST_JUMP_S, GAP_S = 45.0, 300.0, 5.0
+LONGEST_S, LONGEST_JUMP_S, GAP_S = 40.0, 300.0, 4.0
 """Longest time that something lasts; that a clock is wrong by; that a fault waits for a version."""
 
 
@@ -98,16 +98,19 @@ def missing(kind: str) -> str:
     return obstacle(kind)
 
 
-def happen(kind: str, rng: random.Random, deployment: Shaken, run: Watched, at: Note) -> None:
-    """Let one fault happen, and end if it is one that lasts."""
+def happen(kind: str, rng: random.Random, deployment: Shaken, run: Watched, at: Note) -> bool:
+    """Let one fault happen, and end if it is one that lasts; return whether it could."""
     lasts_s = LONGEST_S ** rng.random()
     if kind == STOP:
         everyone = psutil.Process().children(recursive=True)
         process = rng.choice(sorted(everyone, key=lambda one: one.pid))
-        # It may just end.
-        with suppress(psutil.NoSuchProcess):
+        try:
             process.suspend()
-            time.sleep(lasts_s)
+        except psutil.NoSuchProcess:
+            return False
+        time.sleep(lasts_s)
+        # It may have been killed.
+        with suppress(psutil.NoSuchProcess):
             process.resume()
     elif kind == LOSS:
         side = rng.choice(["dport", "sport"])
@@ -120,7 +123,8 @@ def happen(kind: str, rng: random.Random, deployment: Shaken, run: Watched, at: 
         time.sleep(lasts_s)
         deployment.set_clock(machine, 0)
     else:
-        kill(deployment, run, kind, at, cut_s=lasts_s)
+        return kill(deployment, run, kind, at, cut_s=lasts_s)
+    return True
 
 
 def nft(words: str) -> None:
@@ -156,8 +160,7 @@ def history(n_faults: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS
                 kind = rng.choice(able)
                 so_far = f"{time.monotonic() - began:.0f} s: fault {happened.total()}"
                 print(f"{so_far}: {kind} at version {run.version}", flush=True)
-                happen(kind, rng, deployment, run, at)
-                happened[kind] += 1
+                happened[kind] += happen(kind, rng, deployment, run, at)
             run.wait(lambda: run.version >= rounds)
             until = time.monotonic() + STUCK_S
             while (status := run.status()) is None and time.monotonic() < until:

@@ -306,7 +306,7 @@ class Watched:
         return result
 
 
-def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float = CUT_S) -> None:
+def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float = CUT_S) -> bool:
     """Kill a part, which `kept_alive` starts again, or break it for a while.
 
     Args:
@@ -315,6 +315,9 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float 
         part: one of `PARTS`.
         at: what the device has noted.
         cut_s: how long the network is cut, or a disk full, in s.
+
+    Returns:
+        Whether there was something to kill.
     """
     if part in DISKS:
         own = f"home-node-{at['node']}"
@@ -329,7 +332,7 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float 
             ((part == "node-superexec" and found.parent()) or found).kill()
         except psutil.NoSuchProcess:
             # It had just ended.
-            return
+            return False
     elif part == "network":
         everyone = psutil.Process().children(recursive=True)
         doors = [process for process in everyone if process.name() == "nginx"]
@@ -339,7 +342,11 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note, cut_s: float 
         for process in doors:
             process.resume()
     else:
-        deployment.processes.kill(f"node-{at['node']}" if part == "node" else part)
+        name = f"node-{at['node']}" if part == "node" else part
+        if not deployment.processes.is_running(name):
+            return False
+        deployment.processes.kill(name)
+    return True
 
 
 @contextmanager
@@ -388,8 +395,7 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
                 run.wait(lambda least=least: run.version >= least)
                 at = run.next_moment(moment)
                 time.sleep(rng.uniform(0.0, 0.5))
-                kill(deployment, run, part, at)
-                done += 1
+                done += kill(deployment, run, part, at)
                 print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
             run.wait(lambda: run.version >= rounds)
             run.process.wait(STUCK_S)
