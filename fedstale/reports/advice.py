@@ -39,6 +39,8 @@ LESS_WORK = 0.5
 """Share of the work that is proposed where devices go offline before they are done."""
 COMPRESSED = 0.25
 """Bytes of an int8 model in proportion to those of a float32 one."""
+IN_FULL = 0.6
+"""Bytes of a reply, in proportion to those of its message, that no format has."""
 FEW = 0.02
 """A cause with a smaller share of the jobs, and of the device-hours, is left out."""
 MUCH = 0.1
@@ -438,9 +440,13 @@ def _uploads(account: _Account) -> Advice | None:
     uploaded_s = float(jobs["upload_s"].sum())
     share = uploaded_s / account.total_s
     saved = (1.0 - COMPRESSED) * share
-    if saved < 2.0 * MUCH or (jobs["format_up"] != "").any():
+    asked = jobs[jobs["format_up"] != ""]
+    in_full = asked["uploaded_bytes"] > IN_FULL * asked["downloaded_bytes"]
+    if saved < 2.0 * MUCH or (len(asked) and in_full.mean() < 0.5):
         return None
-    setting = 'stages=[Compression("int8")]'
+    setting, how = 'stages=[Compression("int8")]', ", with CompressionMod() in the ClientApp,"
+    if len(asked):
+        setting, how = "CompressionMod()", ", which the ClientApp lacks and was asked for,"
     return Advice(
         cause=UPLOADS,
         what="uploads",
@@ -448,7 +454,7 @@ def _uploads(account: _Account) -> Advice | None:
         share=share,
         setting=setting,
         saves=saved,
-        proposal=f"{setting} sends a quarter of the bytes and saves {saved:.0%} of the "
+        proposal=f"{setting}{how} sends a quarter of the bytes and saves {saved:.0%} of the "
         "device-hours",
     )
 

@@ -42,7 +42,6 @@ from fedstale.strategies.server import (
     means_of,
     numbers,
 )
-from fedstale.strategies.stages import QUERY
 from fedstale.strategies.types import (
     FORECAST_RECORD,
     MOST_EXAMPLES,
@@ -489,11 +488,8 @@ def _unanswered(folder: RunFolder, kinds: Mapping[str, Mapping[str, Any]]) -> It
         jobs = folder.read_events(["kind", "reason"], status=CLIENT_ERROR)
         reasons = jobs.filter(pc.equal(jobs["kind"], kind))["reason"]
         if len(reasons):
-            mend = "; a ClientApp answers it that ForecastMod().client_app() has made"
-            yield (
-                f"none of {found['sent']:,} messages {kind} was answered; the first: "
-                f"{first_line(reasons[0])}{mend if kind == QUERY else ''}"
-            )
+            first = first_line(reasons[0])
+            yield f"none of {found['sent']:,} messages {kind} was answered; the first: {first}"
 
 
 def ending(problem: BaseException) -> tuple[str, str]:

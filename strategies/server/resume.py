@@ -60,6 +60,7 @@ def begin_stages(loop: "EventLoop", state: Mapping[str, State] | None = None) ->
         earlier=earlier,
         on_pick=loop.dispatcher.on_pick,
         on_end=loop.on_end,
+        hint=loop.runtime.hint,
         summary=loop.runtime.summary,
     )
     for stage in loop.stages:

@@ -67,6 +67,8 @@ class StageRun:
     """Called with each choice of nodes."""
     on_end: list[Callable[[BaseException | None, int], None]]
     """Called when the run is over, with the exception that ended it and its last version."""
+    hint: Callable[[str], None]
+    """Says once, in the log and in the summary, what is not as it was meant."""
     summary: dict[str, object]
     """Of the run, to which a stage may add."""
 
@@ -154,6 +156,7 @@ class Stage(Part):
             run: what it may know of it.
             state: what `state_dict` returned in the run that goes on; None for none.
         """
+        self._run = run
         if state is not None:
             self.load_state_dict(state)
 

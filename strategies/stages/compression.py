@@ -6,13 +6,13 @@ accepted: a device that rounds to the nearest owes what it left out of that one,
 replies that were lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flwr.app import RecordDict
 
 from fedstale.strategies.messages import Requested, is_stated
-from fedstale.strategies.stages.base import Stage, StageRun
-from fedstale.strategies.types import End, FormatName, Job, require
+from fedstale.strategies.stages.base import Stage
+from fedstale.strategies.types import ClientUpdate, End, FormatName, Job, Model, require
 
 WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
 """Formats that can be rounded stochastically."""
@@ -63,11 +63,6 @@ class Compression(Stage):
         self._last: dict[int, FormatName | None] = {}
         """Format of the last reply of each node, to which its forecast applies."""
 
-    def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
-        """Prepare for a run."""
-        super().begin(run, state)
-        self._run = run
-
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
         """Ask a node that trains for a format, and send it the model in one if it can read it."""
         if job.purpose != "train":
@@ -92,6 +87,15 @@ class Compression(Stage):
         else:
             self._able.pop(job.node_id, None)
             self._last.pop(job.node_id, None)
+
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
+        """Hint at a mod that no ClientApp has."""
+        if not self._able:
+            self._run.hint(
+                "Compression: no device answers in a format, so all is sent in full: "
+                "add CompressionMod() to the mods of the ClientApp, ClientApp(mods=[...])"
+            )
+        return {}
 
     def ended(self, job: Job, end: End) -> None:
         """Note the last counted update; send in full after an error, as the mod may be lost."""

@@ -14,9 +14,11 @@ from flwr.app import ConfigRecord, RecordDict
 from fedstale.strategies.stages.base import Stage
 from fedstale.strategies.types import (
     Candidates,
+    ClientUpdate,
     Count,
     Floats,
     Job,
+    Model,
     NotNegative,
     Positive,
     Seconds,
@@ -62,6 +64,7 @@ class ForecastRequest(Stage):
     ) -> None:
         self.job, self.older_than_s, self.wait_s, self.most = job or {}, older_than_s, wait_s, most
         self.requested_at: dict[int, float] = {}
+        self._is_answered = False
         is_known = self.job.keys() <= set(STATED)
         accepted = f"numbers >= 0 under {', '.join(STATED)}"
         require(is_known, "ForecastRequest.job", self.job, accepted)
@@ -86,6 +89,17 @@ class ForecastRequest(Stage):
         age = np.where(np.isnan(heard_at), inf, now - heard_at)
         order = np.argsort(-age, kind="stable")[: self.most]
         return [nodes[i] for i in order if age[i] >= self.older_than_s]
+
+    def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
+        """Hint at a mod that no ClientApp has."""
+        forecasts = map(self._run.history.forecast_of, self.requested_at)
+        self._is_answered = self._is_answered or any(forecasts)
+        if not self._is_answered:
+            self._run.hint(
+                "ForecastRequest: no device sends a forecast: make the ClientApp by "
+                "ForecastMod().client_app(), or leave the stage out"
+            )
+        return {}
 
     def outgoing(self, job: Job, content: RecordDict) -> RecordDict:
         """Say in a query which job to forecast."""

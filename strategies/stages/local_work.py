@@ -5,7 +5,6 @@ that name how many local steps its device took, and how many a whole job would h
 eighths, so that messages of one version have a few contents and not one for each node.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self, cast
@@ -14,7 +13,7 @@ from annotated_types import Ge, Le
 from flwr.app import ConfigRecord, ConfigRecordValues, RecordDict
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.stages.base import SharedContent, Stage, StageRun
+from fedstale.strategies.stages.base import SharedContent, Stage
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.types import (
     Forecast,
@@ -28,8 +27,6 @@ from fedstale.strategies.types import (
 
 if TYPE_CHECKING:
     from fedstale.strategies.server import StaleStrategy
-
-logger = logging.getLogger(__name__)
 
 WORK = "fedstale.work"
 """Key of the share in the config of a message, and name of the ConfigRecord in a reply."""
@@ -87,7 +84,6 @@ class LocalWork(Stage):
         first: Annotated[PositiveShare, _ACCEPTED] = 0.5,
     ) -> None:
         self.share, self.within_s, self.least, self.first = share, within_s, least, first
-        self._warned = False
         self._shared = SharedContent()
         if share is not None:
             require(_is_share(share), "LocalWork.share", share, _ACCEPTED)
@@ -102,11 +98,6 @@ class LocalWork(Stage):
                 "strategy.stages: LocalWork comes before Compression, and knows no size of its "
                 "messages; expected it behind"
             )
-
-    def begin(self, run: StageRun, state: Mapping[str, object] | None) -> None:
-        """Prepare for a run."""
-        super().begin(run, state)
-        self._history, self._key = run.history, run.config_key
 
     def share_of(self, forecast: Forecast, upload: float = 1.0) -> float:
         """Return the share of a node's next job, a whole number of eighths in [1/8, 1].
@@ -133,28 +124,26 @@ class LocalWork(Stage):
         """Ask a node that trains for its share; messages with one share are one object."""
         if job.purpose != "train":
             return content
-        share = self.share_of(self._history.forecast_of(job.node_id), job.upload)
+        share = self.share_of(self._run.history.forecast_of(job.node_id), job.upload)
         job.notes[self.name] = share
 
         def ask(made: RecordDict) -> None:
-            made[self._key] = asking(content.config_records[self._key], share)
+            key = self._run.config_key
+            made[key] = asking(content.config_records[key], share)
 
         return self._shared.of(content, ask, share)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
-        """Note the steps that a reply states; warn once of an app that did not read its share."""
+        """Note the steps that a reply states, and hint at an app that did not read its share."""
         if job.purpose != "train":
             return
         done = StepsDone.of(content)
         if done is not None:
             job.steps, job.share = float(done.steps), done.share
-        elif job.notes[self.name] < 1.0 and not self._warned:
-            self._warned = True
-            logger.warning(
-                "node %d was asked for a share of %g of its local epochs, and its reply says "
-                "nothing of it under %s: its ClientApp trains in full; call "
-                "fedstale.client.local_steps there, and have a mod of fedstale, such as PackMod",
-                *(job.node_id, job.notes[self.name], WORK),
+        elif job.notes[self.name] < 1.0:
+            self._run.hint(
+                "LocalWork: a ClientApp was asked for a share of its local epochs and trains in "
+                "full: call fedstale.client.local_steps there, and add PackMod() to its mods"
             )
 
 

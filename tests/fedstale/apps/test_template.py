@@ -25,11 +25,8 @@ def test_what_advice_names_is_there():
     found = FlowerApp.find(TEMPLATE)
     assert {advice._EPOCHS, advice._ROUND_TIMEOUT} <= set(found.defaults)
     assert check_app(found, f"strategy='{ASKED}' forecasts=true") == []
-    (proposed,) = {
-        line.split("'")[1]
-        for line in (ROOT / "fedstale" / "reports" / "advice.py").read_text().splitlines()
-        if "setting = 'stages=" in line
-    }
+    text = (ROOT / "fedstale" / "reports" / "advice.py").read_text(encoding="utf-8")
+    (proposed,) = set(re.findall(r"'(stages=[^'\n]+)'", text))
     run_config = f"strategy='FedBuff(6, 3, {proposed})'"
     assert check_app(found, run_config) == []
 

@@ -1,6 +1,6 @@
 """Advice on runs with known faults: the first is the fault, and taking it brings what it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from fedstale.traces import TraceSet
 LIVES_LONG, N_WEIGHTS = 36_000.0, 2000
 
 
-def apps() -> tuple[ServerApp, ClientApp]:
+def apps(mods: Sequence[Any] = (CompressionMod(),)) -> tuple[ServerApp, ClientApp]:
     """Return an app of which the run config tells the strategy; nothing is learnt in it."""
-    server, client = ServerApp(), ClientApp(mods=[CompressionMod()])
+    server, client = ServerApp(), ClientApp(mods=list(mods))
 
     @server.main()
     def main(grid, context):
@@ -179,6 +179,19 @@ def test_first_advice_is_the_fault_and_brings_what_it_predicts(name, tmp_path):
     was, now = measured(before, fault.cause), measured(after, fault.cause)
     saved = (was - now) / (was if fault.cause == UPLOADS else 1.0)
     assert saved == pytest.approx(first.saves, rel=0.25)
+
+
+def test_a_format_that_the_app_does_not_know_is_the_mod_that_it_lacks(tmp_path):
+    options = settings('FedBuff(20, 5, stages=[Compression("int8")])', model_bytes=200_000_000)
+    before = fedstale.simulate(apps(mods=()), out=tmp_path / "before", seed=2, **options)
+    first = before.advice[0]
+    assert (first.cause, first.setting) == (UPLOADS, "CompressionMod()")
+    assert "which the ClientApp lacks" in str(first)
+    assert "add CompressionMod() to the mods" in before.summary["hint"]
+    after = fedstale.simulate(apps(), out=tmp_path / "after", seed=2, **options)
+    was, now = measured(before, UPLOADS), measured(after, UPLOADS)
+    assert (was - now) / was == pytest.approx(first.saves, rel=0.25)
+    assert UPLOADS not in [each.cause for each in after.advice]
 
 
 def test_clients_that_fail_are_the_first_advice(tmp_path):
