@@ -10,7 +10,6 @@ several runs need are read once, and their arrays are in the memory of the machi
 """
 
 import hashlib
-import json
 import logging
 import re
 from collections import Counter
@@ -28,7 +27,7 @@ from fedstale.errors import ConfigError, FedstaleError, nearest
 from fedstale.flower import command_line
 from fedstale.live import Watcher
 from fedstale.parallel import Report, WorkerPool
-from fedstale.runs import CONFIG, LOCK, SUMMARY
+from fedstale.runs import CONFIG, is_empty, status_of
 from fedstale.simulation import FlowerApp, simulate
 from fedstale.strategies.server import Runtime
 from fedstale.strategies.types import n_cores
@@ -277,10 +276,7 @@ def state_of(run: PlannedRun) -> State:
         ConfigError: the folder holds another run, or what is no run.
     """
     if not (run.folder / CONFIG).is_file():
-        # A process that is killed while it writes its first file leaves a part of it.
-        for part in run.folder.glob(".*.part"):
-            part.unlink()
-        if run.folder.is_dir() and any(f.name != LOCK for f in run.folder.iterdir()):
+        if not is_empty(run.folder):
             raise ConfigError(
                 f"{str(run.folder)!r} holds something that is no run: expected an empty folder "
                 "or none; choose another --out"
@@ -292,17 +288,8 @@ def state_of(run: PlannedRun) -> State:
             f"{str(run.folder)!r} holds a run with {changed}: choose another --out, or pass "
             "--overwrite to run everything again"
         )
-    summary = run.folder / SUMMARY
-    if not summary.is_file():
-        return "half"
-    try:
-        status = json.loads(summary.read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(
-            f"{str(summary)!r} cannot be read: remove the folder of that run, or pass --overwrite"
-        ) from None
-    ended: dict[str, State] = {"interrupted": "half", "failed": "failed"}
-    return ended.get(str(status), "done")
+    ended: dict[str, State] = {"": "half", "interrupted": "half", "failed": "failed"}
+    return ended.get(status_of(run.folder), "done")
 
 
 def _cluster_pool(

@@ -40,12 +40,14 @@ from fedstale.runs.folder import (
     UNKNOWN,
     RunFolder,
     has_earlier,
+    is_empty,
     is_unfinished,
     lost,
     make_folder,
     model_bytes,
     new_folder,
     read_model,
+    status_of,
 )
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "client_errors",
     "has_earlier",
     "in_words",
+    "is_empty",
     "is_unfinished",
     "ledger",
     "lost",
@@ -91,5 +94,6 @@ __all__ = [
     "read_model",
     "rejected_devices",
     "rejections",
+    "status_of",
     "with_costs",
 ]

@@ -43,6 +43,8 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 """Name of the file that is locked while a run goes on."""
+_PART = ".*.part"
+"""What a file that `replacing` writes is called until it is whole."""
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
 
@@ -88,7 +90,7 @@ def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
     Raises:
         ConfigError: the folder holds something that must stay.
     """
-    if not path.exists() or (path.is_dir() and all(f.name == LOCK for f in path.iterdir())):
+    if is_empty(path):
         return False
     is_ours = all((path / mark).is_file() for mark in marks)
     if not (overwrite and is_ours):
@@ -98,15 +100,35 @@ def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
     return True
 
 
+def is_empty(path: Path) -> bool:
+    """Return whether a folder is not there, or holds only what a killed process had begun."""
+    parts = path.iterdir() if path.is_dir() else [path] if path.exists() else []
+    return all(part.name == LOCK or part.match(_PART) for part in parts)
+
+
 def is_unfinished(folder: Path) -> bool:
     """Return whether a folder holds a run that was killed or interrupted, and can go on."""
     try:
-        ended = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]
-    except FileNotFoundError:
-        return bool(lost(folder))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return (status_of(folder) or (lost(folder) and "interrupted")) == "interrupted"
+    except ConfigError:
         return False
-    return bool(ended == "interrupted")
+
+
+def status_of(folder: Path) -> str:
+    """Return how the run in a folder ended; nothing if it has not.
+
+    Raises:
+        ConfigError: its summary cannot be read.
+    """
+    try:
+        return str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise ConfigError(
+            f"{str(folder / SUMMARY)!r} cannot be read ({type(problem).__name__}): remove it to go "
+            "on with the run, or --overwrite the run"
+        ) from None
 
 
 def lost(folder: Path) -> str:
@@ -141,16 +163,13 @@ class RunFolder:
                 f"out = {str(path)!r} is in use by a run that goes on, of {owner}: wait for it, or "
                 "choose another folder"
             )
+        for torn in path.glob(_PART):  # of a process that was killed
+            torn.unlink(missing_ok=True)
 
     @property
     def checkpoints(self) -> Path:
         """Where the run's checkpoints are."""
         return self.path / CHECKPOINTS
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the summary is written."""
-        return (self.path / SUMMARY).is_file()
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> "RunFolder":
@@ -190,8 +209,8 @@ class RunFolder:
         with ExitStack() as stack:
             folder = stack.enter_context(cls(path))
             goes_further = _goes_further(path, config)
-            if (path / SUMMARY).is_file():
-                _require_unfinished(path, goes_further=goes_further)
+            if status := status_of(path):
+                _require_unfinished(path, status, goes_further=goes_further)
             stack.pop_all()
         return folder
 
@@ -245,10 +264,10 @@ class RunFolder:
         except OSError as problem:
             raise _unwritable(self.path / name, problem) from None
 
-    def write_config(self, config: SimulationConfig) -> None:
-        """Write the resolved settings."""
+    def write_config(self, config: SimulationConfig | Mapping[str, Any]) -> None:
+        """Write the resolved settings, or the table of them."""
         with self._writing(CONFIG) as file:
-            tomli_w.dump(config.table(), file)
+            tomli_w.dump(config.table() if isinstance(config, SimulationConfig) else config, file)
 
     def write_events(self, events: pa.Table | Iterator[pa.Table]) -> None:
         """Write one row a job; a row group for each table, if there are several."""
@@ -390,14 +409,7 @@ def _goes_further(path: Path, config: SimulationConfig) -> bool:
     return new != old
 
 
-def _require_unfinished(path: Path, *, goes_further: bool) -> None:
-    try:
-        status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ConfigError(
-            f"resume = {str(path)!r}: {SUMMARY} cannot be read ({type(problem).__name__}); remove "
-            "it to go on with the run"
-        ) from None
+def _require_unfinished(path: Path, status: str, *, goes_further: bool) -> None:
     if status == "interrupted":
         return
     if status != "stopped":

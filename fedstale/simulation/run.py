@@ -23,7 +23,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, f
 from fedstale.flower import features, legacy
 from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run
-from fedstale.runs import RunFolder, bfloat16_hint
+from fedstale.runs import RunFolder, bfloat16_hint, status_of
 from fedstale.simulation.costs import check_costs, handled_kinds
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -227,14 +227,14 @@ def _written(  # noqa: PLR0917 - what a run has come to
             ended["unknown_share"] = round(unknown, 4)
         return write_run(folder, grid.runtime, metrics, {**ended, **facts})
     except FedstaleError as problem:
-        if folder.is_over:
+        if status_of(folder.path):
             raise
         raise FedstaleError(
             f"{problem}, and fedstale simulate --resume {folder.path} goes on from the last "
             "checkpoint, or begins anew"
         ) from None
     finally:
-        if folder.is_over and status not in ("interrupted", "stopped"):
+        if status_of(folder.path) and status not in ("interrupted", "stopped"):
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
 
 
