@@ -14,24 +14,23 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import tomli_w
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.serverapp import Grid
 
 from fedstale.compat import report_stock_strategies
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.flower import content_bytes, model_of, record_of, round_of
+from fedstale.flower import content_bytes, round_of
 from fedstale.runs import (
     CONFIG,
     DEPLOYED,
     IN_FLIGHT,
     LATE,
-    LOCK,
     NEVER,
     UNCLAIMED,
     UNKNOWN,
     RunFolder,
+    is_empty,
 )
 from fedstale.simulation import (
     Columns,
@@ -39,12 +38,15 @@ from fedstale.simulation import (
     JobTable,
     MessageRounds,
     RunMetrics,
+    current_model,
     end_of_app,
     ending,
     write_run,
 )
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import (
+    REJECTED,
+    REPORTED,
     Callback,
     ResumedClock,
     Runtime,
@@ -54,14 +56,13 @@ from fedstale.strategies.server import (
     write_checkpoint,
 )
 from fedstale.strategies.stages import asked_share
+from fedstale.strategies.types import State
 from fedstale.until import Until
 
 logger = logging.getLogger(__name__)
 
-NOTES = "deployment.checkpoint"
-"""What a run has done so far, in its folder."""
 _REST = 10.0
-"""Least time between two writings of it, in durations of one: it grows with the run."""
+"""Least time between two writings of what was done, in durations of one, which grows with it."""
 
 _UNSEEN = (
     *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
@@ -153,30 +154,33 @@ class DeploymentCheckpoint(Callback):
     """Keeps in the folder what a run has done, for the run that goes on after a crash."""
 
     def __init__(self, folder: Path, log: JobLog, metrics: RunMetrics) -> None:
-        """Keep jobs, metrics and the latest model."""
-        self._path, self._log, self._metrics = folder / NOTES, log, metrics
+        """Keep jobs and metrics."""
+        self._path, self._log, self._metrics = folder / "deployment.checkpoint", log, metrics
         self._rests_until = 0.0
 
-    def restore(self, run: Runtime, version: int) -> None:
+    def restore(self, run: Runtime, strategy: State | None) -> None:
         """Go on from what the folder holds, if that is anything.
 
         Args:
             run: that goes on; its time does too.
-            version: at which; what was noted of later ones is made again.
+            strategy: state of the version at which; what was noted of later ones is made again.
         """
         if not self._path.is_file():
             return
+        version = strategy["versions"]["version"] if strategy else -1
         state = read_checkpoint(self._path)
         self._log.load_state_dict(state["log"])
         self._metrics.load_state_dict(state["metrics"])
         run.limits = self._metrics.limits
         self._metrics.rows[:] = [row for row in self._metrics.rows if row[1] <= version]
-        columns = {name: column[: len(self._log)] for name, column in self._log.columns.items()}
-        is_later = columns["aggregated_version"] > version
-        columns["aggregated_version"][is_later] = -1
-        columns["staleness"][is_later] = columns["weight"][is_later] = UNKNOWN
-        if state["model"]:
-            self._metrics.arrays = record_of(state["model"])
+        used = self._log.columns["status"] == self._log.number(REPORTED)
+        for job in map(self._log.__getitem__, np.flatnonzero(used).tolist()):
+            if job.kind.startswith("train") and not 0 < job.aggregated_version <= version:
+                job.aggregated_version, job.staleness, job.weight = -1, UNKNOWN, UNKNOWN
+                job.status, job.reason = REJECTED, f"not in version {version}: the run went back"
+        if strategy:
+            self._metrics.arrays = current_model(strategy["versions"])
+            self._metrics.rounds = run.trained = version
         run.clock = ResumedClock(run.clock, state["now"])
 
     def keep(self, run: Runtime) -> None:
@@ -194,7 +198,6 @@ class DeploymentCheckpoint(Callback):
             "now": run.now(),
             "log": self._log.state_dict(),
             "metrics": self._metrics.state_dict(),
-            "model": model_of(self._metrics.arrays or ArrayRecord()),
         }
         try:
             write_checkpoint(self._path, state)
@@ -204,14 +207,14 @@ class DeploymentCheckpoint(Callback):
         self._rests_until = ended + _REST * (ended - began)
 
 
-def _opened(path: Path, config: Mapping[str, Any], app: str) -> tuple[RunFolder, int | None]:
-    """Return the folder of a run, and the version from which the run in it goes on.
+def _opened(path: Path, config: Mapping[str, Any], app: str) -> tuple[RunFolder, State | None]:
+    """Return the folder of a run, and the strategy's state from which the run in it goes on.
 
     Raises:
         ConfigError: it holds anything but the run with the checkpoints that are to be resumed.
     """
     resume = str(config.get("resume", ""))
-    if not path.exists() or all(file.name == LOCK for file in path.iterdir()):
+    if is_empty(path):
         return RunFolder.create(path), None
     had = read_toml(path / CONFIG) if (path / CONFIG).is_file() else {}
     kept = had.get("run_config", {}).get("checkpoints")
@@ -228,10 +231,10 @@ def _opened(path: Path, config: Mapping[str, Any], app: str) -> tuple[RunFolder,
     folder = RunFolder(path)
     folder.reopen()
     try:
-        return folder, int(read_checkpoint(resume)["versions"]["version"])
+        return folder, read_checkpoint(resume)
     except ResumeError:
         # It ended before its first version, or the strategy says what is wrong.
-        return folder, -1
+        return folder, None
 
 
 @contextmanager
@@ -257,14 +260,12 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
     if not isinstance(own, SuperLinkGrid):
         yield own
         return
-    opened, version = _opened(Path(folder), context.run_config, app)
+    opened, before = _opened(Path(folder), context.run_config, app)
     with opened, own:
-        table = {"app": app, "run_config": dict(context.run_config)}
-        (opened.path / CONFIG).write_text(tomli_w.dumps(table), encoding="utf-8")
+        opened.write_config({"app": app, "run_config": dict(context.run_config)})
         log, metrics = JobLog(), RunMetrics(Until())
         checkpoint = DeploymentCheckpoint(opened.path, log, metrics)
-        if version is not None:
-            checkpoint.restore(own.runtime, version)
+        checkpoint.restore(own.runtime, before)
         own.runtime.folder = opened.path
         own.runtime.add(log)
         own.runtime.add(metrics)

@@ -385,7 +385,7 @@ class JobTable(Stateful, Callback):
         self, run: Runtime, version: int, arrays: ArrayRecord, updates: Sequence[ClientUpdate]
     ) -> None:
         """Note which replies went into a model version."""
-        columns = self.columns
+        columns, used, plain = self.columns, self.number(REPORTED), self.number("")
         for update in updates:
             # A job of the run that this one goes on from may have its row there.
             job = self.of_message(update.message_id)
@@ -394,6 +394,8 @@ class JobTable(Stateful, Callback):
                 columns["base_version"][row] = update.base_version
                 columns["aggregated_version"][row] = version
                 columns["staleness"][row], columns["weight"][row] = update.staleness, update.weight
+                # A run that ended or went back may have left out what waited for this version.
+                columns["status"][row], columns["reason"][row] = used, plain
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
