@@ -61,8 +61,7 @@ class AuditRecord(Stage):
     requires = frozenset({"start", "any settings"})
 
     def __init__(self, path: str | Path | None = None) -> None:
-        accepted = "a file, or None for one in the folder of the run"
-        require(path != "", "AuditRecord.path", path, accepted)
+        require(path != "", "AuditRecord.path", path, "a file, or None for the run's folder")
         self.path = None if path is None else Path(path)
         self.n, self.head = 0, NONE_BEFORE
         """Number of the last line, counted from 1, and its SHA-256."""
@@ -89,7 +88,12 @@ class AuditRecord(Stage):
         self._repeats, self._now, self._summary = run.repeats, run.now, run.summary
         run.on_pick.append(self._note_pick)
         run.on_end.append(self._close)
-        self._file_of(run)
+        if self.path is None and run.folder is None:
+            raise ConfigError(
+                "strategy.AuditRecord.path = None: this run has no folder; expected a file such as "
+                "'runs/record.jsonl', or with a built-in app a run-folder"
+            )
+        self._path = self.path or (run.folder or Path()) / RECORD
         if not run.is_resumed:
             self._begin(run)
         elif state is None:
@@ -99,14 +103,6 @@ class AuditRecord(Stage):
             )
         else:
             self._go_on(run.about, state)
-
-    def _file_of(self, run: StageRun) -> None:
-        if self.path is None and run.folder is None:
-            raise ConfigError(
-                "strategy.AuditRecord.path = None: this run has no folder; expected a file such as "
-                "'runs/record.jsonl', or with a built-in app a run-folder"
-            )
-        self._path = self.path or (run.folder or Path()) / RECORD
 
     def _begin(self, run: StageRun) -> None:
         others = [stage for stage in run.earlier if isinstance(stage, AuditRecord)]

@@ -110,9 +110,8 @@ def verify(
     if (signature is None) != (key is None):
         raise ConfigError("signature and key: expected both, or none")
     some = [runs] if isinstance(runs, Run | str | Path) else list(runs)
-    parts = [_Part(run.folder if isinstance(run, Run) else Path(run)) for run in some]
-    for part in parts:
-        part.names_file = len(parts) > 1
+    paths = [run.folder if isinstance(run, Run) else Path(run) for run in some]
+    parts = [_Part(path, names_file=len(paths) > 1) for path in paths]
     chain = _chain(parts)
     replay = ReplayedRun(selectors, None if agent is None else str(agent))
     faults = chain.faults
@@ -140,10 +139,10 @@ def verify(
 class _Part:
     """One file of a record, and the folder of its run."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, names_file: bool) -> None:
         self.folder = run if run.is_dir() else run.parent
         self.file = file_of(run)
-        self.names_file = False
+        self.names_file = names_file
 
     @property
     def where(self) -> str:
@@ -208,13 +207,15 @@ def _make_again(
     """Apply all lines; add their faults and notes."""
     kept: dict[str, tuple[int, Any]] = {}
     for part in parts:
-        n_before = len(replay.sent)
+        n_before = n_unsure = len(replay.sent)
         for line in lines(part.file):
             assert isinstance(line, Line), "the chain has been read"
             where = f"{part.where}line {line.number}: "
             try:
                 if line.kind == "resumed":
                     _go_back(line, replay, kept, chain.targets)
+                if line.kind in {"resumed", "start"}:
+                    n_unsure = len(replay.sent)
                 replay.apply(line)
                 if chain.targets[line.hash]:
                     if len(kept) >= _MOST_KEPT:
@@ -227,7 +228,8 @@ def _make_again(
             notes += [where + note for note in replay.notes]
             if len(faults) >= MOST_FAULTS:
                 return
-        faults += [part.where + fault for fault in _strangers(part, replay.sent[n_before:])]
+        sent = replay.sent[n_before:]
+        faults += [part.where + fault for fault in _strangers(part, sent, n_unsure - n_before)]
 
 
 def _go_back(
@@ -244,7 +246,7 @@ def _go_back(
     replay.go_back(state if head not in kept else deepcopy(state))
 
 
-def _strangers(part: _Part, sent: Sequence[tuple[int, float]]) -> list[str]:
+def _strangers(part: _Part, sent: Sequence[tuple[int, float]], n_unsure: int) -> list[str]:
     """Return in words that jobs of a record are not in the run's log of jobs."""
     path = part.folder / EVENTS
     if part.file.name != RECORD or not path.is_file():
@@ -256,10 +258,12 @@ def _strangers(part: _Part, sent: Sequence[tuple[int, float]]) -> list[str]:
         instants = events["sent_at"].to_numpy().astype(np.float64)[is_train].tolist()
     except (OSError, pa.ArrowException, ValueError, KeyError) as problem:
         raise ProtocolError(f"{path} cannot be read: {problem}") from None
-    # A server sees the instant of a message a little later than that of a pick.
+    # A server sees the instant of a message a little later than that of a pick, and the log that
+    # a killed one had kept may lack the last jobs.
     is_exact = part.summary().get("executor") != DEPLOYED
     logged = iter(zip(nodes, instants, strict=True))
-    for i, (node, now) in enumerate(sent):
+    first = 0 if is_exact else n_unsure
+    for i, (node, now) in enumerate(sent[first:], first):
         if not any(n == node and (t == now or not is_exact) for n, t in logged):
             return [
                 f"training job {i + 1} went to node {node} at {now:g} s, and {EVENTS} has no such "
@@ -278,9 +282,9 @@ def _faults_of_end(chain: _Chain, part: _Part, head: str | None, notes: list[str
             f"{SUMMARY} states the head {stated!s:.64}, and the last line has the hash {own}: "
             "lines were cut or replaced at the end, or it is the record of another run"
         ]
+    if head is None and chain.last_kind == "end":
+        return []
     if head is None:
-        if chain.last_kind == "end":
-            return []
         return [
             f"line {chain.links[-1].number} is the last one and not the end of a run: the run goes "
             "on or was killed, or lines were cut at the end; expected the head that was published"
