@@ -38,7 +38,6 @@ from fedstale.simulation import (
     JobTable,
     MessageRounds,
     RunMetrics,
-    current_model,
     end_of_app,
     ending,
     write_run,
@@ -51,6 +50,7 @@ from fedstale.strategies.server import (
     ResumedClock,
     Runtime,
     SuperLinkGrid,
+    Versions,
     connected,
     read_checkpoint,
     write_checkpoint,
@@ -179,7 +179,7 @@ class DeploymentCheckpoint(Callback):
                 job.aggregated_version, job.staleness, job.weight = -1, UNKNOWN, UNKNOWN
                 job.status, job.reason = REJECTED, f"not in version {version}: the run went back"
         if strategy:
-            self._metrics.arrays = current_model(strategy["versions"])
+            self._metrics.arrays = Versions.model_in(strategy["versions"])
             self._metrics.rounds = run.trained = version
         run.clock = ResumedClock(run.clock, state["now"])
 

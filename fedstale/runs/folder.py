@@ -43,8 +43,7 @@ LOG = "log.txt"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 """Name of the file that is locked while a run goes on."""
-_PART = ".*.part"
-"""What a file that `replacing` writes is called until it is whole."""
+_PART = ".*.part"  # what `replacing` calls a file until it is whole
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
 
@@ -108,10 +107,9 @@ def is_empty(path: Path) -> bool:
 
 def is_unfinished(folder: Path) -> bool:
     """Return whether a folder holds a run that was killed or interrupted, and can go on."""
-    try:
+    with suppress(ConfigError):
         return (status_of(folder) or (lost(folder) and "interrupted")) == "interrupted"
-    except ConfigError:
-        return False
+    return False
 
 
 def status_of(folder: Path) -> str:

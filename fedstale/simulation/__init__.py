@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
     from fedstale.simulation.nodes import enrolled, node_configs
-    from fedstale.simulation.run import current_model, simulate
+    from fedstale.simulation.run import simulate
     from fedstale.simulation.stage_contract import check_stage
     from fedstale.simulation.trace_grid import TraceGrid
 else:
@@ -54,7 +54,6 @@ __all__ = [
     "TraceGrid",
     "WorkHook",
     "check_stage",
-    "current_model",
     "dry_run",
     "end_of_app",
     "ending",

@@ -24,10 +24,9 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.run import Run
 from fedstale.runs import RunFolder
 from fedstale.simulation import metrics
-from fedstale.simulation.run import current_model
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_batch_async
-from fedstale.strategies.server import Checkpoints, checkpoint, read_checkpoint
+from fedstale.strategies.server import Checkpoints, Versions, checkpoint, read_checkpoint
 from fedstale.strategies.server.superlink import SuperLinkGrid
 
 NODES, SLOTS, IN_FLIGHT, BUFFER = range(10, 15), 1000, 4, 3
@@ -91,7 +90,7 @@ class Folders(RuleBasedStateMachine):
             state = read_checkpoint(self.kept)
         except ResumeError:
             return 0, {}
-        model = current_model(state["versions"])["w"].numpy()
+        model = Versions.model_in(state["versions"])["w"].numpy()
         version, found = state["versions"]["version"], np.flatnonzero(model)
         # Each version is a mean, of as many updates as had come by then.
         assert model.sum() == pytest.approx(version)
