@@ -6,8 +6,7 @@ choice on. Eight rollouts play each window, and the baseline of one is the mean 
 which know the window, so that no critic has to learn how windows differ. The deployed agent draws
 alike. After each update all scores are scaled so that a quarter of the picks is off the best k,
 which changes no ranking: chance can neither die out while there is something to learn nor grow.
-With one epoch and a wide clip PPO's loss is the policy gradient. Checkpoints hold nothing but
-arrays.
+With one epoch and a wide clip PPO's loss is the policy gradient.
 
 Reference:
     Plackett. The Analysis of Permutations. Applied Statistics, 1975.
@@ -15,7 +14,7 @@ Reference:
     Schulman, Wolski, Dhariwal, Radford, Klimov. Proximal Policy Optimization Algorithms. 2017.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -33,7 +32,6 @@ from torch import Tensor, nn
 from fedstale.agents.env import Reward, SB3VecEnv, Scenario, VectorSelectionEnv
 from fedstale.agents.policy import TEMPERATURE, Weights
 from fedstale.agents.training import Training
-from fedstale.strategies.types import State
 from fedstale.traces import Array, Mask, stream
 
 ROLLOUTS = 8
@@ -369,7 +367,7 @@ def normalised(advantages: Array, counted: Mask, n: int) -> Array:
 
 
 class PolicyGradient:
-    """Stable-Baselines3's PPO on rounds, one update at a time; a checkpoint holds its state.
+    """Stable-Baselines3's PPO on rounds, one update at a time.
 
     Args:
         scenarios: where the windows are, as many in each.
@@ -447,25 +445,3 @@ class PolicyGradient:
     def weights(self) -> Weights:
         """Return the weights as they are now."""
         return self._policy.features_extractor.exported()
-
-    def state_dict(self) -> State:
-        """Return weights and the optimizer's moments, all that later updates depend on."""
-        policy = self._policy
-        moments = policy.optimizer.state_dict()["state"]
-        return {
-            "policy": {k: v.numpy() for k, v in policy.state_dict().items()},
-            "moments": {i: {k: v.numpy() for k, v in of.items()} for i, of in moments.items()},
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as if there had been no stop."""
-        policy, tensor = self._policy, torch.tensor
-        policy.load_state_dict({k: tensor(v) for k, v in state["policy"].items()})
-        moments = {i: {k: tensor(v) for k, v in of.items()} for i, of in state["moments"].items()}
-        policy.optimizer.load_state_dict({**policy.optimizer.state_dict(), "state": moments})
-        self._updates = state["updates"]
-        # The next update begins windows of its own.
-        self._env.seed(self._training.seed)
-        self._env.set_options({"window": self._updates * self._training.windows})
-        self._model._last_obs = None

@@ -1,20 +1,18 @@
-"""Train an agent: update after update, validated on other devices, with checkpoints.
+"""Train an agent: update after update, validated on other devices.
 
 After every few updates the agent plays a fixed set of windows on devices that it does not learn
 from, as it would be deployed, against the heuristic on the same windows. The best agent so far is
-the result of the training. A checkpoint is one file that is replaced at once, so a killed training
-resumes from the last one.
+the result of the training.
 
 How an agent changes its weights is in `fedstale.agents.policy_gradient`.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +21,10 @@ from fedstale.agents.env import (
     Reward,
     Scenario,
     as_scenarios,
-    fitted,
     rollout,
     training_picks_of,
 )
 from fedstale.agents.policy import (
-    SCHEMA,
     Agent,
     Score,
     Weights,
@@ -38,15 +34,11 @@ from fedstale.agents.policy import (
     initial,
     save,
 )
-from fedstale.errors import ConfigError, ResumeError
-from fedstale.strategies.server import read_checkpoint, write_checkpoint
+from fedstale.errors import ConfigError
 from fedstale.strategies.types import is_count
 from fedstale.traces import Array, stream
 
-if TYPE_CHECKING:
-    from fedstale.agents.policy_gradient import PolicyGradient
-
-CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
+PROGRESS = "progress.jsonl"
 _AT_A_TIME = 256
 
 
@@ -65,7 +57,7 @@ class Training:
     rate: float = 0.01
     """Learning rate at first, > 0; it falls to a tenth."""
     validate_every: int = 10
-    """Updates between validations and checkpoints, >= 1."""
+    """Updates between validations, >= 1."""
     validation_windows: int = 256
     """Windows of a validation in each scenario, >= 2."""
 
@@ -137,7 +129,6 @@ def train(
     reward: Reward | None = None,
     start: Agent | None = None,
     provenance: Mapping[str, Any] | None = None,
-    resume: bool = False,
     watch: Watch | None = None,
 ) -> Agent:
     """Train an agent and write it.
@@ -146,24 +137,21 @@ def train(
         scenarios: to learn on; every update plays as many windows of each.
         validation: to compare agents on, with windows of each; other devices.
         training: how.
-        folder: for agent.toml and agent.safetensors, progress.jsonl, and the checkpoint.
+        folder: for agent.toml, agent.safetensors and progress.jsonl.
         reward: prices; the defaults if None.
         start: agent to go on from; the balanced rule if None.
         provenance: what the agent's description is to say besides the settings.
-        resume: continue from the checkpoint, if there is one.
         watch: is told after every update.
 
     Returns:
         The agent that was best in validation.
 
     Raises:
-        ConfigError: the folder holds an agent already, and `resume` is not set; or scenarios differ
-            in rounds.
-        ResumeError: the checkpoint belongs to another training, or is damaged.
+        ConfigError: the folder holds an agent already, or scenarios differ in rounds.
     """
     folder, reward = Path(folder), reward or Reward()
-    if not resume and (folder / "agent.toml").exists():
-        raise ConfigError(f"{folder}: holds an agent; expected a new folder, or --resume")
+    if (folder / "agent.toml").exists():
+        raise ConfigError(f"{folder}: holds an agent; expected a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     # Stable-Baselines3 and torch are loaded only where they are used.
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
@@ -171,57 +159,33 @@ def train(
     grounds, held_out = as_scenarios(scenarios), as_scenarios(validation)
     learner = PolicyGradient(grounds, training, reward, None if start is None else start.weights)
     validate = _Validation(held_out, training, reward)
-    done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
-    belongs = {**asdict(training), "schema": SCHEMA["version"], "scenarios": _fingerprint(grounds)}
-    belongs["start"] = digest(learner.weights())
-    if resume and (folder / CHECKPOINT).exists():
-        done, best = _resumed(folder / CHECKPOINT, belongs, learner)
-    # Later updates than the checkpoint's are made again.
-    path = folder / PROGRESS
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    path.write_text("".join(lines[:done]), encoding="utf-8")
-    while done < training.updates:
+    best, weights, best_update = -np.inf, learner.weights(), 0
+    (folder / PROGRESS).write_text("", encoding="utf-8")
+    for done in range(1, training.updates + 1):
         metrics = learner.update()
-        done += 1
-        validated = done % training.validate_every == 0 or done == training.updates
-        if validated:
+        if done % training.validate_every == 0 or done == training.updates:
             metrics |= validate(learner.weights())
-            if metrics["validation"] > best.value:
-                best = _Best(value=metrics["validation"], weights=learner.weights(), update=done)
-        with path.open("a", encoding="utf-8") as file:
+            if metrics["validation"] > best:
+                best, weights, best_update = metrics["validation"], learner.weights(), done
+        with (folder / PROGRESS).open("a", encoding="utf-8") as file:
             rounded = {k: round(float(v), 6) for k, v in metrics.items()}
             file.write(json.dumps({"update": done, **rounded}) + "\n")
-        if validated:
-            state = {"belongs": belongs, "done": done, "best": asdict(best)}
-            write_checkpoint(folder / CHECKPOINT, {**state, "learner": learner.state_dict()})
         if watch is not None:
             seed, updates = training.seed, training.updates
             watch(TrainingProgress(seed=seed, update=done, updates=updates, metrics=metrics))
     agent = Agent(
-        weights=best.weights,
+        weights=weights,
         provenance={
             **(provenance or {}),
             "training": asdict(training),
             "reward": asdict(reward),
             **({} if start is None else {"from": digest(start.weights)}),
-            "best_update": best.update,
-            "validation": round(float(best.value), 4),
+            "best_update": best_update,
+            "validation": round(float(best), 4),
         },
     )
     save(agent, folder)
     return agent
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class _Best:
-    """The best agent so far."""
-
-    value: float
-    """Its advantage over the heuristic in validation."""
-    weights: Weights
-    """Its weights."""
-    update: int
-    """The update after which it was validated."""
 
 
 class _Validation:
@@ -264,30 +228,3 @@ class _Validation:
             for simulator, part in self._parts
         ]
         return {name: np.concatenate([terms[name] for terms in played]) for name in TERMS}
-
-
-def _fingerprint(scenarios: Sequence[Scenario]) -> str:
-    """Return a hash of what tells scenarios apart: devices, hours, jobs, settings, learning."""
-    digest = hashlib.sha256()
-    for scenario in scenarios:
-        digest.update(repr((scenario.start, scenario.end, scenario.settings)).encode())
-        digest.update("\n".join(map(str, scenario.traces.device_ids[scenario.devices])).encode())
-        if scenario.proxy != fitted():
-            digest.update(repr(scenario.proxy).encode())
-        for array in (scenario.kinds.work, scenario.kinds.n_bytes, scenario.kinds.ttl_s):
-            digest.update(array.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _resumed(path: Path, belongs: dict[str, Any], learner: "PolicyGradient") -> tuple[int, _Best]:
-    """Restore a learner from a checkpoint; return the updates made and the best agent."""
-    state = read_checkpoint(path)
-    for name, value in belongs.items():
-        before = state["belongs"].get(name)
-        if before != value:
-            raise ResumeError(
-                f"{path}: {name} was {before!r} and is {value!r}; go on with the settings of "
-                "before, or train into a new folder"
-            )
-    learner.load_state_dict(state["learner"])
-    return state["done"], _Best(**state["best"])

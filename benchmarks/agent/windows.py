@@ -121,7 +121,6 @@ def trained(
                 "forecasts": "none" if sort == "reactive" else "fitted to the other half, and true",
                 "command": "python benchmarks/agent/windows.py RECORDINGS --out FOLDER --ship",
             },
-            resume=True,
             workers=n_cores(),
             out=out / sort,
             watch=partial(_tell, sort),

@@ -99,9 +99,6 @@ def train(
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
     windows: _Windows = _WINDOWS,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted training.")
-    ] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trainings at a time; default one for each core.")
     ] = None,
@@ -114,8 +111,8 @@ def train(
     from fedstale.agents import Reward, Training, load, save
     from fedstale.strategies.types import n_cores
 
-    if not resume and (out / "agent.toml").exists():
-        raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
+    if (out / "agent.toml").exists():
+        raise ConfigError(f"{out}: holds an agent; expected a new folder")
     begin_with = None if start is None else load(start)
     is_shown = not as_json
     forecasters = forecaster or ["embedded"]
@@ -143,7 +140,6 @@ def train(
             },
             reward=Reward() if objective == "gain" else Reward(time=0.1, waste=0.3),
             start=begin_with,
-            resume=resume,
             workers=workers or n_cores(),
             out=out,
             watch=watch,
@@ -222,7 +218,6 @@ def train_all(
     provenance: Mapping[str, Any],
     reward: "Reward | None" = None,
     start: "Agent | None" = None,
-    resume: bool,
     workers: int,
     out: Path,
     watch: Watch,
@@ -235,25 +230,18 @@ def train_all(
         provenance: what the agents' descriptions are to say besides the settings.
         reward: prices; the defaults if None.
         start: agent to go on from; the balanced rule if None.
-        resume: whether to continue interrupted trainings.
         workers: processes at a time; with one, or one training, this process does all.
         out: folder for what processes print and, meanwhile, for what they share.
         watch: is told how far they are.
 
     Raises:
-        FedstaleError: a folder holds an agent already and `resume` is not set, a checkpoint belongs
-            to another training or is damaged, or a process died.
+        FedstaleError: a folder holds an agent already, or a process died.
     """
     from fedstale.agents import load, train
     from fedstale.parallel import WorkerPool
     from fedstale.traces.io import share
 
-    options: dict[str, Any] = {
-        "provenance": dict(provenance),
-        "reward": reward,
-        "start": start,
-        "resume": resume,
-    }
+    options: dict[str, Any] = {"provenance": dict(provenance), "reward": reward, "start": start}
     if min(workers, len(trainings)) == 1:
         parts = [f.training for f in fleets], [f.validation for f in fleets]
         for folder, training in trainings.items():

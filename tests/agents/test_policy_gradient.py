@@ -1,7 +1,6 @@
 """Plackett-Luce against enumeration, credit against naive loops, and learning on toy bandits."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -388,17 +387,3 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others(scenario):
     for name, value in one.items():
         np.testing.assert_array_equal(two[name], value)
     assert not np.array_equal(other["last"], one["last"])
-
-
-def test_stopping_and_going_on_is_not_stopping(scenario):
-    whole, stopped, resumed = (PolicyGradient([scenario], small(), Reward()) for _ in range(3))
-    for _ in range(2):
-        stopped.update()
-    resumed.load_state_dict(stopped.state_dict())
-    for _ in range(2):
-        last = resumed.update()
-    for _ in range(4):
-        expected = whole.update()
-    assert json.dumps(last) == json.dumps(expected)
-    for name, value in whole.weights().items():
-        np.testing.assert_array_equal(resumed.weights()[name], value)

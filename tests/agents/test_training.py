@@ -1,5 +1,4 @@
 import json
-import shutil
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -18,7 +17,7 @@ from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy import scorer
 from fedstale.agents.policy.scorer import by_agent
 from fedstale.agents.training import Training, train
-from fedstale.errors import ConfigError, ResumeError
+from fedstale.errors import ConfigError
 
 
 def rewards(ground, episodes, score):
@@ -52,22 +51,6 @@ def settings(**changed):
     return Training(**{**small, **changed})
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-class KilledError(Exception):
-    pass
-
-
-def kill_at(update):
-    def watch(progress):
-        if progress.update == update:
-            raise KilledError
-
-    return watch
-
-
 def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path, tmp_path_factory, monkeypatch):
     seen, elsewhere = [], tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
@@ -84,51 +67,6 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path, tmp_path_facto
     assert max(row.get("validation", -np.inf) for row in rows) == pytest.approx(
         loaded.provenance["validation"], abs=1e-4
     )
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the folder of a training that ended."""
-    folder = tmp_path_factory.mktemp("whole")
-    train(scenario(), scenario(1), settings(), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def short(tmp_path_factory):
-    """Return the folder of a training of two updates."""
-    folder = tmp_path_factory.mktemp("short")
-    train(scenario(), scenario(1), settings(updates=2), folder)
-    return folder
-
-
-@pytest.mark.parametrize("killed_at", [1, 3, 4])
-def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, whole, killed_at):
-    how = settings()
-    with pytest.raises(KilledError):
-        train(scenario(), scenario(1), how, tmp_path / "cut", watch=kill_at(killed_at))
-    assert not (tmp_path / "cut" / "agent.toml").exists()
-    train(scenario(), scenario(1), how, tmp_path / "cut", resume=True)
-    assert contents(tmp_path / "cut") == contents(whole)
-
-
-def test_a_checkpoint_of_another_training_is_rejected(short):
-    with pytest.raises(ResumeError, match="seed was 0 and is 1"):
-        train(scenario(), scenario(1), settings(updates=2, seed=1), short, resume=True)
-    with pytest.raises(ResumeError, match="scenarios was"):
-        train(scenario(5), scenario(1), settings(updates=2), short, resume=True)
-    faster = replace(scenario(), proxy=replace(scenario().proxy, eta=0.5))
-    with pytest.raises(ResumeError, match="scenarios was"):
-        train(faster, scenario(1), settings(updates=2), short, resume=True)
-
-
-@pytest.mark.parametrize("damage", ["cut", "text"])
-def test_a_damaged_checkpoint_is_rejected(tmp_path, short, damage):
-    shutil.copytree(short, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "training.safetensors"
-    path.write_bytes(path.read_bytes()[:-20] if damage == "cut" else b"hello")
-    with pytest.raises(ResumeError, match="damaged"):
-        train(scenario(), scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -195,19 +133,12 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
 
 
 def test_updates_learn_from_every_fleet_and_every_fleet_validates(tmp_path):
-    """Two fleets make another agent than either alone, also when resumed."""
     fleets, held_out = [scenario(), scenario(2)], [scenario(1), scenario(3)]
     how = settings(updates=2, validate_every=1)
     both = train(fleets, held_out, how, tmp_path / "both")
     for i, alone in enumerate(fleets):
         other = train(alone, held_out, how, tmp_path / str(i))
         assert any((other.weights[k] != v).any() for k, v in both.weights.items())
-    with pytest.raises(KilledError):
-        train(fleets, held_out, how, tmp_path / "cut", watch=kill_at(1))
-    train(fleets, held_out, how, tmp_path / "cut", resume=True)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "both")
-    with pytest.raises(ResumeError, match="scenarios was"):
-        train(fleets[:1], held_out, how, tmp_path / "both", resume=True)
 
 
 def test_fleets_of_other_sizes_learn_together_but_not_of_other_lengths(tmp_path):

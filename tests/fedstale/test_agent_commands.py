@@ -87,7 +87,7 @@ FLEET = ("--traces", "synthetic:20")
     [
         (
             ("train", *FLEET, "--out", "agent"),
-            "holds an agent; expected a new folder, or --resume",
+            "holds an agent; expected a new folder",
         ),
         (
             ("train", "--traces", "nowhere.parquet", "--out", "new"),

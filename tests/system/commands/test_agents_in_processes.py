@@ -26,10 +26,6 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, monkeyp
     each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)
 
-    again = run("agent", "train", *options, "--out", out, "--updates", 2, "--seeds", 2, "--resume")
-    assert again.exit_code == 0, again.output
-    assert again.stdout == result.stdout
-
     found = run("agent", "evaluate", out, *options, "--json")
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)
