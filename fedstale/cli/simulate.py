@@ -113,9 +113,11 @@ def simulate(
         ),
     ] = False,
     live: Annotated[
-        str | None,
+        int | None,
         typer.Option(
-            metavar="[HOST:]PORT",
+            metavar="PORT",
+            min=0,
+            max=65_535,
             help="Serve a page that shows the run while it goes on, such as 8760; 0 takes any.",
         ),
     ] = None,
@@ -327,7 +329,7 @@ def _watching(
     config: "SimulationConfig",
     *,
     shown: bool,
-    live: str | None,
+    live: int | None,
 ) -> Iterator[list["Callback"]]:
     """Show a run as it goes on: to who waits, and on a page; yields its callbacks."""
     from fedstale.live import ProgressNotes, progress_line
@@ -346,7 +348,7 @@ def _watching(
             callbacks.append(notes)
         if live is not None:
             # Only who asks for a page waits for it.
-            from fedstale.live import Board, parse_address, serving
+            from fedstale.live import Board, serving
             from fedstale.reports import without_folders
 
             title = without_folders(f"{config.app} on {config.traces}")
@@ -357,7 +359,7 @@ def _watching(
                 settings=without_folders(tomli_w.dumps(resolved.table())),
                 time_name="virtual time",
             )
-            url = stack.enter_context(serving(board, *parse_address(live)))
+            url = stack.enter_context(serving(board, live))
             note(f"live page: {url}")
             callbacks.append(board)
         yield callbacks

@@ -6,7 +6,7 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.live.prometheus import exported
-    from fedstale.live.server import Board, observed, parse_address, serving
+    from fedstale.live.server import Board, observed, serving
     from fedstale.live.watching import (
         ProgressNotes,
         RepeatedInterrupt,
@@ -26,7 +26,6 @@ __all__ = [
     "duration",
     "exported",
     "observed",
-    "parse_address",
     "progress_line",
     "serving",
     "watched",

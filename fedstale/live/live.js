@@ -33,7 +33,7 @@
   const ask = async () => {
     let answer = null;
     try {
-      answer = await fetch("data.json" + window.location.search, { cache: "no-store" });
+      answer = await fetch("data.json", { cache: "no-store" });
     } catch (problem) {
       place("state").textContent = seen
         ? "The run is over, or its process cannot be reached. This is what it showed last."
@@ -42,8 +42,6 @@
     if (answer && answer.ok) {
       show(await answer.json());
       seen = true;
-    } else if (answer) {
-      place("state").textContent = await answer.text();
     }
     setTimeout(ask, document.hidden ? 5000 : 1000);
   };

@@ -258,7 +258,7 @@ def exported(
         yield grid
         return
     exporter = Exporter(app=app, run_id=run_id, turn_limit_s=turn_limit_s)
-    with listening(_routes(exporter), "127.0.0.1", port, setting="metrics-port"):
+    with listening(_routes(exporter), port, setting="metrics-port"):
         own.runtime.add(exporter)
         report_stock_strategies()
         yield own

@@ -1,15 +1,13 @@
-"""The live page and its server, for this machine alone unless a token is set.
+"""The live page and its server, for this machine alone.
 
 A board is a callback of a run, simulated or on real devices. The thread of the run writes to it and
 others read; a lock keeps them apart. A run may last for weeks, and its board never grows: series
 are thinned to every second point when they get long, so that they always span the whole run.
 
 Starlette and uvicorn answer, in a thread of their own: some files and one JSON document. Nothing is
-fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
+fetched from anywhere else, and nothing that a browser sends is used but the path.
 """
 
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -17,18 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedstale.compat import report_stock_strategies
@@ -50,7 +46,7 @@ from fedstale.strategies.server import REJECTED, Callback, Runtime, RuntimeGrid,
 from fedstale.strategies.types import ClientUpdate
 from fedstale.until import Until
 
-_TOKEN_BYTES = 18
+_HERE = "127.0.0.1"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
     "img-src data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -61,7 +57,8 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_QUIET: dict[str, Any] = {
+_SERVER: dict[str, Any] = {
+    "headers": [*_HEADERS.items()],
     "log_config": None,
     "log_level": "warning",
     "access_log": False,
@@ -316,48 +313,24 @@ def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:
     return own
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of "8760", "HOST:8760" or "[::1]:8760"; port 0 takes a free one.
-
-    Raises:
-        ConfigError: it is none of these.
-
-    Example:
-        >>> parse_address("8760")
-        ('127.0.0.1', 8760)
-    """
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and int(port) < 65_536):
-        raise ConfigError(f"live = {text!r}: expected a port, or HOST:PORT such as 0.0.0.0:8760")
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
 @contextmanager
-def serving(board: Board, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve a board while the block runs; yields the address to open.
+def serving(board: Board, port: int = 0) -> Iterator[str]:
+    """Serve a board to users of this machine while the block runs; yields the address to open.
 
     Args:
         board: what is shown.
-        host: address to listen at. Any but the loopback's makes a token, which is in the address
-            that is yielded and without which no data is given out.
         port: TCP port; 0 takes a free one.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: another program has the port.
     """
-    token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
 
     async def data(request: Request) -> Response:
-        given = request.query_params.get("token", "")
-        if token and not hmac.compare_digest(given.encode(), token.encode()):
-            return PlainTextResponse("a token is needed: open the address that was printed\n", 403)
         return JSONResponse(board.snapshot())
 
     routes = [Route("/data.json", data), *(Route(path, _file) for path in _FILES)]
-    shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    with listening(routes, host, port, setting="live", is_open=bool(token)) as bound:
-        query = f"?token={token}" if token else ""
-        yield f"http://{shown}:{bound}/{query}"
+    with listening(routes, port, setting="live") as bound:
+        yield f"http://{_HERE}:{bound}/"
 
 
 async def _file(request: Request) -> Response:
@@ -366,49 +339,28 @@ async def _file(request: Request) -> Response:
 
 
 @contextmanager
-def listening(
-    routes: Sequence[Route], host: str, port: int, *, setting: str, is_open: bool = False
-) -> Iterator[int]:
-    """Answer requests in a thread of its own while the block runs; yields the port.
+def listening(routes: Sequence[Route], port: int, *, setting: str) -> Iterator[int]:
+    """Answer users of this machine in a thread of its own while the block runs; yields the port.
 
     Args:
         routes: what is answered.
-        host: address to listen at.
         port: TCP port; 0 takes a free one.
-        setting: that the address comes from, for errors.
-        is_open: whether others than users of this machine are answered.
+        setting: that the port comes from, for errors.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: another program has the port.
     """
-
-    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        try:
-            asked = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        except ValueError:
-            asked = None
-        if asked is None:
-            answer: Response = PlainTextResponse("Host: expected a name or an address\n", 400)
-        elif is_open or is_loopback(asked):
-            answer = await call_next(request)
-        else:
-            # Another site that makes its name point here would read what only users here may.
-            answer = PlainTextResponse("this page is for users of this machine\n", 403)
-        answer.headers.update(_HEADERS)
-        return answer
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = socket.create_server((_HERE, port))
     except OSError as problem:
         # Python adds the address, which the sentence has.
         why = str(problem.strerror).split(" (")[0]
         raise ConfigError(
-            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({why}): "
-            "expected an address of this machine with a free port, or port 0 for any"
+            f"{setting} = {port} cannot be listened at ({why}): expected a free port, or 0 for any"
         ) from None
-    app = Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)])
-    server = uvicorn.Server(uvicorn.Config(app, **_QUIET))
+    # Another site that makes its name point here would read what only users here may.
+    here = Middleware(TrustedHostMiddleware, allowed_hosts=[_HERE, "localhost"])
+    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes, middleware=[here]), **_SERVER))
     thread = threading.Thread(
         target=server.run, args=([listener],), name="fedstale-live", daemon=True
     )
@@ -418,11 +370,3 @@ def listening(
     finally:
         server.should_exit = True
         thread.join()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is this machine's own."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -51,7 +51,7 @@ def test_a_log_goes_on_with_its_run(place):
 
 def test_a_run_that_is_not_kept_changes_no_handler(place):
     shown = [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
-    refused = called("simulate", "digits", *SHORT, "--live", "nowhere")
+    refused = called("simulate", "digits", *SHORT, "-c", "unheard-of=1")
     assert refused.exit_code == 2
     assert shown == [(h.level, vars(h).get("stream")) for h in logging.getLogger("flwr").handlers]
     assert refused.stderr.count("\n") == 1

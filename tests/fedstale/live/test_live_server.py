@@ -11,7 +11,6 @@ from told_run import ToldRun
 
 from fedstale.errors import ConfigError
 from fedstale.live import Board, serving
-from fedstale.live.server import parse_address
 
 
 def get(port, path, host="127.0.0.1", method="GET"):
@@ -75,39 +74,19 @@ def test_nothing_can_be_changed(board, method):
 
 def test_a_page_of_another_site_that_points_here_gets_nothing(board):
     with serving(board, port=0) as url:
-        assert get(port_of(url), "/data.json", host="evil.example")[0] == 403
-        assert get(port_of(url), "/", host="evil.example")[0] == 403
+        assert get(port_of(url), "/data.json", host="evil.example")[0] == 400
+        assert get(port_of(url), "/", host="evil.example")[0] == 400
         assert get(port_of(url), "/data.json", host="localhost")[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("host", "status"),
-    [*((each, 400) for each in ("[", "[::1", "a]b", "[x]", "[" * 9000)), ("\xbd", 403), ("", 403)],
-    ids=lambda value: str(value)[:8],
+    "host", ["[", "[::1", "a]b", "[x]", "[" * 9000, "\xbd", ""], ids=lambda value: value[:8]
 )
-def test_a_host_that_is_none_is_refused_and_nothing_is_logged(board, host, status, caplog):
+def test_a_host_that_is_none_is_refused_and_nothing_is_logged(board, host, caplog):
     with serving(board, port=0) as url:
         for path in ("/", "/data.json", "/nothing"):
-            assert get(port_of(url), path, host=host)[0] == status
+            assert get(port_of(url), path, host=host)[0] == 400
     assert not caplog.records
-
-
-def test_beyond_this_machine_a_token_is_needed(board):
-    with serving(board, host="0.0.0.0", port=0) as url:
-        port, query = port_of(url), url.split("?")[1]
-        assert get(port, "/data.json", host="box.example")[0] == 403
-        assert get(port, "/data.json?token=wrong", host="box.example")[0] == 403
-        assert get(port, "/data.json?token=%C3%BC", host="box.example")[0] == 403
-        assert get(port, f"/data.json?{query}", host="box.example")[0] == 200
-        assert len(query) > 20
-
-
-def test_every_start_has_a_token_of_its_own(board):
-    with serving(board, host="0.0.0.0", port=0) as one:
-        pass
-    with serving(board, host="0.0.0.0", port=0) as other:
-        pass
-    assert one.split("?")[1] != other.split("?")[1]
 
 
 def test_the_server_and_its_thread_are_gone_afterwards(board):
@@ -118,32 +97,13 @@ def test_the_server_and_its_thread_are_gone_afterwards(board):
     assert "fedstale-live" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("80", ("127.0.0.1", 80)),
-        ("0.0.0.0:9", ("0.0.0.0", 9)),
-        ("[::1]:9", ("::1", 9)),
-        ("localhost:0", ("localhost", 0)),
-    ],
-)
-def test_an_address_is_read(text, expected):
-    assert parse_address(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "digits", "host:", "1:99999", "-1", "٣"])
-def test_an_address_that_is_none_is_one_sentence(text):
-    with pytest.raises(ConfigError, match="expected a port"):
-        parse_address(text)
-
-
 def test_a_port_that_another_program_has_is_refused_and_free_again_at_its_end():
     with serving(Board("one")) as first:
         port = int(first.rstrip("/").rsplit(":", 1)[1])
         with serving(Board("two")) as second:
             assert second != first
         with (
-            pytest.raises(ConfigError, match=f"live = '127.0.0.1:{port}' cannot be listened at"),
+            pytest.raises(ConfigError, match=f"live = {port} cannot be listened at"),
             serving(Board("x"), port=port),
         ):
             pass
