@@ -26,3 +26,18 @@ def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
     # The second time nothing was played again.
     assert len(kept.read_text().splitlines()) == len(found) == 4
     assert capsys.readouterr().out.count("'got'") == 4
+
+
+def test_durations_of_another_device_cost_less_by_their_weight(monkeypatch, tmp_path):
+    from lab import results
+    from liars import durations as bench
+
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(bench, "VERSIONS", 6)
+    monkeypatch.setattr(sys, "argv", ["durations.py", "--quick"])
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    bench.main()
+    found = json.loads((tmp_path / "stated_durations-quick.json").read_text())["rows"]
+    time = {(row["stated"], row["way"]): row["time"][0] for row in found}
+    assert time["their own", "weighed"] < 0.6
+    assert time["the opposite's", "weighed"] < 0.8 * time["the opposite's", "as stated"]
