@@ -180,11 +180,16 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something, or cannot be made.
         """
-        if has_earlier(path, (CONFIG,), overwrite=overwrite):
-            with cls(path):
-                shutil.rmtree(path)
+        is_earlier = has_earlier(path, (CONFIG,), overwrite=overwrite)
         make_folder(path)
-        return cls(path)
+        folder = cls(path)
+        # What a run is known by goes last, and the lock stays: a kill in the midst leaves a run.
+        for part in sorted(path.iterdir(), key=lambda part: part.name == CONFIG):
+            if is_earlier and part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part)
+            elif is_earlier and part.name != LOCK:
+                part.unlink()
+        return folder
 
     @classmethod
     def resume(cls, path: Path, config: SimulationConfig) -> "RunFolder":
