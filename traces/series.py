@@ -425,7 +425,7 @@ class Series(Channel):
             rate = rates[first * BLOCK + k.astype(np.int64)]
             return rate.astype(np.float64), np.minimum((k + 1.0) * self.step_s, length)
         assert self.starts is not None
-        block = self._block_at(x, row)
+        block = self.block_at(x, row)
         column = np.maximum((self.starts[block] <= x[:, None]).sum(axis=1) - 1, 0)
         slot = block * BLOCK + column
         following = np.minimum(slot + 1, rates.size - 1)
@@ -433,7 +433,8 @@ class Series(Channel):
         end = np.where(is_last, np.inf, self.starts.reshape(-1)[following])
         return rates[slot].astype(np.float64), np.minimum(end, length)
 
-    def _block_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
+    def block_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
+        """Return the block of rows that instants lie in, in row time."""
         first, last = self.first_block[row], self.first_block[row + 1]
         if self.step_s is not None:
             block = first + (x / (self.step_s * BLOCK)).astype(np.int64)
@@ -459,7 +460,7 @@ class Series(Channel):
 
     def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
-        block = self._block_at(x, row)
+        block = self.block_at(x, row)
         widths = np.diff(self.edges_of(block, row, x))
         return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
 

@@ -9,12 +9,6 @@ next, or a forecaster would know it by heart.
 A history is 24 steps that grow from seconds to hours, so one short sequence holds both the last
 minute and yesterday. Forecasts are made on a grid of horizons; anything in between follows by
 interpolation, so one forecast serves jobs of every size.
-
-A history of 24 steps needs 25 instants of one device, and neighbouring steps share them.
-`Series` sums its segments anew for each span, which suits a job; here the running integral of a
-block is summed for each instant, so an instant costs one search and a step is a difference. Once as
-many instants have been asked for as there are segments, that of all segments is kept, in 8 bytes
-each; rows that devices share are stored once.
 """
 
 from dataclasses import dataclass
@@ -35,7 +29,6 @@ from fedstale.traces import (
     TraceSet,
     broadcast,
     joined,
-    last_at_or_before,
     outline,
     row_time,
     taken,
@@ -122,11 +115,6 @@ class TraceObserver:
         self.traces = traces
         availability = traces.availability
         self._sessions = None if availability is None else SessionHistory(availability)
-        series = (getattr(traces, channel) for channel in RATES)
-        # An infinite rate is none that a device could measure.
-        self._amounts = [
-            None if each is None or each.is_instant else CarriedAmounts(each) for each in series
-        ]
 
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
@@ -165,9 +153,11 @@ class TraceObserver:
             own = self._sessions.at(devices, now, begin)
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
         rates = np.full((devices.size, len(RATES), STEPS), np.nan)
-        for i, amounts in enumerate(self._amounts):
-            if amounts is not None:
-                rates[:, i] = stepwise_means(amounts, devices, edges)
+        for i, name in enumerate(RATES):
+            series: Series | None = getattr(self.traces, name)
+            # An infinite rate is none that a device could measure.
+            if series is not None and not series.is_instant:
+                rates[:, i] = stepwise_means(series, devices, edges)
         clock = np.mod(now + (np.nan if (at := self.traces.midnight_s) is None else at), DAY_S)
         return Observation(
             devices=devices,
@@ -198,114 +188,44 @@ def time_to_change(availability: Availability, devices: Index, t: Array) -> Arra
     return np.where(online, end, start) - t
 
 
-class CarriedAmounts:
-    """What a channel carries.
+def stepwise_means(series: Series, devices: Index, edges: Array) -> Array:
+    """Compute the mean rates of steps that follow one another, the newest first.
+
+    Neighbouring steps share an instant: the integral up to each of them is summed once.
 
     Args:
-        series: rates of the channel.
-
-    Example:
-        >>> link = CarriedAmounts(Series.regular([[1.0, 3.0]], step_s=10.0))
-        >>> link.upto(np.array([0]), np.array([[15.0, 5.0, 0.0]]))
-        array([[25.,  5.,  0.]])
-    """
-
-    def __init__(self, series: Series) -> None:
-        self.series = series
-        self._values = series.values.reshape(-1)
-        self._before: Array | None = None
-        self._asked = 0
-        last, rows = series.first_block[1:] - 1, np.arange(series.lengths.size)
-        # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
-        self._totals = self._sums(last, rows)[:, -1]
-
-    def upto(self, devices: Index, t: Array) -> Array:
-        """Integrate the rate up to each instant, from a start of each device's own.
-
-        Only differences within one row of the result have a meaning.
-
-        Args:
-            devices: positions of devices; shape (n,).
-            t: instants in s, >= 0; shape (n, m). The first of each device sets the cycle of its
-                record that is counted from.
-
-        Returns:
-            Shape (n, m).
-        """
-        series = self.series
-        row = series.rows[devices]
-        x, cycles = row_time(series, devices, t)
-        np.maximum(x, 0.0, out=x)
-        if not series.repeat:
-            np.minimum(x, series.lengths[row][:, None], out=x)
-        slot, start = self._segment_of(x, row)
-        # In place: what is needed at each instant comes once.
-        result: Array = x
-        result -= start
-        result *= self._values[slot]
-        result += self._until(slot, row)
-        if series.repeat:
-            result += cycles * self._totals[row][:, None]
-        result *= series.scales[devices][:, None]
-        return result
-
-    def _until(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
-        """Return the integrals of rows before slots; `slot` and the result have shape (n, m)."""
-        self._asked += slot.size
-        if self._before is None and self._asked > self._values.size:
-            series = self.series
-            row_of = np.repeat(np.arange(series.lengths.size), np.diff(series.first_block))
-            blocks = np.arange(row_of.size)
-            parts = [slice(i, i + _CHUNK) for i in range(0, blocks.size, _CHUNK)]
-            made = [self._sums(blocks[p], row_of[p])[:, :-1] for p in parts]
-            self._before = np.concatenate(made).ravel()
-        if self._before is not None:
-            return self._before[slot]
-        block, k = np.divmod(slot.ravel(), BLOCK)
-        sums = self._sums(block, np.repeat(row, slot.shape[1]))
-        return sums[np.arange(k.size), k].reshape(slot.shape)
-
-    def _sums(self, block: Index, row: npt.NDArray[Any]) -> Array:
-        """Return integrals before each slot of blocks, and at the end of a row's last; (n, 17)."""
-        series = self.series
-        widths = np.diff(series.edges_of(block, row, series.lengths[row]))
-        sums = np.zeros((block.size, BLOCK + 1))
-        np.cumsum(widths * series.values[block], axis=1, out=sums[:, 1:])
-        sums += series.totals[block][:, None]
-        return sums
-
-    def _segment_of(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Index, Array]:
-        """Return the slot of each instant's segment, and when it starts, in row time; as x."""
-        series = self.series
-        first = series.first_block[row][:, None] * BLOCK
-        if series.step_s is not None:
-            count = np.rint(series.lengths[row] / series.step_s).astype(np.int64)[:, None]
-            k = (x / series.step_s).astype(np.int64)
-            np.minimum(k, count - 1, out=k)
-            start = np.multiply(k, series.step_s, dtype=np.float64)
-            k += first
-            return k, start
-        assert series.starts is not None
-        starts = series.starts.reshape(-1)
-        begin, end = (np.repeat(series.first_block[r] * BLOCK, x.shape[1]) for r in (row, row + 1))
-        found = last_at_or_before(starts, begin, end, x.reshape(-1)).reshape(x.shape)
-        slot = np.maximum(found, first)
-        return slot, starts[slot]
-
-
-def stepwise_means(amounts: CarriedAmounts, devices: Index, edges: Array) -> Array:
-    """Return the mean rates of steps that follow one another, the newest first.
-
-    Args:
-        amounts: what is accumulated.
-        devices: positions of devices; shape (n,).
+        series: rates of a channel.
+        devices: positions; shape (n,).
         edges: instants in s, falling; shape (n, steps + 1).
 
     Returns:
         NaN where a step has no length; shape (n, steps).
     """
-    carried = amounts.upto(devices, edges)
+    x, cycles = row_time(series, devices, edges)
+    row = series.rows[devices]
+    x = x.clip(0.0, np.inf if series.repeat else series.lengths[row][:, None]).ravel()
+    each = np.repeat(row, edges.shape[1])
+    block = series.block_at(x, each)
+    starts, sums = _starts_and_sums(series, block, each)
+    k = np.arange(x.size), (starts[:, 1:BLOCK] <= x[:, None]).sum(axis=1)
+    carried: Array = (x - starts[k]) * series.values[block, k[1]] + sums[k]
+    carried = carried.reshape(edges.shape)
+    if series.repeat:
+        # The total of the same sums: a rate of zero around the end of a record is zero exactly.
+        total = _starts_and_sums(series, series.first_block[row + 1] - 1, row)[1][:, -1:]
+        carried += cycles * total
+    carried *= series.scales[devices][:, None]
     amount, width = carried[:, :-1] - carried[:, 1:], edges[:, :-1] - edges[:, 1:]
     np.maximum(amount, 0.0, out=amount)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(width > 0, amount / width, np.nan)
+    return np.divide(amount, width, out=np.full(width.shape, np.nan), where=width > 0)
+
+
+def _starts_and_sums(
+    series: Series, block: Index, row: npt.NDArray[np.int32]
+) -> tuple[Array, Array]:
+    """Return the edges of segments of blocks, and the integrals of rows up to them; (n, 17)."""
+    edges = series.edges_of(block, row, series.lengths[row])
+    sums = np.zeros(edges.shape)
+    np.cumsum(np.diff(edges) * series.values[block], axis=1, out=sums[:, 1:])
+    sums += series.totals[block][:, None]
+    return edges, sums

@@ -11,7 +11,6 @@ from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.forecast import TraceObserver
 from fedstale.traces.forecast.observation import (
     EDGES_S,
-    CarriedAmounts,
     stepwise_means,
     time_to_change,
 )
@@ -212,7 +211,7 @@ def test_differences_are_the_integrals_of_the_series(seed):
     for series in rates(rng):
         chosen = rng.integers(5, size=30)
         edges = falling(rng, 30)
-        found = stepwise_means(CarriedAmounts(series), chosen, edges)
+        found = stepwise_means(series, chosen, edges)
         start, end = edges[:, 1:], edges[:, :-1]
         each = np.repeat(chosen, start.shape[1])
         expected = series.integral(each, start.ravel(), end.ravel()).reshape(start.shape)
