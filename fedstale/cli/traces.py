@@ -28,6 +28,8 @@ from fedstale.cli.record import link_rates, merge, record, stated_speed
 from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedstale.traces import Series, TraceSet
 
 _MOST_DEVICES = 2000
@@ -65,12 +67,37 @@ def describe(
 ) -> None:
     """Describe traces: devices, repairs, hours online, speeds and links."""
     from fedstale.traces import TraceSet
+    from fedstale.traces.synthetic import availability_marginal
 
-    numbers = _numbers(TraceSet.load(traces, seed=seed))
+    devices = TraceSet.load(traces, seed=seed)
+    online: dict[str, Any] = {}
+    if devices.availability is not None:
+        online = availability_marginal(devices.availability, epoch_s=devices.midnight_s or 0.0)
+    table = _quantiles(devices, online)
     if as_json:
-        typer.echo(json.dumps(_without_inf(numbers)))
-    else:
-        _show(traces, numbers)
+        facts: dict[str, Any] = {
+            "n_devices": devices.n_devices,
+            "known": devices.known,
+            "epoch": devices.epoch,
+            "compute_unit": devices.compute_unit,
+            "repairs": devices.repairs,
+            **{name: online[name] for name in ("hourly", "never") if name in online},
+        }
+        # pandas writes what is infinite as null; the standard library would write no JSON.
+        quantiles = json.loads(table.T.to_json(orient="columns"))
+        typer.echo(json.dumps({**facts, "quantiles": quantiles}))
+        return
+    known, megabytes = ", ".join(devices.known), devices.nbytes / 1e6
+    typer.echo(f"{traces}: {devices.n_devices:,} devices; known: {known}; {megabytes:,.1f} MB")
+    if devices.compute_unit:
+        typer.echo(f"one work unit: {devices.compute_unit}")
+    for kind, count in devices.repairs.items():
+        typer.echo(f"  {count:>10,}  {kind}")
+    if online:
+        shares = " ".join(f"{share:.0%}" for share in online["hourly"])
+        typer.echo(f"online by the hour of the day (epoch {devices.epoch}): {shares}")
+        typer.echo(f"never online: {online['never']:.1%}")
+    typer.echo(f"\n{table.to_string(float_format='{:.3g}'.format)}")
 
 
 @app.command(
@@ -372,101 +399,45 @@ def _linked(text: str) -> "TraceSet":
     return TraceSet.constant(2, compute=0, downlink_bit_per_s=down, uplink_bit_per_s=up)
 
 
-def _numbers(traces: "TraceSet") -> dict[str, Any]:
-    """Return counts, repairs and quantiles of a trace set, ready for JSON.
+def _quantiles(traces: "TraceSet", online: Mapping[str, Any]) -> "DataFrame":
+    """Tabulate how long devices are online, and how fast they are.
 
-    Quantiles are at the levels in `levels`; lengths are in s, links in bit/s, compute in work
-    units/s. Large sets are looked at through a sample of their devices.
+    Every device and every part of its record count alike; large sets are looked at through a
+    sample of their devices.
     """
     import numpy as np
-
-    from fedstale.traces.synthetic import LEVELS, availability_marginal
-
-    about: dict[str, Any] = {
-        "n_devices": traces.n_devices,
-        "known": list(traces.known),
-        "epoch": traces.epoch,
-        "compute_unit": traces.compute_unit,
-        "nbytes": traces.nbytes,
-        "repairs": dict(traces.repairs),
-        "levels": list(LEVELS),
-    }
-    if traces.availability is not None:
-        channel = traces.availability
-        logs_s = channel.known_s()[channel.rows]
-        logs_s = logs_s[np.isfinite(logs_s)]
-        about["availability"] = {
-            "record_s": float(channel.lengths.max()),
-            "logged_s": np.quantile(logs_s, LEVELS).tolist() if logs_s.size else [],
-            "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
-            **availability_marginal(channel, epoch_s=traces.midnight_s or 0.0),
-        }
-    for name in ("compute", "downlink", "uplink"):
-        series = getattr(traces, name)
-        if series is not None:
-            about[name] = _rates(series)
-    return about
-
-
-def _without_inf(value: Any) -> Any:
-    """Return numbers as JSON knows them: an infinite rate is null."""
-    if isinstance(value, dict):
-        return {key: _without_inf(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_inf(one) for one in value]
-    return None if value == float("inf") else value
-
-
-def _rates(series: "Series") -> dict[str, Any]:
-    """Return quantiles of the rate, every device and every part of its record counting alike."""
-    import numpy as np
+    import pandas as pd
 
     from fedstale.traces.synthetic import LEVELS
 
-    devices = np.unique(np.linspace(0, series.n_devices - 1, _MOST_DEVICES).astype(np.int64))
-    length = np.minimum(series.lengths[series.rows[devices]], series.until)
-    places = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
-    rates = series.value_at(np.repeat(devices, _SAMPLES), np.outer(length, places).ravel())
-    per_device = rates.reshape(-1, _SAMPLES).mean(axis=1)
-    if series.is_instant:
-        # Between two infinite rates nothing can be interpolated.
-        quantiles = [[np.inf] * len(LEVELS)] * 2
-    else:
-        quantiles = [np.quantile(each, LEVELS).tolist() for each in (rates, per_device)]
-    return {
-        "record_s": float(series.lengths.max()),
-        "rate": quantiles[0],
-        "mean_of_device": quantiles[1],
-        "zero": float((rates == 0).mean()),
-    }
-
-
-def _show(name: str, about: dict[str, Any]) -> None:
-    """Print the numbers as tables."""
-    import pandas as pd
-
-    known, megabytes = ", ".join(about["known"]), about["nbytes"] / 1e6
-    typer.echo(f"{name}: {about['n_devices']:,} devices; known: {known}; {megabytes:,.1f} MB")
-    if about["compute_unit"]:
-        typer.echo(f"one work unit: {about['compute_unit']}")
-    for kind, count in about["repairs"].items():
-        typer.echo(f"  {count:>10,}  {kind}")
-    rows: dict[str, list[float]] = {}
-    if online := about.get("availability"):
-        shares = " ".join(f"{share:.0%}" for share in online["hourly"])
-        typer.echo(f"online by the hour of the day (epoch {about['epoch']}): {shares}")
-        typer.echo(f"never online: {online['never']:.1%}")
-        rows["logged, h"] = [s / 3600.0 for s in online["logged_s"]]
+    rows: dict[str, Any] = {}
+    if (channel := traces.availability) is not None:
+        logs_s = channel.known_s()[channel.rows]
+        if np.isfinite(logs_s).any():
+            rows["logged, h"] = np.quantile(logs_s[np.isfinite(logs_s)], LEVELS) / 3600.0
         rows["share of time online"] = online["share"]
-        rows |= {f"{n}, h": [s / 3600.0 for s in online[f"{n}_s"]] for n in ("session", "gap")}
-    units = {"compute": ("units/s", 1.0), "downlink": ("Mbit/s", 1e6), "uplink": ("Mbit/s", 1e6)}
-    for channel, (unit, size) in units.items():
-        if rates := about.get(channel):
-            rows[f"{channel}, {unit}"] = [rate / size for rate in rates["rate"]]
-            rows[f"mean of a device, {unit} {channel}"] = [
-                rate / size for rate in rates["mean_of_device"]
-            ]
-    columns = [f"{level:.0%}" for level in about["levels"]]
-    found = {label: quantiles for label, quantiles in rows.items() if quantiles}
-    table = pd.DataFrame.from_dict(found, orient="index", columns=columns)
-    typer.echo(f"\n{table.to_string(float_format='{:.3g}'.format)}")
+        rows |= {
+            f"{name}, h": np.divide(online[f"{name}_s"], 3600.0) for name in ("session", "gap")
+        }
+    for name, unit, size in (
+        ("compute", "units/s", 1.0),
+        ("downlink", "Mbit/s", 1e6),
+        ("uplink", "Mbit/s", 1e6),
+    ):
+        series: Series | None = getattr(traces, name)
+        if series is None:
+            continue
+        devices = np.unique(np.linspace(0, series.n_devices - 1, _MOST_DEVICES).astype(np.int64))
+        length = np.minimum(series.lengths[series.rows[devices]], series.until)
+        places = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
+        rates = series.value_at(np.repeat(devices, _SAMPLES), np.outer(length, places).ravel())
+        of_devices = rates.reshape(-1, _SAMPLES).mean(axis=1)
+        # Between two infinite rates nothing can be interpolated.
+        how: Any = "lower" if series.is_instant else "linear"
+        rows[f"{name}, {unit}"] = np.quantile(rates, LEVELS, method=how) / size
+        rows[f"mean of a device, {unit} {name}"] = (
+            np.quantile(of_devices, LEVELS, method=how) / size
+        )
+    columns = [f"{level:.0%}" for level in LEVELS]
+    found = {label: quantiles for label, quantiles in rows.items() if len(quantiles)}
+    return pd.DataFrame.from_dict(found, orient="index", columns=columns)

@@ -63,8 +63,9 @@ def test_describe_prints_counts_and_hours_of_generated_devices():
 def test_describe_as_json_is_json_and_nothing_else():
     numbers = json.loads(run("describe", "synthetic:8", "--json").stdout)
     assert numbers["n_devices"] == 8
-    assert len(numbers["availability"]["hourly"]) == 24
-    assert numbers["downlink"]["rate"] == sorted(numbers["downlink"]["rate"])
+    assert len(numbers["hourly"]) == 24
+    rates = list(numbers["quantiles"]["downlink, Mbit/s"].values())
+    assert rates == sorted(rates)
 
 
 def test_describe_knows_devices_that_take_no_time():
@@ -74,8 +75,8 @@ def test_describe_knows_devices_that_take_no_time():
         parse_constant=lambda word: pytest.fail(f"{word} is no JSON"),
     )
     assert numbers["n_devices"] == 3
-    assert numbers["compute"]["rate"] == [None] * 5
-    assert numbers["availability"]["share"] == [1.0] * 5
+    assert list(numbers["quantiles"]["compute, units/s"].values()) == [None] * 5
+    assert list(numbers["quantiles"]["share of time online"].values()) == [1.0] * 5
 
 
 def test_describe_shows_what_a_reader_repaired(sources):
