@@ -129,9 +129,9 @@ def with_channels_of(
 ) -> LSTM:
     """Fit a forecaster, whose networks of channels are another's if there is one."""
     if known is None:
-        return new.fit(learn, stop, seed=seed, progress=_say)
+        return new.fit(learn, stop, seed=seed)
     silent = (replace(each, rates=np.full_like(each.rates, np.nan)) for each in (learn, stop))
-    new.fit(*silent, seed=seed, progress=_say)
+    new.fit(*silent, seed=seed)
     new.fleet = FleetStatistics.of(learn)
     new.networks |= {name: w for name, w in known.networks.items() if name != SESSIONS}
     new.spread, new.margins = known.spread, known.margins
@@ -281,10 +281,6 @@ def ship(recordings: Path, most: int, command: str) -> None:
             "seed": 0,
         }
         made.save(SHIPPED / fleet, about)
-
-
-def _say(network: str, epoch: int, loss: float, tested: float) -> None:
-    print(f"{network}, epoch {epoch}: {loss:.4f}, held out {tested:.4f}", flush=True)
 
 
 def fleet_rows(

@@ -12,7 +12,6 @@ import typer
 from fedstale.cli.output import (
     UNITS_S,
     AsJson,
-    Step,
     amount,
     one_sentence,
     say,
@@ -23,7 +22,6 @@ from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
-    from fedstale.traces.forecast import LSTM, Examples
 
 
 Traces = Annotated[
@@ -52,10 +50,7 @@ def train(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors.
-
-    Networks leave their losses as well, in losses.csv.
-    """
+    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
     from fedstale.traces.forecast import LSTM, draw_parts, forecaster_class
 
     forecaster = forecaster_class(kind)()
@@ -65,14 +60,11 @@ def train(
         # Where torch is missing, that is said before the work.
         import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
-    epochs: list[tuple[str, int, float, float]] = []
     with steps(is_shown=not as_json) as step:
-        step("drawing examples", 0, 1)
-        training, held_out = draw_parts(devices, n=examples, seed=seed)
-        if isinstance(forecaster, LSTM):
-            epochs = _fitted(forecaster, training, held_out, seed, step)
-        else:
-            forecaster.fit(training, held_out, seed=seed)
+        step("drawing examples", 0, 2)
+        parts = draw_parts(devices, n=examples, seed=seed)
+        step(f"fitting {kind}", 1, 2)
+        forecaster.fit(*parts, seed=seed)
     provenance = {
         "traces": Path(traces).name,
         "devices": devices.n_devices,
@@ -80,11 +72,6 @@ def train(
         "seed": seed,
     }
     forecaster.save(out, provenance)
-    if epochs:
-        import pandas as pd
-
-        losses = pd.DataFrame(epochs, columns=["network", "epoch", "training", "validation"])
-        losses.to_csv(out / "losses.csv", index=False, float_format="%.6g")
     say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
 
 
@@ -150,24 +137,6 @@ def backtest(
         if len(table):
             shown = table_text(table.set_index("forecaster"))
             typer.echo(f"\nShare of persistence's loss; less is better\n\n{shown}")
-
-
-def _fitted(
-    forecaster: "LSTM", training: "Examples", held_out: "Examples", seed: int, step: Step
-) -> list[tuple[str, int, float, float]]:
-    """Fit the networks of a forecaster; return each one's losses after each epoch."""
-    from fedstale.traces.forecast.lstm_training import EPOCHS
-
-    total = EPOCHS * len(forecaster.learnable(training))
-    epochs: list[tuple[str, int, float, float]] = []
-
-    def watch(network: str, epoch: int, loss: float, validation: float) -> None:
-        epochs.append((network, epoch, loss, validation))
-        what = f"{network}, epoch {epoch}: loss {loss:.4f}, held out {validation:.4f}"
-        step(what, len(epochs), total)
-
-    forecaster.fit(training, held_out, seed=seed, progress=watch)
-    return epochs
 
 
 def recorded(spec: str, *, seed: int) -> "TraceSet":

@@ -21,8 +21,6 @@ Reference:
     Romano, Patterson, Candes. Conformalized Quantile Regression. NeurIPS 2019.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -162,27 +160,15 @@ class LSTM(Forecaster):
             width=cls.width[name],
         )
 
-    @staticmethod
-    def learnable(training: Examples) -> list[str]:
-        """Return the names of the networks that examples hold something for, in order."""
-        channels = [name for i, name in enumerate(RATES) if np.isfinite(training.rates[:, i]).any()]
-        return [*([SESSIONS] if np.isfinite(training.survival).any() else []), *channels]
-
-    def fit(
-        self,
-        training: Examples,
-        validation: Examples,
-        *,
-        seed: int,
-        progress: Callable[[str, int, float, float], None] | None = None,
-    ) -> Self:
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Train each network and keep its best epoch on the validation devices.
+
+        Losses of each epoch are logged.
 
         Args:
             training: what to learn from.
             validation: of other devices.
             seed: of the first weights and of the order of examples.
-            progress: called with the network, the epoch and both losses after each epoch.
         """
         import torch  # noqa: PLC0415 - a device that only forecasts has none
 
@@ -190,20 +176,16 @@ class LSTM(Forecaster):
 
         self.fleet, self.around = FleetStatistics.of(training), HalfHours.of(training)
         self.networks = {}
-        learnt = self.learnable(training)
+        channels = [name for i, name in enumerate(RATES) if np.isfinite(training.rates[:, i]).any()]
         parts = self, training, validation
-        of_network = partial(lstm_training.NetworkTraining, seed=seed, progress=progress)
         threads = torch.get_num_threads()
         # So small networks are no faster on several threads, and sums in the same order on one.
         torch.set_num_threads(1)
         try:
-            if SESSIONS in learnt:
-                run = of_network(name=SESSIONS)
-                self.networks[SESSIONS] = lstm_training.train_sessions(*parts, run)
-            for name in RATES:
-                if name in learnt:
-                    run = of_network(name=name)
-                    self.networks[name] = lstm_training.train_channel(*parts, run)
+            if np.isfinite(training.survival).any():
+                self.networks[SESSIONS] = lstm_training.train_sessions(*parts, seed)
+            for name in channels:
+                self.networks[name] = lstm_training.train_channel(*parts, name, seed)
         finally:
             torch.set_num_threads(threads)
         self.margins = self._margins(validation)

@@ -8,6 +8,7 @@ Some devices lose their clock, as others have none. The epoch that is best on de
 network does not learn from is kept.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from fedstale.traces.forecast.inputs import (
     session_inputs,
     without_clock,
 )
-from fedstale.traces.forecast.lstm import Weights
+from fedstale.traces.forecast.lstm import SESSIONS, Weights
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
@@ -47,21 +48,10 @@ WITHOUT_CLOCK = 0.15
 ONLINE_WEIGHT = 0.5
 """Weight of the loss of being online, against that of remaining so."""
 
-Progress = Callable[[str, int, float, float], None]
+logger = logging.getLogger(__name__)
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of outputs, shape (n, outputs), and the labels of the same examples."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkTraining:
-    """The training of one network."""
-
-    name: str
-    """Of the network."""
-    seed: int
-    """Of the first weights and of all that is drawn."""
-    progress: Progress | None
-    """Called with the network, the epoch and both losses after each epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +74,7 @@ class Data:
 
 
 def train_sessions(
-    forecaster: "LSTM",
-    training: Examples,
-    validation: Examples,
-    run: NetworkTraining,
+    forecaster: "LSTM", training: Examples, validation: Examples, seed: int
 ) -> Weights:
     """Return the weights of the network of sessions, and set the scale of its inputs.
 
@@ -95,9 +82,9 @@ def train_sessions(
         forecaster: which knows its fleet.
         training: what to learn from.
         validation: of other devices, to choose the epoch on.
-        run: of the network.
+        seed: of the first weights and of all that is drawn.
     """
-    hidden = stream(run.seed, 7).random(len(training)) < WITHOUT_CLOCK
+    hidden = stream(seed, 7).random(len(training)) < WITHOUT_CLOCK
     seen = without_clock(training.observed, hidden)
     shown = of_other_devices(training, seen)
     numbers, runs = session_inputs(seen, forecaster.fleet, shown)
@@ -108,25 +95,22 @@ def train_sessions(
     around = forecaster.around.of_devices(validation.observed)
     numbers, runs = session_inputs(validation.observed, forecaster.fleet, around)
     held_out = Data.of(runs, forecaster.standardised(numbers), _session_labels(validation))
-    weights = _first(forecaster.shapes(run.name), run)
+    weights = _first(forecaster.shapes(SESSIONS), seed)
     # Training starts at the shares of the fleet, whose logarithms no step need learn.
     weights["output"][-1] = torch.from_numpy(_log_odds_of_fleet(training))
-    return _trained(weights, data, held_out, session_loss, run)
+    return _trained(SESSIONS, weights, data, held_out, session_loss, seed)
 
 
 def train_channel(
-    forecaster: "LSTM",
-    training: Examples,
-    validation: Examples,
-    run: NetworkTraining,
+    forecaster: "LSTM", training: Examples, validation: Examples, name: str, seed: int
 ) -> Weights:
     """Return the weights of the network of a channel, and set its usual spread; as above."""
-    channel = RATES.index(run.name)
+    channel = RATES.index(name)
     seen = training.observed
     logs = log_rate(seen.rates[:, channel])
     many = np.count_nonzero(~np.isnan(logs), axis=1) > 1
     forecaster.spread[channel] = np.median(np.nanstd(logs[many], axis=1)) if many.any() else 1.0
-    hidden = stream(run.seed, 7).random(len(training)) < WITHOUT_CLOCK
+    hidden = stream(seed, 7).random(len(training)) < WITHOUT_CLOCK
     parts = []
     for examples, observed in (
         (training, without_clock(seen, hidden)),
@@ -136,19 +120,15 @@ def train_channel(
         targets = channel_targets(examples.rates[:, channel], given)
         parts.append(Data.of(given.sequence, given.static, targets))
     data, held_out = parts
-    weights = _first(forecaster.shapes(run.name), run)
-    return _trained(weights, data, held_out, channel_loss, run)
+    weights = _first(forecaster.shapes(name), seed)
+    return _trained(name, weights, data, held_out, channel_loss, seed)
 
 
-def _trained(
-    weights: dict[str, Tensor],
-    data: Data,
-    held_out: Data,
-    loss: Loss,
-    run: NetworkTraining,
+def _trained(  # noqa: PLR0917 - one network's training
+    name: str, weights: dict[str, Tensor], data: Data, held_out: Data, loss: Loss, seed: int
 ) -> Weights:
     """Return the weights of the best epoch."""
-    rng = torch.Generator().manual_seed(run.seed + 1)
+    rng = torch.Generator().manual_seed(seed + 1)
     for w in weights.values():
         w.requires_grad_()
     n = len(data.labels)
@@ -173,13 +153,12 @@ def _trained(
             )
         if tested < least:
             least, best = tested, {k: w.detach().clone() for k, w in weights.items()}
-        if run.progress is not None:
-            run.progress(run.name, epoch, total / n, tested)
+        logger.info("%s, epoch %d: loss %.4f, held out %.4f", name, epoch, total / n, tested)
     return {k: w.detach().numpy().astype(np.float32) for k, w in best.items()}
 
 
-def _first(shapes: dict[str, tuple[int, int]], run: NetworkTraining) -> dict[str, Tensor]:
-    rng, weights = torch.Generator().manual_seed(run.seed), {}
+def _first(shapes: dict[str, tuple[int, int]], seed: int) -> dict[str, Tensor]:
+    rng, weights = torch.Generator().manual_seed(seed), {}
     for name, (rows, columns) in sorted(shapes.items()):
         w = torch.randn(rows, columns, generator=rng) / np.sqrt(rows)
         w[-1] = 0.0
