@@ -115,6 +115,11 @@ class TraceObserver:
         self.traces = traces
         availability = traces.availability
         self._sessions = None if availability is None else SessionHistory(availability)
+        known = ((i, getattr(traces, name)) for i, name in enumerate(RATES))
+        # An infinite rate is none that a device could measure.
+        self._series: list[tuple[int, Series]] = [
+            (i, series) for i, series in known if series is not None and not series.is_instant
+        ]
 
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
@@ -153,11 +158,8 @@ class TraceObserver:
             own = self._sessions.at(devices, now, begin)
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
         rates = np.full((devices.size, len(RATES), STEPS), np.nan)
-        for i, name in enumerate(RATES):
-            series: Series | None = getattr(self.traces, name)
-            # An infinite rate is none that a device could measure.
-            if series is not None and not series.is_instant:
-                rates[:, i] = stepwise_means(series, devices, edges)
+        for i, series in self._series:
+            rates[:, i] = stepwise_means(series, devices, edges)
         clock = np.mod(now + (np.nan if (at := self.traces.midnight_s) is None else at), DAY_S)
         return Observation(
             devices=devices,
@@ -202,30 +204,21 @@ def stepwise_means(series: Series, devices: Index, edges: Array) -> Array:
         NaN where a step has no length; shape (n, steps).
     """
     x, cycles = row_time(series, devices, edges)
-    row = series.rows[devices]
+    row, n = series.rows[devices], edges.size
     x = x.clip(0.0, np.inf if series.repeat else series.lengths[row][:, None]).ravel()
-    each = np.repeat(row, edges.shape[1])
-    block = series.block_at(x, each)
-    starts, sums = _starts_and_sums(series, block, each)
-    k = np.arange(x.size), (starts[:, 1:BLOCK] <= x[:, None]).sum(axis=1)
-    carried: Array = (x - starts[k]) * series.values[block, k[1]] + sums[k]
+    each = np.append(np.repeat(row, edges.shape[1]), row)
+    # The last block of each row too: by the same sums a rate of zero is zero around its end.
+    block = np.append(series.block_at(x, each[:n]), series.first_block[row + 1] - 1)
+    starts = series.edges_of(block, each, series.lengths[each])
+    sums = np.zeros(starts.shape)
+    np.cumsum(np.diff(starts) * series.values[block], axis=1, out=sums[:, 1:])
+    sums += series.totals[block][:, None]
+    k = np.arange(n), (starts[:n, 1:BLOCK] <= x[:, None]).sum(axis=1)
+    carried: Array = (x - starts[k]) * series.values[block[:n], k[1]] + sums[k]
     carried = carried.reshape(edges.shape)
     if series.repeat:
-        # The total of the same sums: a rate of zero around the end of a record is zero exactly.
-        total = _starts_and_sums(series, series.first_block[row + 1] - 1, row)[1][:, -1:]
-        carried += cycles * total
+        carried += cycles * sums[n:, -1:]
     carried *= series.scales[devices][:, None]
     amount, width = carried[:, :-1] - carried[:, 1:], edges[:, :-1] - edges[:, 1:]
     np.maximum(amount, 0.0, out=amount)
     return np.divide(amount, width, out=np.full(width.shape, np.nan), where=width > 0)
-
-
-def _starts_and_sums(
-    series: Series, block: Index, row: npt.NDArray[np.int32]
-) -> tuple[Array, Array]:
-    """Return the edges of segments of blocks, and the integrals of rows up to them; (n, 17)."""
-    edges = series.edges_of(block, row, series.lengths[row])
-    sums = np.zeros(edges.shape)
-    np.cumsum(np.diff(edges) * series.values[block], axis=1, out=sums[:, 1:])
-    sums += series.totals[block][:, None]
-    return edges, sums
