@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from fedstale.cluster.bundles import (
         Bundle,
         Bundles,
-        NodeStore,
+        own_folder,
         packed_run,
+        placed,
         put_back,
         send,
         unpack,
@@ -21,10 +22,11 @@ else:
 __all__ = [
     "Bundle",
     "Bundles",
-    "NodeStore",
     "check_address",
     "joined",
+    "own_folder",
     "packed_run",
+    "placed",
     "put_back",
     "require_same",
     "send",

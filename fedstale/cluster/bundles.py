@@ -1,18 +1,17 @@
 """Files that travel: apps and traces once to each machine, and the folder of a run there and back.
 
-What many runs need lies in Ray's object store, and is unpacked on a machine once, into a folder
-whose name is a checksum of what is in it. A process that uses such a folder holds a lock on it;
-folders that nobody holds, as those of a node that was killed, go when the next process comes.
+What many runs need lies in Ray's object store, which brings it to a machine once; each worker
+unpacks it into a temporary folder of its own, which it holds. Folders that nobody holds, as those
+of a node that was killed, go when the next process comes.
 """
 
-import hashlib
 import io
 import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,8 +33,6 @@ class Bundle:
 
     name: str
     """Of the file or folder; what a recording is, its name tells."""
-    digest: str
-    """Checksum of names and contents."""
     data: Any
     """Reference to the bytes of an archive."""
 
@@ -62,27 +59,36 @@ def send(path: Path, *, of_app: bool) -> Bundle:
             f"app = {str(path)!r} has {len(data) / 1e9:.1f} GB, which is too much to be sent: "
             "expected at most 1 GB; put data elsewhere, on every node"
         )
-    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return Bundle(name=path.resolve().name, digest=digest, data=ray.put(data))
+    return Bundle(name=path.resolve().name, data=ray.put(data))
 
 
 def packed(path: Path, *, of_app: bool = False) -> bytes:
-    """Return an archive of a file or folder; the same contents give the same bytes.
+    """Return an archive of a file or folder, in which links are what they lead to.
 
     Args:
         path: of the file or folder.
         of_app: whether hidden files, caches and folders of results stay behind.
     """
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, source in sorted(_files(path, of_app=of_app)):
-            about = tar.gettarinfo(source, arcname=name)
-            about.mtime, about.uid, about.gid, about.uname, about.gname = 0, 0, 0, "", ""
-            if source.is_dir():
-                tar.addfile(about)
-            else:
-                with source.open("rb") as file:
-                    tar.addfile(about, file)
+    root, seen, archive = path.resolve(), set[tuple[int, int]](), io.BytesIO()
+
+    def is_sent(name: str) -> bool:
+        return not (of_app and (name.startswith(".") or name.endswith(".egg-info")))
+
+    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
+        tar.add(root, arcname=root.name, recursive=False)
+        for folder, inner, names in os.walk(root, followlinks=True):
+            here, about = Path(folder), os.stat(folder)
+            left = (_LEFT_OUT | (_RESULTS if here == root else set())) if of_app else set()
+            inner[:] = [name for name in inner if is_sent(name) and name not in left]
+            if (about.st_dev, about.st_ino) in seen:
+                # A link to where we come from.
+                inner.clear()
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            for name in (*inner, *filter(is_sent, names)):
+                if (here / name).exists():
+                    own = PurePosixPath(root.name) / (here / name).relative_to(root).as_posix()
+                    tar.add(here / name, arcname=str(own), recursive=False)
     return archive.getvalue()
 
 
@@ -138,99 +144,52 @@ def put_back(data: bytes, folder: Path) -> None:
     incoming.rmdir()
 
 
-class NodeStore:
-    """Folders on a machine that hold what was sent to it, each for as long as processes use it."""
+def placed(sent: Bundle, folder: Path) -> Path:
+    """Unpack a file or folder below a folder of this process, unless it has been; return it."""
+    import ray  # noqa: PLC0415 - an extra
 
-    def __init__(self) -> None:
-        """Use the temporary folder of this user, and remove there what nobody uses.
-
-        Raises:
-            ConfigError: another user may write into the folder.
-        """
-        self._base = Path(tempfile.gettempdir()) / f"fedstale-nodes-{os.getuid()}"
-        make_private(self._base)
-        if self._base.stat().st_uid != os.getuid() or exposure(self._base):
-            raise ConfigError(f"{self._base} belongs to others: remove it, or set TMPDIR")
-        self._held = ExitStack()
-        for lock in self._base.glob("*.lock"):
-            self._sweep(lock)
-
-    def place(self, sent: Bundle) -> Path:
-        """Return where a file or folder is, unpacked if this machine does not have it yet."""
-        folder = self._base / sent.digest
-        self._hold(folder)
-        with (self._base / f"{sent.digest}.making").open("w", encoding="ascii") as making:
-            hold(making.fileno(), waits=True)
-            if not folder.is_dir():
-                import ray  # noqa: PLC0415 - an extra
-
-                made = self.own_folder() / "content"
-                unpack(ray.get(sent.data), made)
-                made.rename(folder)
-        return folder / sent.name
-
-    def own_folder(self) -> Path:
-        """Return a new folder for this process alone."""
-        folder = Path(tempfile.mkdtemp(dir=self._base, prefix="work-"))
-        self._hold(folder)
-        return folder
-
-    def close(self) -> None:
-        """Remove what no other process uses."""
-        self._held.close()
-        for lock in self._base.glob("*.lock"):
-            self._sweep(lock)
-
-    def _hold(self, folder: Path) -> None:
-        path = folder.with_name(f"{folder.name}.lock")
-        while True:
-            lock = path.open("w", encoding="ascii")
-            hold(lock.fileno(), shared=True, waits=True)
-            # Who swept it in between has removed the file that is locked now.
-            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-                self._held.callback(lock.close)
-                return
-            lock.close()
-
-    def _sweep(self, lock: Path) -> None:
-        with suppress(OSError), lock.open(encoding="ascii") as file:
-            if hold(file.fileno()) is None:
-                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-                lock.with_suffix(".making").unlink(missing_ok=True)
-                lock.unlink(missing_ok=True)
+    content = folder / "sent" / sent.data.hex()
+    if not content.is_dir():
+        unpack(ray.get(sent.data), content)
+    return content / sent.name
 
 
-def _files(path: Path, *, of_app: bool) -> Iterator[tuple[str, Path]]:
-    """Yield all files below a path with their names in an archive, and folders that are empty."""
-    root = path.resolve()
-    if root.is_file():
-        yield root.name, root
-        return
-    seen: set[tuple[int, int]] = set()
-    for folder, inner, names in os.walk(root, followlinks=True):
-        here = Path(folder)
-        about = here.stat()
-        if (about.st_dev, about.st_ino) in seen:
-            # A link to where we come from.
-            inner.clear()
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        if of_app:
-            top = _RESULTS if here == root else set()
-            inner[:] = [
-                name
-                for name in inner
-                if not name.startswith(".")
-                and not name.endswith(".egg-info")
-                and name not in _LEFT_OUT | top
-            ]
-        kept = [name for name in names if not (of_app and name.startswith("."))]
-        relative = PurePosixPath(root.name) / here.relative_to(root).as_posix()
-        if not inner and not kept:
-            yield str(relative), here
-        for name in kept:
-            if (here / name).is_file():
-                yield str(relative / name), (here / name).resolve()
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """Make a temporary folder of this process on a node, and remove those of killed ones.
+
+    Raises:
+        ConfigError: another user may write into the folder around it.
+    """
+    base = Path(tempfile.gettempdir()) / f"fedstale-nodes-{os.getuid()}"
+    make_private(base)
+    if base.stat().st_uid != os.getuid() or exposure(base):
+        raise ConfigError(f"{base} belongs to others: remove it, or set TMPDIR")
+    # While this process holds the base, no other takes its folder for that of a killed one.
+    with _opened(base) as around:
+        hold(around, waits=True)
+        for left in base.iterdir():
+            # One whose process ends just now removes it itself.
+            with suppress(FileNotFoundError), _opened(left) as descriptor:
+                if hold(descriptor) is None:
+                    shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=base))
+        own = os.open(folder, os.O_RDONLY)
+        hold(own)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(own)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _in_order(folder: Path, *, first: str, last: str) -> list[str]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import ray
 from fedstale.cluster import (
     Bundle,
     Bundles,
-    NodeStore,
+    own_folder,
     packed_run,
+    placed,
     put_back,
     require_same,
     send,
@@ -215,9 +216,9 @@ class _Worker:
     def __init__(self, bundles: Bundles, ours: Mapping[str, str]) -> None:
         where = f"node {ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
         require_same(ours, versions(), where)
-        self._where, self._bundles, self._store = where, bundles, NodeStore()
-        own = self._store.own_folder()
-        self._folder, self._log = own / "run", own / "log.txt"
+        self._where, self._bundles, self._ends = where, bundles, ExitStack()
+        self._own = self._ends.enter_context(own_folder())
+        self._folder, self._log = self._own / "run", self._own / "log.txt"
         self._pool = WorkerPool(carried_out, self._log)
         self._n_printed, self._stopped = 0, threading.Event()
 
@@ -235,8 +236,8 @@ class _Worker:
         here = replace(
             job,
             run=replace(job.run, folder=self._folder),
-            app=self._store.place(app) if app else None,
-            recording=self._store.place(traces) if traces else None,
+            app=placed(app, self._own) if app else None,
+            recording=placed(traces, self._own) if traces else None,
         )
         sent_at, sent = time.monotonic(), self._last_checkpoint()
         for event, what in self._events(here):
@@ -268,9 +269,9 @@ class _Worker:
         self._stopped.set()
 
     def end(self) -> None:
-        """Remove what no other worker of this machine uses, and end this one."""
+        """Remove what this worker has unpacked, and end it."""
         self._pool.__exit__()
-        self._store.close()
+        self._ends.close()
         # Not asked for from outside: a second call would run beside this one, and end it half done.
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 

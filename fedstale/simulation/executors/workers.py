@@ -3,8 +3,7 @@
 A model version travels to the workers once, and not once a job: messages of a round hold the same
 arrays, so each distinct set of arrays is put where workers find it, and a call names the place:
 shared memory in a pool, of which workers keep what they read last, and Ray's object store in a
-cluster, which is the way beyond one machine. An actor loads the app once. To a cluster that is
-joined by its address the app is sent; by RAY_ADDRESS alone it must be at the same path everywhere.
+cluster, which is the way beyond one machine. An actor loads the app once, which is sent to it.
 """
 
 import faulthandler
@@ -48,7 +47,7 @@ from fedstale.simulation.executors.base import (
 from fedstale.simulation.flower_app import FlowerApp
 
 if TYPE_CHECKING:
-    from fedstale.cluster import Bundle, NodeStore
+    from fedstale.cluster import Bundle
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
@@ -323,6 +322,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._ray: Any = ray
         self._ends = ExitStack()
         self._load: Callable[[], ClientApp] = app.load_client
+        address = address or os.environ.get("RAY_ADDRESS")
         if address is not None:
             from fedstale.cluster import joined, send  # noqa: PLC0415 - few runs join one
 
@@ -331,8 +331,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
                 self._load = partial(_load_sent, app, send(app.directory, of_app=True))
         elif not ray.is_initialized():
             # Else Ray joins whatever cluster was started last on this machine.
-            where = os.environ.get("RAY_ADDRESS", "local")
-            ray.init(address=where, log_to_driver=False, include_dashboard=False)
+            ray.init(address="local", log_to_driver=False, include_dashboard=False)
             self._ends.callback(ray.shutdown)
         resources, each = self._ray.cluster_resources(), gpus or 0.0
         cores, gpus_found = int(resources["CPU"]), resources.get("GPU", 0.0)
@@ -374,16 +373,15 @@ class RayExecutor(WorkerExecutor[_Reference]):
         """Drop the last reference to the arrays, so that Ray frees them."""
 
 
-_stores: "list[NodeStore]" = []
+_kept = ExitStack()
+"""The app's files stay for as long as this process."""
 
 
 def _load_sent(app: FlowerApp, sent: "Bundle") -> ClientApp:
     """Load the ClientApp of an app that was sent to this machine, in an actor."""
-    from fedstale.cluster import NodeStore  # noqa: PLC0415 - as above
+    from fedstale.cluster import own_folder, placed  # noqa: PLC0415 - as above
 
-    # The app's files stay for as long as this process.
-    _stores.append(NodeStore())
-    return replace(app, directory=_stores[-1].place(sent)).load_client()
+    return replace(app, directory=placed(sent, _kept.enter_context(own_folder()))).load_client()
 
 
 class _Actor(ClientWorker):

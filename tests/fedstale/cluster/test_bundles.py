@@ -3,15 +3,15 @@
 import io
 import shutil
 import tarfile
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray  # noqa: F401 - which starts a process when it is first imported
 
-from fedstale.app_folder import BUILT_IN
 from fedstale.cluster import bundles
-from fedstale.cluster.bundles import NodeStore, packed, packed_run, put_back, unpack
+from fedstale.cluster.bundles import own_folder, packed, packed_run, put_back, unpack
 from fedstale.comparison.plan import Plan, state_of
 from fedstale.errors import ConfigError
 from fedstale.simulation.run import simulate
@@ -30,7 +30,7 @@ SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")
 
 def names(data):
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return set(tar.getnames())
+        return {member.name for member in tar if member.isfile()}
 
 
 def contents(folder):
@@ -39,15 +39,6 @@ def contents(folder):
         for path in folder.rglob("*")
         if path.is_file() and path.name != ".lock"
     }
-
-
-def test_the_same_app_gives_the_same_bytes_wherever_and_whenever_it_was_written(tmp_path):
-    first, second = tmp_path / "a" / "app", tmp_path / "b" / "app"
-    shutil.copytree(BUILT_IN / "digits", first)
-    shutil.copytree(BUILT_IN / "digits", second, copy_function=shutil.copyfile)
-    assert packed(first, of_app=True) == packed(second, of_app=True)
-    (second / "pyproject.toml").write_text("another", encoding="utf-8")
-    assert packed(first, of_app=True) != packed(second, of_app=True)
 
 
 def test_what_is_unpacked_is_what_was_packed_empty_folders_too(tmp_path):
@@ -205,18 +196,21 @@ def test_checkpoints_stay_readable_by_their_owner_alone(runs, tmp_path):
 
 def test_a_folder_that_nobody_holds_goes_and_one_that_is_held_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles.tempfile, "tempdir", str(tmp_path))
-    first = NodeStore()
-    own = first.own_folder()
-    (own / "file").write_text("", encoding="utf-8")
-    # Another process that comes leaves it, and so does one that goes.
-    second = NodeStore()
-    lost = second.own_folder()
-    second._held.close()
-    third = NodeStore()
-    assert (own / "file").exists()
-    assert not lost.exists()
-    third.close()
-    assert own.exists()
-    first.close()
-    assert not own.exists()
-    assert list(own.parent.iterdir()) == []
+    with own_folder() as one:
+        (one / "file").write_text("", encoding="utf-8")
+        lost = Path(tempfile.mkdtemp(dir=one.parent))
+        with own_folder() as other:
+            assert (one / "file").exists()
+            assert other.exists()
+            assert not lost.exists()
+        assert (one / "file").exists()
+        assert not other.exists()
+    assert list(one.parent.iterdir()) == []
+
+
+def test_a_folder_that_others_may_change_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles.tempfile, "tempdir", str(tmp_path))
+    with own_folder() as own:
+        own.parent.chmod(0o777)
+        with pytest.raises(ConfigError, match="belongs to others"), own_folder():
+            pass
