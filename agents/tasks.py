@@ -162,42 +162,23 @@ def scenario(task: str, split: Split = "train") -> Scenario:
 
 
 def make(
-    task: str,
-    *,
-    split: Split = "train",
-    action: Action = "scores",
-    baseline: bool = False,
-    render_mode: str | None = None,
+    task: str, *, split: Split = "train", baseline: bool = False, **options: Any
 ) -> SelectionEnv:
     """Return the environment of a task; `gymnasium.make` calls it.
 
     Args:
         task: its id.
         split: "train", or "test", which a policy is only scored on.
-        action: what an action is, "scores" or "ranking"; see `SelectionEnv`.
         baseline: whether to subtract from each reward what the highest scores of the balanced rule
             earn in the window, which makes learning easier and changes no order of policies.
-        render_mode: there is none.
+        options: further ones of `SelectionEnv`, such as `action`.
     """
-    return SelectionEnv(
-        scenario(task, split),
-        n_max=TASKS[task].n_max,
-        action=action,
-        baseline=baseline,
-        reward=REWARD,
-        render_mode=render_mode,
-    )
+    place = scenario(task, split)
+    return SelectionEnv(place, n_max=TASKS[task].n_max, baseline=baseline, reward=REWARD, **options)
 
 
 def make_vec(
-    task: str,
-    num_envs: int = 1,
-    *,
-    split: Split = "train",
-    action: Action = "scores",
-    baseline: bool = False,
-    rollouts: int | None = None,
-    render_mode: str | None = None,
+    task: str, num_envs: int = 1, *, split: Split = "train", baseline: bool = False, **options: Any
 ) -> VectorSelectionEnv:
     """Return many episodes of a task at once; `gymnasium.make_vec` calls it.
 
@@ -205,20 +186,16 @@ def make_vec(
         task: its id.
         num_envs: episodes at a time.
         split: as in `make`, as what follows.
-        action: what an action is.
         baseline: whether to subtract what the heuristic earns.
-        rollouts: episodes in a row that play the same window; see `VectorSelectionEnv`.
-        render_mode: there is none.
+        options: further ones of `VectorSelectionEnv`, such as `rollouts`.
     """
     return VectorSelectionEnv(
         scenario(task, split),
         num_envs,
         n_max=TASKS[task].n_max,
-        action=action,
         baseline=baseline,
         reward=REWARD,
-        rollouts=rollouts,
-        render_mode=render_mode,
+        **options,
     )
 
 

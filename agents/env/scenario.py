@@ -4,7 +4,7 @@ Training, validation and testing are three scenarios that share neither a device
 scenario draws episodes and makes the simulators that they are played in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -45,9 +45,6 @@ from fedstale.traces.forecast import (
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
-
-Watch = Callable[[str, int, int], None]
-"""Called with what comes next, how much is done, and how much there is."""
 
 # Share of the time for learning that validates.
 _VALIDATED = 0.2
@@ -347,7 +344,6 @@ class Scenarios:
         seed: int = 0,
         settings: EpisodeSettings | None = None,
         proxy: LearningProxy | None = None,
-        watch: Watch | None = None,
     ) -> "Scenarios":
         """Divide one set of traces into the three scenarios.
 
@@ -363,7 +359,6 @@ class Scenarios:
             seed: of the division.
             settings: what episodes are drawn from.
             proxy: how a model learns; the one that comes with the package if None.
-            watch: is told whose forecasts come next.
 
         Raises:
             TraceError: there are too few devices.
@@ -380,21 +375,14 @@ class Scenarios:
             "validation": (late, parts.turn),
             "testing": (parts.turn, parts.end),
         }
-        # Forecasts are made for every device and five minutes.
-        shares = [getattr(parts, n).size * (end - start) for n, (start, end) in spans.items()]
-        done = np.rint(1000 * np.cumsum([0.0, *shares]) / sum(shares)).astype(int).tolist()
         kinds = JobKinds.of_fleet(traces.take(parts.training))
         learning: Forecaster | Parts | None = forecaster
         if forecasts == "forecaster" and forecaster is None:
-            if watch is not None:
-                watch("fitting forecasters", 0, 1000)
             learning = cross_fitted(traces, parts.training, until=late, seed=seed)
             forecaster = learning[0][1]
 
         def scenario(name: str) -> Scenario:
             start, end = spans[name]
-            if watch is not None:
-                watch(f"forecasts of {name}", done[list(spans).index(name)], 1000)
             return Scenario.of(
                 traces,
                 forecasts=forecasts,

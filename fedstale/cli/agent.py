@@ -16,7 +16,7 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
-from fedstale.cli.output import AsJson, Step, one_sentence, steps, table_text
+from fedstale.cli.output import AsJson, one_sentence, steps, table_text
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ def train(
     fleets = []
     with steps(is_shown=is_shown) as step:
         for name, by in zip(traces, cycle(forecasters), strict=False):
-            fleets.append(_scenarios(name, by, seed, step))
+            step(f"forecasts of {Path(name).name}", len(fleets), len(traces))
+            fleets.append(_scenarios(name, by, seed))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(updates=updates, seed=n)
         for n in range(seed, seed + seeds)
@@ -204,8 +205,7 @@ def evaluate(
             end=parts.end,
         )
     else:
-        with steps(is_shown=not as_json) as step:
-            testing = _scenarios(traces, forecaster, seed, step).testing
+        testing = _scenarios(traces, forecaster, seed).testing
     if devices is not None:
         testing = testing.with_devices(devices)
     _evaluate({traces: testing}, loaded, windows, seed, out=out, as_json=as_json)
@@ -275,14 +275,13 @@ def _train_shared(
     train(*parts, training, folder, watch=report, **options)
 
 
-def _scenarios(traces: str, forecaster: str, seed: int, watch: Step) -> "Scenarios":
+def _scenarios(traces: str, forecaster: str, seed: int) -> "Scenarios":
     from fedstale.agents import Scenarios
 
     return Scenarios.of(
         recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
         seed=seed,
-        watch=watch,
     )
 
 
