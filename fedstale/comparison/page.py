@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale import __version__
-from fedstale.comparison.analysis import Comparison, Variant, limits_of
+from fedstale.comparison.analysis import Comparison, limits_of
 from fedstale.comparison.statistics import LEAST, NOTHING, estimate
 from fedstale.errors import ConfigError
 from fedstale.reports import (
@@ -35,7 +35,7 @@ from fedstale.reports import (
     write_text,
 )
 
-FORMAT = 1
+FORMAT = 2
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _INSTANTS = 201
 # More bands than these hide one another.
@@ -102,6 +102,7 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
         comparison: what is written.
         root: the folders of runs are written relative to it.
     """
+    table = comparison.table.astype(object)
     found = {
         "format": FORMAT,
         "fedstale": __version__,
@@ -110,7 +111,7 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
         "target": comparison.target,
         "horizon_s": comparison.horizon_s,
         "sources": dict(comparison.sources),
-        "variants": [_row(one) for one in comparison.variants],
+        "table": table.where(table.notna(), None).to_dict("records"),
         "failed": [
             {"variant": variant, "seed": seed, "reason": reason}
             for variant, seed, reason in comparison.failures
@@ -142,28 +143,6 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
     }
     plain: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda name: None)
     return plain
-
-
-def _row(one: Variant) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "variant": one.name,
-        "seeds": [run.seed for run in one.runs],
-        "means": {name: found.numbers for name, found in one.means.items()},
-        "differences": {name: found.numbers for name, found in one.differences.items()},
-    }
-    if one.time.n:
-        row |= {
-            "reached": one.n_reached,
-            "reached_share": one.n_reached / len(one.times),
-            "time_to_target_s": {**one.time.numbers, "at_least": one.is_bound},
-        }
-        ratios = {"speed_up": one.speed_up, "device_speed_up": one.device_speed_up}
-        row |= {
-            name: {**found.ratio.numbers, "bound": found.bound}
-            for name, found in ratios.items()
-            if found is not None
-        }
-    return row
 
 
 def _beside(path: Path, folder: Path) -> str:
