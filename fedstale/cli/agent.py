@@ -120,7 +120,7 @@ def train(
         raise ConfigError(
             f"{len(forecasters)} forecasters for {len(traces)} traces: expected one, or one each"
         )
-    fleets = []
+    fleets: list[Scenarios] = []
     with steps(is_shown=is_shown) as step:
         for name, by in zip(traces, cycle(forecasters), strict=False):
             step(f"forecasts of {Path(name).name}", len(fleets), len(traces))
