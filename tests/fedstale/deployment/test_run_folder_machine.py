@@ -223,4 +223,4 @@ class ManyFolders(Folders):
 
 
 TestManyFolders = pytest.mark.slow(KILLED(ManyFolders.TestCase))
-TestManyFolders.settings = settings(max_examples=300, stateful_step_count=8, deadline=None)
+TestManyFolders.settings = settings(max_examples=200, stateful_step_count=8, deadline=None)

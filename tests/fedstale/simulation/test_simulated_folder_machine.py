@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -19,6 +20,7 @@ from interruptions import SAME, files
 from quick_files import IN_MEMORY
 from shared_fleets import synthetic
 
+from fedstale.cluster.bundles import packed_run, put_back
 from fedstale.contrib.audit.record import RECORD
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
@@ -89,6 +91,15 @@ class Folders(RuleBasedStateMachine):
         assert files(self.folder, ALL) == self.whole
         assert not list(self.place.rglob("*.part"))
 
+    @precondition(lambda self: (self.folder / "config.toml").exists())
+    @rule(step=steps, share=shares)
+    def be_sent_and_taken_back(self, step, share):
+        """Send the folder to a node of a cluster, and die while its files are taken back."""
+        is_over = (self.folder / "summary.json").exists()
+        data = packed_run(self.folder, goes_on=not is_over)
+        with self.disk.dying(step, share):
+            put_back(data, self.folder)
+
     @invariant()
     def a_reader_says_what_is_there(self):
         if (self.folder / "summary.json").exists():
@@ -100,7 +111,7 @@ class Folders(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("examples", "rules"), [(3, 3), pytest.param(80, 5, marks=pytest.mark.slow)]
+    ("examples", "rules"), [(3, 2), pytest.param(50, 5, marks=pytest.mark.slow)]
 )
 def test_a_killed_simulation_ends_as_if_it_had_never_been(examples, rules, buffered, tmp_path):
     config = {"rounds": 3, "strategy": "fedbuff", "record": True}
