@@ -26,7 +26,7 @@ from fedstale.client.device import MessageHistory, expected_pace, store, stored
 from fedstale.errors import TraceError
 from fedstale.traces import DAY_S, Array, joined
 from fedstale.traces.forecast import DAYS, EDGES_S, RATES, Observation, TraceObserver
-from fedstale.traces.recording import AvailableWhen, JournalReader, RecordingRules, working_at
+from fedstale.traces.recording import AvailableWhen, RecordingRules, journal, working_at
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class JournalHistory:
     """
 
     def __init__(self, folder: str | Path, available: str) -> None:
-        self._reader = JournalReader(Path(folder), DAYS * DAY_S)
-        self._available, self._is_logged = available, False
+        self._folder, self._available, self._is_logged = Path(folder), available, False
 
     def observation(
         self, history: MessageHistory, instants: Array, utc_offset_s: float, state: RecordDict
@@ -69,7 +68,7 @@ class JournalHistory:
         observed = [of_messages.take(slice(i, i + 1)) for i in range(instants.size)]
         try:
             rules = RecordingRules(available=cast(AvailableWhen, self._available))
-            readings = self._reader.read()
+            readings, _ = journal.read(self._folder, DAYS * DAY_S)
             _check_device(readings, state)
             observed[-1] = _observed(observed[-1], readings, rules, history)
             for i in range(instants.size - 1):

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedstale.lazy import names_of
-from fedstale.traces.recording.journal import Journal, JournalReader, RecordingRun, check, record
+from fedstale.traces.recording.journal import Journal, RecordingRun, check, record
 from fedstale.traces.recording.monitor import (
     ProcessorTimes,
     PsutilMonitor,
@@ -25,7 +25,6 @@ else:
 __all__ = [
     "AvailableWhen",
     "Journal",
-    "JournalReader",
     "ProcessorTimes",
     "PsutilMonitor",
     "Reading",

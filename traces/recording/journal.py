@@ -23,6 +23,7 @@ import math
 import os
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
@@ -105,11 +106,13 @@ class RecordingRun:
     """Which start of the recorder this is; set by the journal."""
 
 
-def read(folder: Path) -> tuple["pd.DataFrame", dict[str, int]]:
+def read(folder: Path, span_s: float = math.inf) -> tuple["pd.DataFrame", dict[str, int]]:
     """Read a journal, whole or damaged, and count the rows that were dropped.
 
     Args:
         folder: the journal; a recorder may be writing to it.
+        span_s: how much to read, in s: as many of the newest readings as the recorder makes in
+            this time at its shortest interval, and at most `MOST_READ`; inf reads all.
 
     Returns:
         The readings in the order of writing, with the fields of `RECORD` and of their
@@ -119,79 +122,33 @@ def read(folder: Path) -> tuple["pd.DataFrame", dict[str, int]]:
         TraceError: there is no journal, nothing in it can be read, or another process keeps it
             closed.
     """
-    reader = JournalReader(folder)
-    return reader.read(), {kind: count for kind, count in reader.dropped.items() if count}
+    import pandas as pd  # noqa: PLC0415 - to write a journal takes none
 
-
-class JournalReader:
-    """Reads a journal again and again; what it has read of the newest database it keeps.
-
-    Args:
-        folder: the journal; a recorder may be writing to it.
-        span_s: how much to read, in s: as many of the newest readings as the recorder makes in
-            this time at its shortest interval, and at most `MOST_READ`; inf reads all.
-    """
-
-    def __init__(self, folder: Path, span_s: float = math.inf) -> None:
-        self._folder, self._span_s = folder, span_s
-        self._path, self._kept = Path(), np.empty(0, dtype=_ROW)
-        self.dropped: dict[str, int] = {}
-        """What was dropped, by kind; see `read`."""
-
-    def read(self) -> "pd.DataFrame":
-        """Return readings in the order of writing, with the columns that `read` names.
-
-        Raises:
-            TraceError: as by `read`.
-        """
-        import pandas as pd  # noqa: PLC0415 - to write a journal takes none
-
-        if not self._folder.is_dir():
-            raise TraceError(
-                f"{self._folder}: no such journal; expected the folder that a recording left"
-            )
-        self.dropped = {"dropped: damaged reading": 0, "dropped: damaged file": 0}
-        parts: list[pd.DataFrame] = []
-        for path in files_of(self._folder):
-            try:
-                with closing(_connected(path)) as database:
-                    runs = _runs(database)
-                    readings, lost = self._readings(path, database, runs)
-            except sqlite3.Error as problem:
-                if _is_busy(problem):
-                    raise TraceError(
-                        f"{self._folder}: another process keeps it closed; end that one first"
-                    ) from None
-                self.dropped["dropped: damaged file"] += 1
-                continue
-            part = _with_runs(readings, runs)
-            self.dropped["dropped: damaged reading"] += lost + len(readings) - len(part)
-            parts.append(part)
-        if not sum(map(len, parts)):
-            raise TraceError(f"{self._folder}: no readable reading in this journal; record again")
-        return pd.concat([part for part in parts if len(part)], ignore_index=True)
-
-    def _readings(
-        self, path: Path, database: sqlite3.Connection, runs: dict[int, RecordingRun]
-    ) -> tuple[_Readings, int]:
-        """Return the readings of a database, and how many are damaged, at least."""
-        shortest_s = min((run.interval_s for run in runs.values()), default=SHORTEST_S)
-        is_all = math.isinf(self._span_s)
-        most = None if is_all else min(math.ceil(self._span_s / shortest_s), MOST_READ)
-        before, self._kept = self._kept, np.empty(0, dtype=_ROW)
-        readings, lost = before, 0
-        if path == self._path and before.size:
-            new, lost = _found(database, after=int(before["id"][-1]) - 1)
-            # The last reading is there as it was, unless it is another database.
-            if new[:1].tobytes() == before[-1:].tobytes():
-                readings = np.concatenate([before, new[1:]])
-        if readings is before:
-            readings, lost = _found(database, most=most)
-        if most is not None:
-            readings = readings[-most:]
-        if not is_all:
-            self._path, self._kept = path, readings
-        return readings, lost
+    if not folder.is_dir():
+        raise TraceError(f"{folder}: no such journal; expected the folder that a recording left")
+    dropped = Counter[str]()
+    parts: list[pd.DataFrame] = []
+    for path in files_of(folder):
+        try:
+            with closing(_connected(path)) as database:
+                runs = _runs(database)
+                shortest_s = min((run.interval_s for run in runs.values()), default=SHORTEST_S)
+                is_all = math.isinf(span_s)
+                most = None if is_all else min(math.ceil(span_s / shortest_s), MOST_READ)
+                readings, lost = _found(database, most)
+        except sqlite3.Error as problem:
+            if _is_busy(problem):
+                raise TraceError(
+                    f"{folder}: another process keeps it closed; end that one first"
+                ) from None
+            dropped["dropped: damaged file"] += 1
+            continue
+        part = _with_runs(readings, runs)
+        dropped["dropped: damaged reading"] += lost + len(readings) - len(part)
+        parts.append(part)
+    if not sum(map(len, parts)):
+        raise TraceError(f"{folder}: no readable reading in this journal; record again")
+    return pd.concat([part for part in parts if len(part)], ignore_index=True), dict(+dropped)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -510,20 +467,13 @@ def _with_runs(readings: _Readings, runs: dict[int, RecordingRun]) -> "pd.DataFr
     return pd.DataFrame(columns)
 
 
-def _found(
-    database: sqlite3.Connection, *, after: int = -1, most: int | None = None
-) -> tuple[_Readings, int]:
-    """Return the undamaged readings by id, and how many are damaged, at least.
+def _found(database: sqlite3.Connection, most: int | None) -> tuple[_Readings, int]:
+    """Return the newest undamaged readings by id, and how many are damaged, at least.
 
     What lies between two damaged pages is not found, and counts as damaged.
-
-    Args:
-        database: of a journal.
-        after: id before the first.
-        most: number of the newest that are enough; None for all.
     """
     parts, n_damages = list[_Readings](), 0
-    for rows in _rows(database, "readings", after=after, most=most):
+    for rows in _rows(database, "readings", most):
         if rows is None:
             n_damages += 1
             continue
@@ -543,11 +493,11 @@ def _found(
         readings = readings[first]
     # What is gone before the first and after the last row cannot be counted.
     n_missing = int(ids[-1] - ids[0]) + 1 - ids.size if ids.size else 0
-    return readings, max(n_missing, n_damages)
+    return readings[0 if most is None else -most :], max(n_missing, n_damages)
 
 
 def _rows(
-    database: sqlite3.Connection, table: str, *, after: int = -1, most: int | None = None
+    database: sqlite3.Connection, table: str, most: int | None = None
 ) -> Iterator[list[_Row] | None]:
     """Yield the undamaged rows of a table in parts, and None where the database is damaged.
 
@@ -558,9 +508,7 @@ def _rows(
     for order, limit in (("DESC", -1 if most is None else most), ("ASC", -1)):
         found = _until_damage(
             database,
-            f"SELECT id, run, content, checksum FROM {table} WHERE id > ? ORDER BY id {order} "
-            "LIMIT ?",
-            (after, limit),
+            f"SELECT id, run, content, checksum FROM {table} ORDER BY id {order} LIMIT {limit}",
         )
         is_damaged = False
         while part := list(islice(found, _READ_AT_ONCE)):
@@ -576,11 +524,11 @@ def _rows(
 
 
 def _until_damage(
-    database: sqlite3.Connection, select: str, values: tuple[int, int]
+    database: sqlite3.Connection, select: str
 ) -> Iterator[tuple[int, int, bytes, int] | None]:
     """Yield rows, and None at the end if it is damaged."""
     try:
-        yield from database.execute(select, values)
+        yield from database.execute(select)
     except sqlite3.DatabaseError as problem:
         if _is_busy(problem):
             raise

@@ -56,7 +56,7 @@ READERS = """
 import os, random, signal, sys, time
 from pathlib import Path
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, JournalReader, RecordingRun
+from fedstale.traces.recording.journal import Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
 folder, rng = Path(sys.argv[1]), random.Random(5)
@@ -85,11 +85,11 @@ for turn in range(10):
     recorder = forked(lambda: write(turn, tell))
     os.close(tell)
     reported = os.read(told, 4)
-    reader, others = JournalReader(folder, 1e9), [forked(read_for_ever) for _ in range(2)]
+    others = [forked(read_for_ever) for _ in range(2)]
     until = time.monotonic() + 0.2
     while time.monotonic() < until:
         before = len(reported) // 4
-        for readings in (reader.read(), journals.read(folder)[0]):
+        for readings in (journals.read(folder, 1e9)[0], journals.read(folder)[0]):
             mine = readings.loc[readings["run"] == turn, "instant"].tolist()
             assert mine == [turn * 1e6 + k for k in range(len(mine))]
             assert len(mine) >= before, "what was written before is read"

@@ -3,7 +3,6 @@
 import math
 import shutil
 import sqlite3
-import zlib
 from contextlib import closing
 from dataclasses import asdict, fields
 
@@ -12,7 +11,7 @@ import pytest
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import RECORD, Journal, JournalReader, RecordingRun
+from fedstale.traces.recording.journal import RECORD, Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
 ABOUT = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
@@ -138,28 +137,11 @@ def test_a_reader_that_is_stopped_while_it_reads_breaks_neither_recorder_nor_bou
     assert readings["run"].tolist() == [0] * 50 + [1] * 950
 
 
-def test_a_reader_reads_on_from_where_it_was(tmp_path, monkeypatch):
-    append(tmp_path / "j", range(100))
-    reader = JournalReader(tmp_path / "j", span_s=50 * 60.0)
-    assert reader.read()["instant"].tolist() == [float(k) for k in range(50, 100)]
-    n_read = []
-    checksum = zlib.crc32
-    monkeypatch.setattr(zlib, "crc32", lambda row: n_read.append(row) or checksum(row))
-    append(tmp_path / "j", [100])
-    n_read.clear()
-    assert reader.read()["instant"].tolist() == [float(k) for k in range(51, 101)]
-    assert len(n_read) == 4, "two runs, the last reading of before and the new one"
-    # Another journal in its place is another journal.
-    shutil.rmtree(tmp_path / "j")
-    append(tmp_path / "j", range(1000, 1200))
-    assert reader.read()["instant"].tolist() == [float(k) for k in range(1150, 1200)]
-
-
 def test_what_is_read_is_bounded_at_the_shortest_interval(tmp_path, monkeypatch):
     monkeypatch.setattr(journals, "MOST_READ", 30)
     append(tmp_path / "j", range(100))
-    reader = JournalReader(tmp_path / "j", span_s=50 * 60.0)
-    assert reader.read()["instant"].tolist() == [float(k) for k in range(70, 100)]
+    readings, _ = journals.read(tmp_path / "j", span_s=50 * 60.0)
+    assert readings["instant"].tolist() == [float(k) for k in range(70, 100)]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 24, 25, 100, 2000, 4095, 4096, 4119])
