@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -107,7 +108,6 @@ def describe(
 )
 @one_sentence()
 def convert(
-    ctx: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -227,7 +227,7 @@ def convert(
     if is_generated:
         traces = TraceSet.load(source, seed=seed)
     elif is_log or (published is None and is_foreign(sources[0])):
-        traces, told = _read_log(ctx, sources, separator, given)
+        traces, told = _read_log(sources, separator, given)
     else:
         traces = TraceSet.read(sources[0], published)
     if told:
@@ -236,7 +236,7 @@ def convert(
 
 
 def _read_log(
-    ctx: typer.Context, paths: Sequence[Path], separator: str | None, stated: Mapping[str, Any]
+    paths: Sequence[Path], separator: str | None, stated: Mapping[str, Any]
 ) -> tuple["TraceSet", Mapping[str, str]]:
     """Return the traces of a log of one's own, and how it was understood."""
     from fedstale.traces.tables import TableOptions, UnclearLogError, open_table, read_table
@@ -246,30 +246,14 @@ def _read_log(
         read = read_table(table.frame, TableOptions(**stated))
     except UnclearLogError as problem:
         said = "\n  ".join(problem.said)
-        again = f"\ntype next: {_again(ctx, problem.words)}" if problem.words else ""
+        # The command as it was typed, with more options.
+        command = shlex.join(["fedstale", *sys.argv[1:], *problem.words])
+        again = f"\ntype next: {command}" if problem.words else ""
         raise TraceError(f"{paths[0]}: {said}{again}") from None
     except TraceError as problem:
         raise TraceError(f"{paths[0]}: {problem}") from None
     repairs = {**read.traces.repairs, **table.repairs}
     return replace(read.traces, repairs=repairs), {**table.interpretation, **read.interpretation}
-
-
-def _again(ctx: typer.Context, words: Sequence[str]) -> str:
-    """Return the command that was given, with more options."""
-    given: list[str] = []
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = ctx.params[parameter.name or ""]
-        values = value if isinstance(value, list | tuple) else [value]
-        option = max(parameter.opts, key=len)
-        for one in values:
-            if parameter.param_type_name == "argument":
-                given.append(str(one))
-            else:
-                given += [option] if one is True else [option, str(one)]
-    return shlex.join([*ctx.command_path.split(), *given, *words])
 
 
 def _roles(texts: Sequence[str]) -> dict[str, str]:

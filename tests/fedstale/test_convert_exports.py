@@ -5,6 +5,7 @@ The first command either converts, or prints the command to type next.
 
 import json
 import shlex
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -293,10 +294,13 @@ H = 3600.0
         pytest.param("es.json", ELASTIC, None, {"10.0.0.1": [[0, 120]]}, id="Elasticsearch"),
     ],
 )
-def test_an_export_is_converted_at_the_second_command(tmp_path, name, content, asked, expected):
+def test_an_export_is_converted_at_the_second_command(
+    tmp_path, monkeypatch, *, name, content, asked, expected
+):
     log, out = tmp_path / name, tmp_path / "own.parquet"
     log.write_bytes(content if isinstance(content, bytes) else content.encode())
     words = ["traces", "convert", str(log), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["fedstale", *words])
     result = CliRunner().invoke(app, words)
     assert (result.exit_code == 2) is (asked is not None), result.output
     if asked is not None:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,9 @@ JUNE_UTC = 1_717_200_000  # 2024-06-01 00:00 UTC, 02:00 in Oslo
 
 
 def convert(*words: object):
-    return CliRunner().invoke(app, ["traces", "convert", *map(str, words)])
+    typed = ["traces", "convert", *map(str, words)]
+    with patch.object(sys, "argv", ["fedstale", *typed]):
+        return CliRunner().invoke(app, typed)
 
 
 def parquet(path: Path, windows: list[tuple[str, str, str]]) -> None:
