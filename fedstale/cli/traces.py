@@ -243,7 +243,7 @@ def _read_log(
 
     table = open_table(paths, separator)
     try:
-        read = read_table(table.frame, TableOptions(**stated))
+        read = read_table(table, TableOptions(**stated))
     except UnclearLogError as problem:
         said = "\n  ".join(problem.said)
         # The command as it was typed, with more options.
@@ -252,8 +252,7 @@ def _read_log(
         raise TraceError(f"{paths[0]}: {said}{again}") from None
     except TraceError as problem:
         raise TraceError(f"{paths[0]}: {problem}") from None
-    repairs = {**read.traces.repairs, **table.repairs}
-    return replace(read.traces, repairs=repairs), {**table.interpretation, **read.interpretation}
+    return read.traces, read.interpretation
 
 
 def _roles(texts: Sequence[str]) -> dict[str, str]:

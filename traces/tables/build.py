@@ -104,13 +104,15 @@ def read_table(frame: pd.DataFrame, options: TableOptions) -> TableTraces:
         log.settle(problem)
         raise
     log.settle()
-    traces = replace(traces, repairs=log.counts + Counter(traces.repairs))
+    repairs = Counter(traces.repairs) + Counter(attrs.get("repairs", {}))
+    traces = replace(traces, repairs=log.counts + repairs)
     log.interpretation["rows"] = f"{len(frame):,}"
     log.interpretation["devices"] = f"{traces.n_devices:,}"
     logger.info(
         "table: %s", "; ".join(f"{what}: {how}" for what, how in log.interpretation.items())
     )
-    return TableTraces(traces=traces, interpretation=log.interpretation)
+    told = attrs.get("told", {}) | log.interpretation
+    return TableTraces(traces=traces, interpretation=told)
 
 
 def _only_rows(frame: pd.DataFrame, options: TableOptions) -> pd.DataFrame:

@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fedstale.errors import TraceError, first_line
-from fedstale.traces import Mask, outline
+from fedstale.traces import Mask
 from fedstale.traces.sources import read_file
 from fedstale.traces.tables.columns import FILE
 from fedstale.traces.tables.words import MISSING, is_datum, unit_of_text
@@ -40,27 +39,17 @@ _SYSLOG = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table as it is in a file, or in several."""
-
-    frame: pd.DataFrame
-    """Its rows, by the lines of a text file."""
-    interpretation: Mapping[str, str]
-    """How it was read, in words."""
-    repairs: Mapping[str, int]
-    """Lines that were left out."""
-
-    __repr__ = outline
-
-
-def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> Table:
+def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> pd.DataFrame:
     """Return the table in a file, gzipped, xz or not, in a folder of such files, or in several.
 
     Args:
         paths: the files; of several each has the same columns, and rows are told apart by its name.
         separator: what stands between two cells, a character or its name, such as ";" or "tab";
             None finds out.
+
+    Returns:
+        The rows, by the lines of a text file; its attributes tell how it was read ("told") and
+        which lines were left out ("repairs").
 
     Raises:
         TraceError: a file is missing, damaged, or no table.
@@ -73,12 +62,12 @@ def open_table(paths: Path | Sequence[Path], separator: str | None = None) -> Ta
     names = [_stem(file) for file in files]
     if len(set(names)) < len(names):
         names = [file.name for file in files]
-    frames = [t.frame.assign(**{FILE: n}) for t, n in zip(tables, names, strict=True)]
+    frames = [table.assign(**{FILE: n}) for table, n in zip(tables, names, strict=True)]
     whole = pd.concat(frames, keys=names, names=["file"])
-    whole.attrs = frames[0].attrs
-    repairs = sum((Counter(table.repairs) for table in tables), Counter())
-    told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].interpretation}
-    return Table(frame=whole, interpretation=told, repairs=repairs)
+    told = {"files": f"{len(files):,}, {names[0]} to {names[-1]}", **tables[0].attrs["told"]}
+    repairs = sum((Counter(table.attrs["repairs"]) for table in tables), Counter())
+    whole.attrs = tables[0].attrs | {"told": told, "repairs": repairs}
+    return whole
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -95,32 +84,27 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".xz").rpartition(".")[0] or path.name
 
 
-def _open(path: Path, separator: str | None) -> Table:
-    data = read_file(path)
+def _open(path: Path, separator: str | None) -> pd.DataFrame:
+    data, repairs = read_file(path), dict[str, int]()
     if data.startswith(b"PAR1"):
         try:
-            frame = pd.read_parquet(io.BytesIO(data))
+            frame = pd.read_parquet(io.BytesIO(data)).rename(columns=str).reset_index(drop=True)
         except (pa.ArrowException, ValueError, OSError) as problem:
             raise TraceError(
                 f"{path}: not a readable Parquet file ({first_line(problem)})"
             ) from None
-        frame.columns = frame.columns.map(str)
-        table = Table(
-            frame=frame.reset_index(drop=True), interpretation={"file": "Parquet"}, repairs={}
-        )
+        told = {"file": "Parquet"}
     else:
         text, encoding = _text(path, data)
         records = _records(text) if separator is None else None
-        table = (
-            _of_text(path, text, separator)
-            if records is None
-            else Table(frame=_frame(records[1]), interpretation={"file": records[0]}, repairs={})
-        )
-        told = {"file": f"text in {encoding}"} | dict(table.interpretation)
-        table = Table(frame=table.frame, interpretation=told, repairs=table.repairs)
+        if records is None:
+            frame, told, repairs = _of_text(path, text, separator)
+            told = {"file": f"text in {encoding}", **told}
+        else:
+            frame, told = _frame(records[1]), {"file": records[0]}
     year = datetime.fromtimestamp(path.stat().st_mtime, UTC).year
-    table.frame.attrs = {"name": _stem(path), "year": year}
-    return table
+    frame.attrs = {"name": _stem(path), "year": year, "told": told, "repairs": repairs}
+    return frame
 
 
 def _text(path: Path, data: bytes) -> tuple[str, str]:
@@ -248,8 +232,10 @@ def _of_list(
             yield path, row | dict(zip(names, one, strict=True))
 
 
-def _of_text(path: Path, text: str, separator: str | None) -> Table:
-    """Return the table of a text that is divided by a separator."""
+def _of_text(
+    path: Path, text: str, separator: str | None
+) -> tuple[pd.DataFrame, dict[str, str], dict[str, int]]:
+    """Return the table of a text that is divided by a separator, how it was read, and repairs."""
     by_name = {name: character for character, name in _SEPARATORS.items()}
     found = None if separator is None else by_name.get(separator, separator)
     if found is not None and len(found) != 1 and found not in _SEPARATORS:
@@ -293,7 +279,7 @@ def _of_text(path: Path, text: str, separator: str | None) -> Table:
         "dropped: line that repeats the header": int(again.sum()),
         "dropped: line of sums below the table": below,
     }
-    return Table(frame=frame[: len(frame) - below], interpretation=told, repairs=repairs)
+    return frame[: len(frame) - below], told, repairs
 
 
 def _layout(

@@ -241,7 +241,7 @@ def test_a_published_log_is_read_as_its_own_reader_reads_it(tmp_path):
         time_zone="UTC",
         max_gap_s=np.inf,
     )
-    own = read_table(open_table(log).frame, stated).traces
+    own = read_table(open_table(log), stated).traces
     # The record of the reader begins on a Monday, the log later.
     later_s = (pd.Timestamp(own.epoch) - pd.Timestamp(published.epoch)).total_seconds()
     assert published.epoch == "2016-01-25T00:00:00"
