@@ -5,6 +5,8 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from flwr.app import ArrayRecord
 from made_record import chained, changed, lines_of, run, written
@@ -14,6 +16,7 @@ from fedstale.contrib.audit import AuditRecord, Probing, verify
 from fedstale.contrib.audit import record as writing
 from fedstale.contrib.audit.record import RECORD
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
+from fedstale.runs import DEPLOYED
 from fedstale.strategies import Callback, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort
 
@@ -154,6 +157,18 @@ def test_a_run_that_was_killed_before_its_first_line_begins_with_it(tmp_path):
     path.write_bytes(b'{"n":1,"before"')
     start(strategy(tmp_path / "kept", path))
     assert verify(path).holds
+
+
+def test_jobs_that_a_killed_server_had_not_logged_are_not_asked_for(tmp_path):
+    run = tmp_path / "run"
+    killed(strategy(tmp_path / "kept", run / RECORD), 14)
+    sent = start(strategy(tmp_path / "kept", run / RECORD)).sent
+    (run / "summary.json").write_text(json.dumps({"executor": DEPLOYED}))
+    for logged, holds in ((sent, True), (sent[:-1], False)):
+        nodes = [message.metadata.dst_node_id for _, message in logged]
+        columns = {"node_id": nodes, "kind": ["train"] * len(nodes), "sent_at": [0.0] * len(nodes)}
+        pq.write_table(pa.table(columns), run / "events.parquet")
+        assert verify(run).holds == holds
 
 
 def test_a_run_in_another_folder_goes_on_with_the_chain(tmp_path):

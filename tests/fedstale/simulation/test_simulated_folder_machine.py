@@ -122,3 +122,21 @@ def test_a_killed_simulation_ends_as_if_it_had_never_been(examples, rules, buffe
         Folders,
         settings=settings(max_examples=examples, stateful_step_count=rules, deadline=None),
     )
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_an_earlier_run_is_removed_so_that_a_kill_leaves_one(step, tmp_path):
+    place = tmp_path / "place"
+    folder = place / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in (
+        "config.toml",
+        "events.parquet",
+        "summary.json",
+        "checkpoints/000000001.checkpoint",
+    ):
+        (folder / name).write_text("of an earlier run")
+    with DyingDisk(place).dying(step, 1.0), RunFolder.create(folder, overwrite=True):
+        pass
+    with RunFolder.create(folder, overwrite=True):
+        assert is_empty(folder)
