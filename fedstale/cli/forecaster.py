@@ -101,25 +101,15 @@ def backtest(
     as_json: AsJson = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.traces.forecast import KINDS
     from fedstale.traces.forecast.backtest import backtested, verdict
 
     step_s = amount("step", step, UNITS_S)
     if step_s < 1.0:
         raise ConfigError(f"step = {step!r}: expected at least 1s")
-    kinds = [name for name in forecasters or ["last-value"] if name in KINDS]
-    trained = [name for name in forecasters or [] if name not in KINDS]
-    for unknown in trained:
-        if not unknown.startswith("embedded") and not Path(unknown).is_dir():
-            raise ConfigError(
-                f"forecaster = {unknown!r}: expected one of {', '.join(KINDS)}, embedded, or the "
-                "folder of a trained one"
-            )
     with steps(is_shown=not as_json) as begin:
         table = backtested(
             recorded(traces, seed=seed),
-            kinds,
-            trained,
+            forecasters or ["last-value"],
             step_s=step_s,
             examples=examples,
             seed=seed,

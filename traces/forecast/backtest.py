@@ -26,9 +26,9 @@ from fedstale.errors import ConfigError, TraceError
 from fedstale.traces import DAY_S, Array, Index, TraceSet
 from fedstale.traces.forecast.base import (
     FILES,
+    KINDS,
     LEAST_RATE,
     Forecaster,
-    forecaster_class,
     forecaster_folder,
 )
 from fedstale.traces.forecast.baselines import Persistence
@@ -56,21 +56,20 @@ _DRAWS = 300
 
 def backtested(
     traces: TraceSet,
-    kinds: Sequence[str],
-    trained: Sequence[str | Path],
+    names: Sequence[str],
     *,
     step_s: float,
     examples: int,
     seed: int,
     all_devices: bool = False,
-    watch: Watch | None = None,
+    watch: Watch = lambda what, done, total: None,
 ) -> pd.DataFrame:
     """Test forecasters on the testing part of traces, or on all devices.
 
     Args:
         traces: the devices.
-        kinds: forecasters to fit on the learning part and test.
-        trained: forecasters to test, as `forecaster_folder` takes them.
+        names: what to test, at least one: kinds, which are fitted on the learning part, and trained
+            ones as `forecaster_folder` takes them.
         step_s: time between origins.
         examples: number of examples to fit on.
         seed: of everything.
@@ -82,42 +81,45 @@ def backtested(
         What `against_persistence` does.
 
     Raises:
-        ConfigError: nothing is to be tested, or a trained one used another split of these traces.
+        ConfigError: a name is of none, or a trained one used another split of these traces.
     """
+    fitted: dict[str, Forecaster] = {}
+    kinds = [name for name in names if name in KINDS]
+    for name in names:
+        if name not in KINDS:
+            forecaster, folder = _trained(name, None if all_devices else seed)
+            fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
     # Drawing, then fits, then scores.
-    done, total = 0, 1 + len(kinds) + 1
-
-    def begin(what: str) -> None:
-        nonlocal done
-        if watch is not None:
-            watch(what, done, total)
-        done += 1
-
-    begin("drawing examples")
+    total = 1 + len(kinds) + 1
+    watch("drawing examples", 0, total)
     parts = split(traces, seed=seed)
     devices = np.arange(traces.n_devices) if all_devices else parts.testing
     training, held_out = draw_parts(traces, n=examples, seed=seed)
-    fitted: dict[str, Forecaster] = {}
-    for kind in kinds:
-        begin(f"fitting {kind}")
-        fitted[kind] = forecaster_class(kind)().fit(training, held_out, seed=seed)
-    for name in trained:
-        folder = forecaster_folder(name)
-        learnt_with = FILES.describe(folder)["provenance"].get("seed", seed)
-        if learnt_with != seed and not all_devices:
-            raise ConfigError(
-                f"{folder}: trained with seed {learnt_with}, tested with {seed}: expected the same "
-                "seed, which splits the devices, or --all-devices if it learnt from none of them"
-            )
-        forecaster = Forecaster.load(folder)
-        fitted[f"{forecaster.kind} ({folder.name})"] = forecaster
-    if not fitted:
-        raise ConfigError("no forecaster: expected kinds, or folders of trained ones")
-    begin("scores")
+    for done, kind in enumerate(kinds, start=1):
+        watch(f"fitting {kind}", done, total)
+        fitted[kind] = KINDS[kind]().fit(training, held_out, seed=seed)
+    watch("scores", total - 1, total)
     observer = TraceObserver(traces)
     tested = rolling(observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed)
     usual, least = Persistence().fit(training, held_out, seed=seed), least_rates(training)
     return against_persistence(fitted, tested, usual, least)
+
+
+def _trained(name: str, seed: int | None) -> tuple[Forecaster, Path]:
+    """Return a trained forecaster, which must have split devices by a seed, and its folder."""
+    folder = forecaster_folder(name)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"forecaster = {name!r}: expected one of {', '.join(KINDS)}, embedded, or the folder "
+            "of a trained one"
+        )
+    learnt_with = FILES.describe(folder)["provenance"].get("seed", seed)
+    if seed is not None and learnt_with != seed:
+        raise ConfigError(
+            f"{folder}: trained with seed {learnt_with}, tested with {seed}: expected the same "
+            "seed, which splits the devices, or --all-devices if it learnt from none of them"
+        )
+    return Forecaster.load(folder), folder
 
 
 def rolling(

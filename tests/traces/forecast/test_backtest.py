@@ -81,7 +81,7 @@ def test_a_part_without_origins_is_one_sentence(observer):
 
 
 def backtest_of(traces):
-    return backtested(traces, ["last-value"], [], step_s=7200.0, examples=300, seed=0)
+    return backtested(traces, ["last-value"], step_s=7200.0, examples=300, seed=0)
 
 
 def test_a_backtest_is_the_same_again(fleet):
