@@ -6,7 +6,6 @@ different weeks overlap. Records repeat, which fills the time before a recording
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,27 +19,6 @@ from fedstale.traces.trace_set import CHANNELS, TraceSet
 
 Align = Literal["time-of-day", "time-of-week"]
 _CYCLE_S = {"time-of-day": DAY_S, "time-of-week": 7 * DAY_S}
-
-
-def merge(
-    paths: Sequence[str | Path], *, align: Align = "time-of-day", only: Sequence[str] | None = None
-) -> TraceSet:
-    """Return the devices of several native files as one set; see `merged`.
-
-    Args:
-        paths: native files of distinct devices.
-        align: as for `merged`.
-        only: as for `merged`.
-
-    Raises:
-        TraceError: a file cannot be read, or files do not fit together.
-    """
-    if not paths:
-        raise TraceError("no recordings to merge: expected at least one file")
-    sets = {str(path): TraceSet.read(path, "native") for path in paths}
-    if len(sets) < len(paths):
-        raise TraceError("a file is given twice: expected distinct recordings")
-    return merged(sets, align=align, only=only)
 
 
 def merged(

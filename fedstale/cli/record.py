@@ -26,7 +26,7 @@ from fedstale.cli.output import (
     one_sentence,
     write,
 )
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, TraceError
 from fedstale.interrupts import on_signals
 
 if TYPE_CHECKING:
@@ -120,10 +120,14 @@ def merge(
 ) -> None:
     """Join recordings of several devices, or fleets, to one file."""
     check_free(out, overwrite=overwrite)
-    from fedstale.traces.merge import merge as join
+    from fedstale.traces import TraceSet
+    from fedstale.traces.merge import merged
 
     channels = None if only is None else [name.strip() for name in only.split(",")]
-    write(join(recordings, align=align, only=channels), out, as_json=as_json, private=True)
+    sets = {str(path): TraceSet.read(path, "native") for path in recordings}
+    if len(sets) < len(recordings):
+        raise TraceError("a file is given twice: expected distinct recordings")
+    write(merged(sets, align=align, only=channels), out, as_json=as_json, private=True)
 
 
 def _record(

@@ -54,6 +54,7 @@ def test_a_journal_can_be_finished_without_recording_more(tmp_path):
     assert TraceSet.read(out).uplink.value_at([0], 0.5) == 4000
     fleet = tmp_path / "fleet.parquet"
     assert run("merge", out, second, "--out", fleet).exit_code == 2
+    assert "given twice" in run("merge", out, out, "--out", fleet).stderr
     done = run("merge", out, second, "--out", fleet, "--only", "availability,compute")
     assert done.exit_code == 0, done.output
     assert list(TraceSet.read(fleet).device_ids) == ["phone", "tablet"]

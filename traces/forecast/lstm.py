@@ -130,7 +130,6 @@ class LSTM(Forecaster):
     """Long short-term memory over the runs of a device and the histories of its channels."""
 
     kind = "lstm"
-    saved = ("around", "networks")
 
     cells: ClassVar[dict[str, int]] = {SESSIONS: 32, **dict.fromkeys(RATES, 16)}
     """Width of each network's recurrent layer."""
