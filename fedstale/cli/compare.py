@@ -211,7 +211,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         return {**parts_of(config, summary), **facts, **summary["metrics"]}
     except FileNotFoundError:
         status = RUNNING if is_held(folder / LOCK) else LOST
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         status = f"unreadable: {type(problem).__name__}"
     return {**facts, "status": status}
 

@@ -76,3 +76,12 @@ def test_a_run_that_goes_on_says_so(place):
     with RunFolder(place / "d"):
         (row,) = [run for run in listed_runs(place) if run["run"].endswith("d")]
         assert row["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("[" * 100_000, "RecursionError"), ("{", "JSONDecodeError"), ("3", "Type")]
+)
+def test_a_run_whose_summary_cannot_be_read_is_listed(text, error, place):
+    (place / "a" / "summary.json").write_text(text)
+    (row,) = [run for run in listed_runs(place) if run["run"].endswith("a")]
+    assert row["status"].startswith(f"unreadable: {error}")
