@@ -229,7 +229,6 @@ def _opened(path: Path, config: Mapping[str, Any], app: str) -> tuple[RunFolder,
             "folder of checkpoints of the run in it, to go on with that"
         )
     folder = RunFolder(path)
-    folder.reopen()
     try:
         return folder, read_checkpoint(resume)
     except ResumeError:

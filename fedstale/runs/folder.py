@@ -224,10 +224,6 @@ class RunFolder:
         """Release the lock of the folder."""
         self._lock.close()
 
-    def reopen(self) -> None:
-        """Remove the summary of a run that goes on; its metrics stay until it ends."""
-        (self.path / SUMMARY).unlink(missing_ok=True)
-
     @contextmanager
     def logging(self, *, appends: bool) -> Iterator[None]:
         """Write into the folder what Flower and fedstale log meanwhile, as far as they do.
@@ -268,7 +264,8 @@ class RunFolder:
             raise _unwritable(self.path / name, problem) from None
 
     def write_config(self, config: SimulationConfig | Mapping[str, Any]) -> None:
-        """Write the resolved settings, or the table of them."""
+        """Write the resolved settings, or their table, of a run that is not over any more."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
         with self._writing(CONFIG) as file:
             tomli_w.dump(config.table() if isinstance(config, SimulationConfig) else config, file)
 

@@ -157,7 +157,6 @@ def simulate(
             ):
                 grid.runtime.add(callback)
             folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
-            folder.reopen()
             folder.write_config(config)
             stack.enter_context(folder.logging(appends=resume))
             grid.runtime.folder = folder.path
