@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
-from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy, fitted
+from fedstale.agents.env.learning_proxy import CONSTANTS, LearningProxy
 from fedstale.agents.env.scenario import (
     Scenario,
     Scenarios,
@@ -51,7 +51,6 @@ __all__ = [
     "WindowList",
     "as_scenarios",
     "cross_fitted",
-    "fitted",
     "online_share",
     "picks_of",
     "rollout",

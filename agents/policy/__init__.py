@@ -6,7 +6,6 @@ from fedstale.agents.policy.features import (
     N_CONTEXT,
     N_FEATURES,
     N_MAX,
-    SCHEMA,
     Inputs,
     Observation,
     features,
@@ -14,7 +13,6 @@ from fedstale.agents.policy.features import (
     row_medians,
 )
 from fedstale.agents.policy.scorer import (
-    FILES,
     TEMPERATURE,
     Agent,
     Floats,
@@ -29,23 +27,20 @@ from fedstale.agents.policy.scorer import (
     load,
     save,
 )
-from fedstale.agents.policy.selector import AgentSelector, OwnPolicy, observation
+from fedstale.agents.policy.selector import AgentSelector, observation
 
 __all__ = [
-    "FILES",
     "HEURISTIC_LIMIT",
     "LIMIT",
     "N_CONTEXT",
     "N_FEATURES",
     "N_MAX",
-    "SCHEMA",
     "TEMPERATURE",
     "Agent",
     "AgentSelector",
     "Floats",
     "Inputs",
     "Observation",
-    "OwnPolicy",
     "Score",
     "Weights",
     "by_agent",

@@ -78,8 +78,6 @@ class AgentSelector(Selector):
             its places, shape (1, n_max), the highest of which are picked.
         n_max: places that a policy of your own sees; of more candidates, so many at random, as in
             training, and as many times as it takes to pick enough.
-        exploration: share of the picks that goes to candidates never picked before, by chance (to
-            all candidates where there are none), in [0, 1].
         fairness: share of the picks that goes to those picked least often, in [0, 1].
         sure: chance in (0, 1] that the next server step gets what it still misses, where jobs that
             are late for it are cancelled: no more are sent than that takes, see `Enough`; 1 sends
@@ -101,16 +99,13 @@ class AgentSelector(Selector):
         path: str | Path | Agent | OwnPolicy | None = None,
         *,
         n_max: Count = N_MAX,
-        exploration: Share = 0.0,
         fairness: Share = 0.0,
         sure: PositiveShare = SURE,
         fallback: bool = False,
     ) -> None:
         """Read the agent; one that cannot be read is replaced by the heuristic, see the module."""
-        accepted = "a share in [0, 1 - exploration]"
-        require(fairness <= 1 - exploration, "AgentSelector.fairness", fairness, accepted)
-        self.path, self.exploration, self.fairness = path, exploration, fairness
-        self.n_max, self.sure, self.fallback = n_max, sure, fallback
+        self.path, self.fairness, self.n_max = path, fairness, n_max
+        self.sure, self.fallback = sure, fallback
         self._heuristic = ExpectedUtility(BALANCED)
         self._agent: Agent | None = None
         self._policy: OwnPolicy | None = None
@@ -129,7 +124,7 @@ class AgentSelector(Selector):
             return super().described()
         if self._agent is None:
             return self._heuristic.described()
-        settings = {name: getattr(self, name) for name in ("exploration", "fairness", "sure")}
+        settings = {name: getattr(self, name) for name in ("fairness", "sure")}
         name = name_of_class(type(self))
         return {"class": name, "settings": settings, "weights": digest(self._agent.weights)}
 
@@ -145,28 +140,21 @@ class AgentSelector(Selector):
     def _drawn(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Pick the shares for exploration and fairness, and draw the others, the best first."""
+        """Pick the share for fairness, and draw the others, the best first."""
         k = min(k, len(candidates))
         own = self._policy and self._by_policy(self._policy, candidates, k, now, rng)
         scores = self.scores(candidates, k, now) if own is None else own
         if scores is None:
             return self._heuristic.select(candidates, k, now, rng)
         free = np.ones(len(candidates), dtype=np.bool_)
-        parts: list[Index] = []
-        picked = candidates.times_picked
-        n_explore = _share(self.exploration * k, rng)
-        n_fair = min(_share(self.fairness * k, rng), k - n_explore)
-        for n, wanted in ((n_explore, np.minimum(picked, 1)), (n_fair, picked)):
-            if n:
-                part = _of(free, -wanted.astype(np.float64), n, rng)
-                free[part] = False
-                parts.append(part)
+        n_fair = min(_share(self.fairness * k, rng), k)
+        fair = _of(free, -candidates.times_picked.astype(np.float64), n_fair, rng)
+        free[fair] = False
         scores = drawn(scores, rng) if own is None else scores
-        best = _of(free, scores, k - n_explore - n_fair, rng)
-        chosen = best
-        for part in parts:
+        chosen = _of(free, scores, k - n_fair, rng)
+        if n_fair:
             # Whichever are kept of all, a share of them is these.
-            chosen = np.insert(chosen, rng.integers(chosen.size + 1, size=part.size), part)
+            chosen = np.insert(chosen, rng.integers(chosen.size + 1, size=n_fair), fair)
         return [int(node) for node in candidates.node_ids[chosen]]
 
     def scores(self, candidates: Candidates, k: int, now: float) -> Floats | None:

@@ -76,10 +76,10 @@ def test_nodes_of_which_nothing_is_known_are_picked_by_chance(untrained):
     assert len(chosen) > 10
 
 
-def test_the_exploration_share_goes_to_clients_never_picked(untrained):
+def test_the_fairness_share_goes_to_clients_never_picked_first(untrained):
     nodes = fleet(300)
     new = set(nodes.node_ids[nodes.times_picked == 0].tolist())
-    chosen = pick(AgentSelector(untrained, exploration=0.5), nodes, 20)
+    chosen = pick(AgentSelector(untrained, fairness=0.5), nodes, 20)
     assert len(new) > 10
     assert len(set(chosen) & new) >= 10
 
@@ -132,7 +132,7 @@ def test_a_share_smaller_than_one_pick_is_kept_on_average(untrained):
         times_picked=(np.arange(50) >= 5) * 3,
         times_finished=(np.arange(50) >= 5) * 3,
     )
-    chooser = AgentSelector(untrained, exploration=0.1)
+    chooser = AgentSelector(untrained, fairness=0.1)
     rng = np.random.default_rng(0)
     n = sum(node < 5 for _ in range(400) for node in chooser.select(nodes, 2, 0.0, rng))
     assert 40 < n < 130
@@ -140,7 +140,7 @@ def test_a_share_smaller_than_one_pick_is_kept_on_average(untrained):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("exploration", -0.1), ("exploration", 1.1), ("fairness", 2), ("sure", 0), ("sure", 1.1)],
+    [("fairness", -0.1), ("fairness", 2), ("sure", 0), ("sure", 1.1)],
 )
 def test_settings_out_of_range_are_rejected(untrained, setting, value):
     with pytest.raises(ConfigError, match=rf"AgentSelector\.{setting}"):

@@ -52,7 +52,7 @@ SHIPPED = [
     Enough(Random(), 0.8),
     Oort(),
     AgentSelector(),
-    AgentSelector(exploration=0.2, fairness=0.1),
+    AgentSelector(fairness=0.3),
 ]
 
 
