@@ -46,7 +46,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
-    create(path, name=path.name, source=source)
+    create(path, source=source)
     say(f"wrote {path}; try: fedstale simulate {path}", path, as_json=as_json)
 
 
@@ -152,14 +152,12 @@ def up(
         say_json(folder, run_id=run_id)
 
 
-def create(path: Path, *, name: str | None = None, source: str | Path | None = None) -> None:
+def create(path: Path, *, source: str | Path | None = None) -> None:
     """Write a new app into a folder.
 
     Args:
-        path: the folder to make; it may exist if it is empty.
-        name: the app's name, a Python identifier in which hyphens may stand for underscores. The
-            package is named with underscores, the project with hyphens, as Flower wants it. None
-            or empty takes the name of the folder.
+        path: the folder to make; it may exist if it is empty. Its name is the app's: the package
+            is named with underscores, the project with hyphens, as Flower wants it.
         source: the app that is copied; the template if None.
 
     Raises:
@@ -167,7 +165,7 @@ def create(path: Path, *, name: str | None = None, source: str | Path | None = N
             app of one package.
     """
     path, source = Path(path).resolve(), TEMPLATE if source is None else app_folder(source)
-    package = package_name(name or path.name)
+    package = package_name(path.name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(
             f"path = {str(path)!r}: expected a new or an empty folder; choose another"
