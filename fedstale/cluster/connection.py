@@ -203,16 +203,12 @@ def _check_nodes(ray: Any, address: str) -> None:
     # An inner function travels as it is: a node that has no fedstale can run it.
     def has() -> dict[str, str]:
         try:
-            own = importlib.import_module("fedstale")
-        except ImportError:
-            return {}
-        try:
-            theirs: dict[str, str] = importlib.import_module(
+            found: dict[str, str] = importlib.import_module(
                 "fedstale.cluster.connection"
             ).versions()
         except ImportError:
-            return {"fedstale": str(getattr(own, "__version__", "of an unknown version"))}
-        return theirs
+            return {}
+        return found
 
     task = ray.remote(num_cpus=0, max_retries=0)(has)
     asked = {}

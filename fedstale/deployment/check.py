@@ -74,10 +74,8 @@ class SourceFile:
     """
 
     def __init__(self, text: str) -> None:
-        self.imports: dict[str, int] = {}
-        """Dotted names that must be importable, with the line of the first import."""
-        self.imported: list[tuple[str, Sequence[str], int]] = []
-        """The same, one for each statement: module, the names taken from it, and the line."""
+        self.imports: list[tuple[str, Sequence[str], int]] = []
+        """What must be importable: dotted name of a module, names taken from it, and the line."""
         self.run_config: dict[str, int] = {}
         """Keys without which it fails, with a line."""
         self.node_config: dict[str, int] = {}
@@ -102,13 +100,10 @@ class SourceFile:
             case ast.Constant(value=str(text)):
                 self.strings.add(text)
             case ast.Import() if is_needed:
-                for alias in node.names:
-                    self.imports.setdefault(alias.name, node.lineno)
-                    self.imported.append((alias.name, (), node.lineno))
+                self.imports += [(alias.name, (), node.lineno) for alias in node.names]
             case ast.ImportFrom(module=str(name), level=0) if is_needed:
                 # An imported name may be a module too; whether it is, only its place tells.
-                self.imports.setdefault(name, node.lineno)
-                self.imported.append((name, [alias.name for alias in node.names], node.lineno))
+                self.imports.append((name, [alias.name for alias in node.names], node.lineno))
             case ast.Try() if any(_catches_imports(handler) for handler in node.handlers):
                 optional = [*node.body, *node.handlers]
             case ast.If() if "TYPE_CHECKING" in ast.dump(node.test):
@@ -298,12 +293,11 @@ def _packages(
     on_disk = _modules(set(files))
     seen = set()
     for user, source in sources.items():
-        for module, names, line in source.imported:
-            if missing := features.missing_in(module, names):
+        for dotted, names, line in source.imports:
+            if missing := features.missing_in(dotted, names):
                 yield finding(
                     "dropped", user=user, line=line, names=missing, flower=flwr.__version__
                 )
-        for dotted, line in source.imports.items():
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"
             if name in on_disk:
