@@ -148,8 +148,9 @@ class AgentSelector(Selector):
             return self._heuristic.select(candidates, k, now, rng)
         free = np.ones(len(candidates), dtype=np.bool_)
         n_fair = min(_share(self.fairness * k, rng), k)
-        fair = _of(free, -candidates.times_picked.astype(np.float64), n_fair, rng)
-        free[fair] = False
+        if n_fair:
+            fair = _of(free, -candidates.times_picked.astype(np.float64), n_fair, rng)
+            free[fair] = False
         scores = drawn(scores, rng) if own is None else scores
         chosen = _of(free, scores, k - n_fair, rng)
         if n_fair:
