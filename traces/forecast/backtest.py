@@ -17,7 +17,6 @@ Reference:
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -227,22 +226,8 @@ def _sums(forecaster: Forecaster, tested: Examples, least: Array, block: Index) 
     return np.stack([np.bincount(block, weights=each) for each in losses.T], axis=1)
 
 
-def judged(low: float, high: float, blocks: int) -> Literal["better", "level", "worse", "unknown"]:
-    """Return how a forecaster is against persistence, by the interval of its share of the loss.
-
-    Example:
-        >>> judged(0.79, 0.86, 40), judged(0.95, 1.03, 40), judged(1.02, 1.2, 40)
-        ('better', 'level', 'worse')
-        >>> judged(0.79, 0.86, 3)
-        'unknown'
-    """
-    if blocks < LEAST_BLOCKS:
-        return "unknown"
-    return "better" if high < 1.0 else "worse" if low > 1.0 else "level"
-
-
 def verdict(table: pd.DataFrame) -> str:
-    """Return whether the best forecaster pays, in a sentence.
+    """Say whether the best forecaster pays, by the interval of its share of the loss.
 
     Args:
         table: from `against_persistence`.
@@ -251,19 +236,16 @@ def verdict(table: pd.DataFrame) -> str:
         return "no forecaster but persistence, or nothing to forecast: nothing is compared."
     name, share, low, high, n = table.iloc[0][["forecaster", "share", "low", "high", "blocks"]]
     loss = f"{share:.2f} of persistence's loss"
-    match judged(low, high, n):
-        case "better":
-            return f"{name} has {loss} [{low:.2f}, {high:.2f}]: use it."
-        case "worse":
-            return f"{name} has {loss} [{low:.2f}, {high:.2f}]: use persistence."
-        case "level":
-            interval = f"{loss} [{low:.2f}, {high:.2f}]"
-            return f"{name} is level with persistence here, with {interval}: use persistence."
-    more = ceil((LEAST_BLOCKS - n) / (1.0 - TURN_SHARE))
-    return (
-        f"{name} has {loss} on {n} days, too few to tell: use persistence, or record {more} days "
-        "more."
-    )
+    if n < LEAST_BLOCKS:
+        more = ceil((LEAST_BLOCKS - n) / (1.0 - TURN_SHARE))
+        return (
+            f"{name} has {loss} on {n} days, too few to tell: use persistence, or record {more} "
+            "days more."
+        )
+    loss += f" [{low:.2f}, {high:.2f}]"
+    if low <= 1.0 <= high:
+        return f"{name} is level with persistence here, with {loss}: use persistence."
+    return f"{name} has {loss}: use {'it' if high < 1.0 else 'persistence'}."
 
 
 def least_rates(training: Examples) -> Array:

@@ -13,7 +13,6 @@ from fedstale.traces.forecast.backtest import (
     against_persistence,
     backtested,
     blocks,
-    judged,
     least_rates,
     pinball,
     reliability,
@@ -136,25 +135,19 @@ def table(of_day, usual, observer, training):
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "advice"),
+    ("name", "advice"),
     [
-        ("nearer", "better", "use it."),
-        ("as near", "level", "use persistence."),
-        ("farther", "worse", "use persistence."),
+        ("nearer", "{} has {}: use it."),
+        ("as near", "{} is level with persistence here, with {}: use persistence."),
+        ("farther", "{} has {}: use persistence."),
     ],
 )
-def test_what_is_nearer_to_what_came_is_better_and_what_is_farther_worse(
-    table, name, found, advice
-):
+def test_what_is_nearer_to_what_came_is_better_and_what_is_farther_worse(table, name, advice):
     row = table[table["forecaster"] == name]
-    low, high = float(row["low"].iloc[0]), float(row["high"].iloc[0])
-    assert low <= float(row["share"].iloc[0]) <= high
-    assert judged(low, high, int(row["blocks"].iloc[0])) == found
-    said = verdict(row)
-    assert said.startswith(name)
-    assert said.endswith(advice)
-    assert f"[{low:.2f}, {high:.2f}]" in said
-    assert ("level with persistence" in said) == (found == "level")
+    low, share, high = (float(row[of].iloc[0]) for of in ("low", "share", "high"))
+    assert low <= share <= high
+    loss = f"{share:.2f} of persistence's loss [{low:.2f}, {high:.2f}]"
+    assert verdict(row) == advice.format(name, loss)
 
 
 def test_the_best_is_named_and_persistence_is_not_judged(table):
