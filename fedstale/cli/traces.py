@@ -85,7 +85,7 @@ def describe(
             **{name: online[name] for name in ("hourly", "never") if name in online},
         }
         # pandas writes what is infinite as null; the standard library would write no JSON.
-        quantiles = json.loads(table.T.to_json(orient="columns"))
+        quantiles = json.loads(table.to_json(orient="index"))
         typer.echo(json.dumps({**facts, "quantiles": quantiles}))
         return
     known, megabytes = ", ".join(devices.known), devices.nbytes / 1e6

@@ -140,18 +140,16 @@ def _phones(path: Path, content: str) -> dict[str, object]:
 
 def _flat(windows: Iterable[list[object]], counts: Counter[str]) -> tuple[Index, Array, Array]:
     """Return the phone, the start and the end of each window; counts what is no window."""
-    owner: list[int] = []
-    pairs: list[tuple[float, float]] = []
-    for phone, record in enumerate(windows):
-        for window in record:
-            pair = _pair(window)
-            if pair is None:
-                counts["dropped: not a pair of numbers"] += 1
-            else:
-                owner.append(phone)
-                pairs.append(pair)
-    starts, ends = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-    return np.array(owner, dtype=np.int64), starts, ends
+    pairs = (
+        (phone, *(window if isinstance(window, list) and len(window) == 2 else (None, None)))
+        for phone, record in enumerate(windows)
+        for window in record
+    )
+    rows = [(phone, number(start), number(end)) for phone, start, end in pairs]
+    owner, starts, ends = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    known = np.isfinite(starts) & np.isfinite(ends)
+    counts["dropped: not a pair of numbers"] = int(np.sum(~known))
+    return owner[known].astype(np.int64), starts[known], ends[known]
 
 
 def _on_the_clock(  # noqa: PLR0917 - one file's phones
@@ -172,13 +170,6 @@ def _on_the_clock(  # noqa: PLR0917 - one file's phones
         epoch=epoch,
         repairs=counts,
     )
-
-
-def _pair(window: object) -> tuple[float, float] | None:
-    if not (isinstance(window, list) and len(window) == 2):
-        return None
-    start, end = number(window[0]), number(window[1])
-    return (start, end) if math.isfinite(start) and math.isfinite(end) else None
 
 
 def read_cars(path: str | Path) -> TraceSet:
