@@ -99,7 +99,7 @@ def missing(kind: str) -> str:
 
 
 def happen(kind: str, rng: random.Random, deployment: Shaken, run: Watched, at: Note) -> bool:
-    """Let one fault happen, and end if it is one that lasts; return whether it could."""
+    """Cause a fault, end it if it is one that lasts, and return whether it could happen."""
     lasts_s = LONGEST_S ** rng.random()
     if kind == STOP:
         everyone = psutil.Process().children(recursive=True)
@@ -133,7 +133,7 @@ def nft(words: str) -> None:
 
 
 def history(n_faults: int, seed: int, folder: Path, kinds: Sequence[str] = KINDS) -> Note:
-    """Let so many faults happen to a run, let it end, and return what became of its updates.
+    """Cause many faults in a run, await its end, and count its versions and updates.
 
     Args:
         n_faults: how many.
@@ -198,7 +198,7 @@ def prepare_network() -> None:
 
 
 def main() -> int:
-    """Let faults happen, print, and write the result."""
+    """Cause faults, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
