@@ -9,7 +9,6 @@ its own, so that no device is forecast by a forecaster that learnt from it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,34 +30,6 @@ SCALES: Array = 2.0 ** np.arange(-3.0, 4.0)
 read off a line in the logarithm of work, of the chances and of the logarithm of the duration."""
 
 
-class Forecasts(Protocol):
-    """Tells what devices forecast."""
-
-    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Look up the forecasts of devices that are online for a job of theirs.
-
-        Args:
-            devices: positions in the traces; shape (n,).
-            kind: of the job; shape (n,).
-            scale: its work over that of the mean device, > 0; shape (n,).
-            now: instants in s; shape (n,).
-
-        Returns:
-            Three arrays of shape (n,); NaN where a device has no forecast.
-        """
-        ...
-
-
-class NoForecasts:
-    """Devices forecast nothing; the server has only what it observes."""
-
-    def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Return NaN."""
-        del kind, scale, now
-        unknown = np.full(devices.shape, np.nan)
-        return unknown, unknown, unknown
-
-
 @dataclass(frozen=True, slots=True)
 class TrueForecasts:
     """Devices know their future; an upper bound, and no forecast."""
@@ -69,7 +40,10 @@ class TrueForecasts:
     """The jobs."""
 
     def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Compute the outcome; the duration of a job that is lost is its time to live."""
+        """Compute the outcome; arguments as of `ForecastTable.at`.
+
+        The duration of a job that is lost is its time to live.
+        """
         jobs = self.kinds.jobs(kind, scale)
         outcome = self.traces.trips(devices, now, jobs)
         finished = outcome.status == Status.REPORTED
@@ -131,7 +105,17 @@ class ForecastTable:
         return cls(values, rows, start, step_s)
 
     def at(self, devices: Index, kind: Index, scale: Array, now: Array) -> Reported:
-        """Return the last forecasts at or before some instants; see `Forecasts`."""
+        """Look up the last forecasts of devices, at or before some instants.
+
+        Args:
+            devices: positions in the traces; shape (n,).
+            kind: of the job that is forecast; shape (n,).
+            scale: its work over that of the mean device, > 0; shape (n,).
+            now: instants in s; shape (n,).
+
+        Returns:
+            Three arrays of shape (n,); NaN where a device has no forecast.
+        """
         n_steps = self.values.shape[2]
         step = np.floor((now - self.start) / self.step_s).astype(np.int64)
         rows = self.rows[devices]

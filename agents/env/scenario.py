@@ -19,13 +19,7 @@ from fedstale.agents.env.episodes import (
     EpisodeSettings,
     JobKinds,
 )
-from fedstale.agents.env.forecast_table import (
-    Forecasts,
-    ForecastTable,
-    NoForecasts,
-    Parts,
-    TrueForecasts,
-)
+from fedstale.agents.env.forecast_table import ForecastTable, Parts, TrueForecasts
 from fedstale.agents.env.learning_proxy import LearningProxy, assign, fitted
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
@@ -59,8 +53,8 @@ class Scenario:
     """Complete devices."""
     kinds: JobKinds
     """Jobs of the episodes."""
-    forecasts: Forecasts
-    """What devices report."""
+    forecasts: ForecastTable | TrueForecasts | None
+    """What devices report; None if nothing, and the server has only what it observes."""
     devices: Index
     """Positions of the devices to draw from."""
     start: float
@@ -119,7 +113,7 @@ class Scenario:
         silent = cls(
             traces=traces,
             kinds=kinds or JobKinds.of_fleet(traces),
-            forecasts=NoForecasts(),
+            forecasts=None,
             devices=pool,
             start=start,
             end=last if np.isfinite(last) else start + 86_400.0,
@@ -140,7 +134,7 @@ class Scenario:
         if forecasts not in MODES:
             raise ConfigError(f"forecasts = {forecasts!r}: expected one of {', '.join(MODES)}")
         if forecasts == "none":
-            return replace(self, forecasts=NoForecasts())
+            return replace(self, forecasts=None)
         if forecasts == "oracle":
             return replace(self, forecasts=TrueForecasts(traces, kinds))
         parts: Parts

@@ -558,7 +558,7 @@ class Simulator:
 
     def _report_forecasts(self, row: Index, column: Index, now: Array) -> None:
         """Record what devices forecast of themselves at some instants."""
-        if not row.size:
+        if self.forecasts is None or not row.size:
             return
         at, episodes, known = (row, column), self.episodes, self.known
         p, available, duration = self.forecasts.at(

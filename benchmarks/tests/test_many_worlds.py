@@ -95,7 +95,7 @@ def test_picks_by_loss_are_others_in_another_world():
     n = 10
     traces = fleet([[(0.0, 9000.0)]] * n)
     scenario = Scenario(
-        traces=traces, kinds=one_kind(), forecasts=simulator_forecasts(), devices=np.arange(n),
+        traces=traces, kinds=one_kind(), forecasts=None, devices=np.arange(n),
         start=0.0, end=9000.0, settings=EpisodeSettings(devices=(1, n)), proxy=SIMPLE,
     )  # fmt: skip
     made = episodes(np.arange(n), b=2, rounds=8)
@@ -108,12 +108,6 @@ def test_picks_by_loss_are_others_in_another_world():
     rewards(simulator, by_heuristic, made)
     picked = simulator.known["times_picked"]
     assert (picked[0] != picked[1]).any()
-
-
-def simulator_forecasts():
-    from fedstale.agents.env.forecast_table import NoForecasts
-
-    return NoForecasts()
 
 
 @pytest.mark.parametrize(
