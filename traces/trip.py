@@ -128,19 +128,6 @@ class TripOutcomes:
 
     __repr__ = outline
 
-    def times(self, sent_at: Array) -> Array:
-        """Return the time to train, to upload and of the whole in s; NaN where a phase never began.
-
-        Args:
-            sent_at: instants in s; shape (n,).
-
-        Returns:
-            Shape (n, 3); inf where a phase never ended.
-        """
-        with np.errstate(invalid="ignore"):
-            training, reporting = self.trained - self.downloaded, self.reported - self.trained
-            return np.stack([training, reporting, self.reported - sent_at], axis=1)
-
     def reason(self, i: int) -> str:
         """Return in words how job i ended."""
         status, phase = Status(int(self.status[i])), int(self.phase[i])

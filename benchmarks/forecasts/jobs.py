@@ -118,7 +118,10 @@ def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -
     # Interruptions are scored apart; without them the times of every origin are known.
     always = replace(traces, availability=Availability.always(traces.n_devices))
     outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
-    return np.where((outcome.reported <= until)[:, None], outcome.times(origins.now), np.nan)
+    trained, reported = outcome.trained, outcome.reported
+    with np.errstate(invalid="ignore"):
+        times = [trained - outcome.downloaded, reported - trained, reported - origins.now]
+    return np.where((reported <= until)[:, None], np.stack(times, axis=1), np.nan)
 
 
 def job_scores(
