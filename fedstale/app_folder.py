@@ -3,11 +3,20 @@
 Light, so that a misspelt name is told before Flower and torch are imported.
 """
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedstale.errors import ConfigError
 
 BUILT_IN = Path(__file__).parent / "apps"
+_ANSWERED_BY = {
+    "Compression": ("CompressionMod()", r"\bCompressionMod\b"),
+    "ForecastRequest": ("ForecastMod().client_app()", r"\bForecastMod\b"),
+    "LocalWork": ("fedstale.client.local_steps", r"\blocal_steps\b|\bfedstale\.apps\b"),
+    "Relay": ("ScreenMod(...)", r"\bScreenMod\b"),
+}
+"""What a ClientApp answers a stage by, and how code that has it looks."""
 
 
 def built_in_apps() -> list[str]:
@@ -30,3 +39,21 @@ def app_folder(app: str | Path) -> Path:
             f"{', '.join(built_in_apps())}"
         )
     return folder.resolve()
+
+
+def unanswered(code: str) -> Iterator[tuple[str, str]]:
+    """Yield the stages that an app's strategy has and its ClientApp does not answer.
+
+    Args:
+        code: of all of the app, with the text of its strategy.
+
+    Yields:
+        Name of the stage, and what the ClientApp would answer it by.
+
+    Example:
+        >>> list(unanswered("FedBuff(20, 5, stages=[Compression('int8')])"))
+        [('Compression', 'CompressionMod()')]
+    """
+    for stage, (answer, looks) in _ANSWERED_BY.items():
+        if re.search(rf"\b{stage}\(", code) and not re.search(looks, code):
+            yield stage, answer

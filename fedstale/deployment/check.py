@@ -23,6 +23,7 @@ from cryptography import x509
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from fedstale.app_folder import unanswered
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlink
 from fedstale.deployment.diagnosis import check_health
@@ -85,7 +86,10 @@ class SourceFile:
         self.handled: set[str] = set()
         """Types of messages, with their action if they have one, that functions in it answer."""
         self._keys = {"run_config": self.run_config, "node_config": self.node_config}
-        self._read(ast.parse(text), {}, is_needed=True)
+        tree = ast.parse(text)
+        self.code = ast.unparse(tree)
+        """Its text without comments."""
+        self._read(tree, {}, is_needed=True)
 
     def _read(self, node: ast.AST, tables: Mapping[str, str], *, is_needed: bool) -> None:
         """Note what a node of the syntax tree needs.
@@ -324,7 +328,7 @@ def _packages(
 def _settings(
     sources: Mapping[str, SourceFile], app: FlowerApp, run_config: str
 ) -> Iterator[Finding]:
-    """Report settings that are read but not defined, or given but unknown."""
+    """Report settings that are read but not defined, given but unknown, or without effect."""
     for user, source in sources.items():
         for key, line in source.run_config.items():
             if key not in app.defaults:
@@ -334,9 +338,13 @@ def _settings(
             if key not in _NODE_KEYS:
                 yield finding("node_setting", user=user, line=line, key=key)
     try:
-        app.run_config(run_config)
+        given = app.run_config(run_config)
     except ConfigError as problem:
         yield Finding(str(problem))
+        return
+    code = "\n".join([*(source.code for source in sources.values()), *map(str, given.values())])
+    for stage, answer in unanswered(code):
+        yield finding("unanswered", stage=stage, answer=answer)
 
 
 def _modules(names: set[str]) -> set[str]:

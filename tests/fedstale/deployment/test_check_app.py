@@ -123,6 +123,25 @@ def test_what_a_file_of_an_app_lacks_is_found(app, code):
     assert all("client_app.py" in one.text for one in found if one.is_fault)
 
 
+@pytest.mark.parametrize(
+    ("stage", "answer"),
+    [
+        ("Compression('int8')", "CompressionMod()"),
+        ("ForecastRequest()", "ForecastMod().client_app()"),
+        ("LocalWork(0.5)", "fedstale.client.local_steps"),
+        ("Relay('ring', 5)", "ScreenMod(...)"),
+    ],
+)
+def test_a_stage_that_nothing_in_the_app_answers_is_noted(app, stage, answer):
+    append(app, f'# {answer}\nTEXT = "FedBuff(20, 5, stages=[{stage}])"', "server_app.py")
+    (note,) = [text for text in notes(app) if "nothing in the app answers it" in text]
+    assert f"the strategy has {stage.split('(')[0]}," in note
+    assert f"add {answer} to the ClientApp" in note
+    name = answer.split("(")[0].rpartition(".")[2]
+    append(app, f"from fedstale.client import {name}")
+    assert not [text for text in notes(app) if "nothing in the app answers it" in text]
+
+
 def test_fedstale_must_be_declared(app):
     text = PYPROJECT.replace('"fedstale", ', "")
     (app / "pyproject.toml").write_text(text)
