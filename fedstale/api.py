@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from fedstale.app_folder import code_of, unanswered
 from fedstale.cluster import check_address
 from fedstale.comparison import (
     Comparison,
@@ -44,16 +45,16 @@ from fedstale.errors import ConfigError, nearest
 from fedstale.flower import command_line, record_of
 from fedstale.interrupts import end_on_signals, exit_code
 from fedstale.live import ProgressNotes, RepeatedInterrupt, progress_line
-from fedstale.reports import Run
-from fedstale.runs import make_folder
-from fedstale.simulation import FlowerApp, WorkHook
+from fedstale.reports import STRATEGY, Advice, Run, note_advice, report_at_end
+from fedstale.runs import CONFIG, make_folder, new_folder
+from fedstale.simulation import FlowerApp, WorkHook, changed
 from fedstale.simulation import simulate as simulate_config
 from fedstale.strategies import StaleStrategy, parse
 from fedstale.strategies.server import Callback
 from fedstale.traces import TraceSet
 from fedstale.until import Until
 
-LOG, RUNS = "log.txt", "runs"
+LOG, RUNS, _ADVISED = "log.txt", "runs", "-advised"
 _ENDLESS, _LINE_EVERY_S = 10**9, 0.5
 
 
@@ -367,6 +368,37 @@ def read_run(folder: str | Path) -> Run:
         ProtocolError: a file in it cannot be read.
     """
     return Run(folder)
+
+
+def with_advice(run: Run, advice: Advice, *, out: str | Path | None = None) -> Run:
+    """Repeat a simulated run with what a piece of advice changes.
+
+    Args:
+        run: of an app in a folder.
+        advice: one of `run.advice`.
+        out: folder of the new run; None makes one beside the run's own. Its `advised.json` says
+            what was promised and what came of it, and its report shows both runs.
+
+    Raises:
+        ConfigError: the advice changes nothing, the app lacks what it needs, or the run cannot be
+            repeated from its config.toml.
+    """
+    config, keys = SimulationConfig.read(run.folder / CONFIG), dict(advice.change)
+    own = {STRATEGY: keys.pop(STRATEGY)} if config.strategy and STRATEGY in keys else {}
+    files = command_line.app_files(FlowerApp.find(config.app).directory).values()
+    lacking = dict(unanswered(code_of(files) + str(advice.change)))
+    if not advice.change or lacking:
+        lacks = f"the app lacks {', '.join(lacking.values())}"
+        why = lacks if lacking else "expected one that changes a setting of the app"
+        raise ConfigError(f"advice = {advice.do!r}: {why}")
+    now = changed(config, own, run_config=keys, costs={})
+    if out is None:
+        beside = run.folder if run.folder.name else run.folder.resolve()
+        out = new_folder(beside.with_name(run.name.partition(_ADVISED)[0] + _ADVISED))
+    traces = TraceSet.load(config.traces, seed=config.seed)
+    after = simulate_config(now, Path(out), traces=traces)
+    note_advice(run, after, advice)
+    return report_at_end(after.folder)
 
 
 def _server(

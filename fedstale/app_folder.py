@@ -3,8 +3,10 @@
 Light, so that a misspelt name is told before Flower and torch are imported.
 """
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fedstale.errors import ConfigError
@@ -39,6 +41,16 @@ def app_folder(app: str | Path) -> Path:
             f"{', '.join(built_in_apps())}"
         )
     return folder.resolve()
+
+
+def code_of(files: Iterable[Path]) -> str:
+    """Return the text of the Python files among some, without comments."""
+    found = []
+    for path in files:
+        with suppress(SyntaxError, ValueError, OSError):
+            if path.suffix == ".py":
+                found.append(ast.unparse(ast.parse(path.read_text(encoding="utf-8"))))
+    return "\n".join(found)
 
 
 def unanswered(code: str) -> Iterator[tuple[str, str]]:

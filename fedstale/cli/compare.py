@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tomllib
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from textwrap import wrap
@@ -16,8 +17,10 @@ from rich.text import Text
 
 from fedstale.cli.output import (
     AsJson,
+    app_log,
     end_with_failures,
     goes_on_when_interrupted,
+    note,
     one_sentence,
     say,
     say_json,
@@ -27,10 +30,13 @@ from fedstale.interrupts import end_on_signals
 
 if TYPE_CHECKING:
     from fedstale.comparison import Comparison
+    from fedstale.reports import Run
 
 
 RUNNING, LOST = "running", "lost"
 """Status of a run that goes on, and of one whose process ended without a summary."""
+_LEAST, _MOST_CHANGES = 0.05, 8
+"""Of an advice that is applied, the share that it saves; and how many one call applies."""
 _NAMES = ("run", "status", "app", "strategy", "selector", "traces", "seed", "rounds", "virtual_s")
 
 
@@ -48,6 +54,52 @@ def report(
 
     written = Run(run).report(out)
     say(f"report: {written}", written, as_json=as_json, run=str(run))
+
+
+@one_sentence()
+def advise(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a simulated run.")],
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply", help="Repeat the run with the first change, in a folder beside it."
+        ),
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Go on until no change saves 5% or more.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what cost a run most and what to change; repeat it with that, and compare.
+
+    A change that the app cannot take is shown and not applied.
+    """
+    from fedstale import api
+    from fedstale.reports import Run
+
+    now, taken = Run(run), []
+    for _ in range(_MOST_CHANGES if everything else int(apply)):
+        if not as_json:
+            _show_advice(now)
+        first = next((a for a in now.advice if a.change and a.saves >= _LEAST), None)
+        if first is None or first.do == now.advised.get("do"):
+            break
+        with end_on_signals(), app_log():
+            now = api.with_advice(now, first)
+        taken.append({**now.advised, "before": str(now.advised["before"])})
+        note("{do}: {promised:.0%} promised, {achieved:.0%} saved".format(**now.advised))
+    if as_json:
+        say_json(now.folder, advice=[asdict(each) for each in now.advice], taken=taken)
+        return
+    _show_advice(now)
+
+
+def _show_advice(run: "Run") -> None:
+    """Print what cost a run most, a paragraph each."""
+    wasted = run.costs["device_time_wasted"]
+    lines = [f"{run.folder}: {wasted:.0%} of the device-hours wasted"]
+    lines += [f"{n}. {advice}" for n, advice in enumerate(run.advice, 1)]
+    typer.echo("\n".join(lines if run.advice else [*lines, "Nothing took a twentieth of the run."]))
 
 
 @one_sentence()

@@ -60,6 +60,10 @@ app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
 app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits")(compare.report)
 app.command(
     rich_help_panel=_ANALYSE,
+    epilog="Examples: fedstale advise runs/digits  |  fedstale advise runs/digits --apply",
+)(compare.advise)
+app.command(
+    rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
 )(compare.compare)

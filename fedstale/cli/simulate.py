@@ -3,9 +3,9 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,7 +190,9 @@ def simulate(
     app_folder(before.app)
     out = resume or out
     settings = {name: context.params[name] for name in _SETTINGS if name in options} | further
-    config = _changed(before, settings, run_config=run_config or [], costs=costs)
+    from fedstale.simulation import changed
+
+    config = changed(before, settings, run_config=run_config or [], costs=costs)
     if config.strategy is not None:
         from fedstale.strategies import parse
 
@@ -278,44 +280,6 @@ def _further(texts: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ConfigError(f"set has unknown key {key!r}: expected {nearest(key, known)}")
     Costs.from_table(costs)
     return settings, costs
-
-
-def _changed(
-    config: SimulationConfig,
-    settings: Mapping[str, Any],
-    *,
-    run_config: list[str],
-    costs: Mapping[str, Any],
-) -> SimulationConfig:
-    """Override settings by the options of the command line.
-
-    Args:
-        config: of an app alone, or of a file.
-        settings: by the names of their fields.
-        run_config: overrides, as flwr run takes them.
-        costs: overrides, with the keys of [tool.fedstale].
-    """
-    before, own = dict(config.costs), dict(config.run_config)
-    overrides: Mapping[str, Any] = {}
-    if run_config:
-        from fedstale.simulation import overrides_in
-
-        overrides = overrides_in(run_config, "run-config")
-    if own and (run_config or "seed" in settings):
-        from fedstale.simulation import FlowerApp
-
-        app = FlowerApp.find(config.app)
-        if run_config:
-            # A file holds the number of epochs and not the key that it comes from.
-            usual = app.resolved(replace(config, costs={})).costs
-            before = {key: value for key, value in before.items() if usual.get(key) != value}
-        if "seed" in settings:
-            # It holds what the app's key has got of the seed, and not that it has.
-            key = app.takes_seed(config.seed_key)
-            if key is not None and own.get(key) == config.seed:
-                del own[key]
-    merged = {**own, **overrides}
-    return replace(config, **settings, run_config=merged, costs={**before, **costs})
 
 
 def _is_given(context: typer.Context, option: click.Parameter) -> bool:

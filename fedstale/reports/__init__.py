@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.reports.advice import advise
+    from fedstale.reports.advice import STRATEGY, Advice, advise
     from fedstale.reports.costs import (
         besides_training,
         client_errors_in_words,
+        note_advice,
     )
     from fedstale.reports.figure import (
         FROM_ZERO,
@@ -52,6 +53,8 @@ __all__ = [
     "REPORT",
     "SHARES",
     "SOURCES",
+    "STRATEGY",
+    "Advice",
     "Array",
     "Figure",
     "Link",
@@ -68,6 +71,7 @@ __all__ = [
     "measured_names",
     "metric_text",
     "not_numbers_in_words",
+    "note_advice",
     "parts_in_words",
     "parts_of",
     "reference",

@@ -10,7 +10,7 @@ of another timeout.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
@@ -19,38 +19,38 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.errors import first_line
+from fedstale.errors import ConfigError, first_line
 from fedstale.reports.figure import Array
 from fedstale.runs import EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, STALLED, UNCLAIMED
+from fedstale.strategies import parse, with_arguments
 from fedstale.strategies.server import CLIENT_ERROR, REJECTED, REPORTED
 
 TOO_LATE, OVER_SELECTED, TOO_STALE = "too late", "over-selected", "too stale"
 DROPOUT, REFUSED, FAILED_CLIENT = "went offline", "rejected", "client error"
 NEVER_STARTED, NEVER_ENDS, RUN_ENDED = "never started", "stalled", "run ended"
-UPLOADS, IDLE = "uploads", "no job in flight"
+UPLOADS, DOWNLOADS, EVALUATION, IDLE = "uploads", "downloads", "evaluation", "no job in flight"
 CAUSES = (
     *(TOO_LATE, OVER_SELECTED, TOO_STALE, DROPOUT, REFUSED, FAILED_CLIENT, NEVER_STARTED),
-    *(NEVER_ENDS, RUN_ENDED, UPLOADS, IDLE),
+    *(NEVER_ENDS, RUN_ENDED, UPLOADS, DOWNLOADS, EVALUATION, IDLE),
 )
-"""What device-hours are lost by, and virtual time by the last one; no job fails by the last two."""
-WON = 0.75
+"""What device-hours are lost by, and virtual time by the last one; the last four fail no job."""
+WON = 0.9
 """Share of the late device-hours that a proposed timeout waits for."""
 LESS_WORK = 0.5
 """Share of the work that is proposed where devices go offline before they are done."""
-COMPRESSED = 0.25
-"""Bytes of an int8 model in proportion to those of a float32 one."""
-IN_FULL = 0.6
-"""Bytes of a reply, in proportion to those of its message, that no format has."""
-FEW = 0.02
+EVALUATED = 0.25
+"""Share of the devices that evaluate, where evaluation costs much."""
+FEW = 0.05
 """A cause with a smaller share of the jobs, and of the device-hours, is left out."""
 MUCH = 0.1
 """The same of virtual time without a job, and of device-hours that a longer run would use."""
-_HOUR_S, NOTHING = 3600.0, "-"
+_HOUR_S = 3600.0
 _AT_ONCE_S = 1.0
 """A server that has enough goes on within this long after the reply that it waited for."""
 _STALE = re.compile(r"too stale: more than max_staleness = (\d+)")
 _CANCELLED = "late: the job was cancelled"
 _ROUND_TIMEOUT, _TIMEOUT, _EPOCHS = "round-timeout", "timeout of start", "local-epochs"
+STRATEGY = "strategy"
 _REJECTED_BY = (
     (r"NaN or infinity|at most 1e\+15", "the learning rate, by which the training diverges"),
     (r"the norm of the update", "Validation(norm_bound=...)"),
@@ -63,13 +63,13 @@ _REJECTED_BY = (
 class Advice:
     """A cause of loss, the setting behind it, and what another value is expected to bring.
 
-    Printed, it is a sentence.
+    Printed, it is what to do, what happened, and what follows.
     """
 
     cause: str
     """One of `CAUSES`."""
     what: str
-    """What happened, after a number of jobs: "replies came after the timeout of 300 s"."""
+    """What happened, after a number of jobs if it is of some: "replies came after 300 s"."""
     n_jobs: int = 0
     """Jobs that were lost by it."""
     device_hours: float = 0.0
@@ -82,13 +82,24 @@ class Advice:
     """What the setting is proposed to be, in its own unit; None where no number follows."""
     saves: float = 0.0
     """Share of all device-hours, or jobs, that this saves; of "no job in flight", of the time."""
-    proposal: str
-    """What to change, and what that is expected to bring."""
+    do: str
+    """What to change: "Set round-timeout = 870"."""
+    then: str = ""
+    """What that is expected to bring, and to cost."""
+    change: Mapping[str, int | float | str] = field(default_factory=dict)
+    """What `fedstale advise --apply` sets: keys of the run config, where "strategy" is the text of
+    the strategy; empty where the app has no such key."""
+
+    @property
+    def why(self) -> str:
+        """What happened, and what it cost."""
+        if not self.n_jobs:
+            return f"{self.what[0].upper()}{self.what[1:]}"
+        cost = f"; their {self.device_hours:.3g} device-hours ({self.share:.0%}) were lost"
+        return f"{self.n_jobs:,} {self.what}{cost if self.device_hours else ''}"
 
     def __str__(self) -> str:
-        hours = f" took {self.device_hours:.3g} device-hours ({self.share:.0%} of all)"
-        n = f"{self.n_jobs:,} " if self.n_jobs else ""
-        return f"{n}{self.what}{hours if self.device_hours else ''}: {self.proposal}."
+        return " ".join(f"{text}." for text in (self.do, self.why, self.then) if text)
 
 
 @dataclass(slots=True)
@@ -99,6 +110,7 @@ class _Account:
     end_s: float
     run_config: Mapping[str, Any]
     unknown: float
+    in_int8: Callable[[], float]
     total_s: float = field(init=False)
     unit: str = "device-hours"
     """What shares are shares of."""
@@ -117,10 +129,32 @@ class _Account:
         is_few = len(lost) < FEW * len(self.jobs)
         return lost[:0] if is_few and lost["busy_s"].sum() < FEW * self.total_s else lost
 
-    def advice(self, lost: pd.DataFrame, what: str, **more: Any) -> Advice:
-        """Return advice on jobs that were lost, with their sums."""
+    def strategy_with(self, **arguments: object) -> Mapping[str, str]:
+        """Return the text of the strategy with other arguments, by its key; empty without one."""
+        try:
+            text = with_arguments(str(self.run_config[STRATEGY]), arguments)
+            parse(text)
+        except (KeyError, ConfigError):
+            return {}
+        return {STRATEGY: text}
+
+    def edited(self, argument: str, value: float) -> Mapping[str, str]:
+        """Return the same with another number for an argument that the text names, at any depth."""
+        text = str(self.run_config.get(STRATEGY))
+        new, n = re.subn(rf"\b({argument} ?= ?)[\d.]+", rf"\g<1>{value:g}", text)
+        return {STRATEGY: new} if n else {}
+
+    def advice(
+        self, lost: pd.DataFrame, what: str, setting: str, value: float | None = None, **more: Any
+    ) -> Advice:
+        """Return advice on jobs that were lost, with their sums, and the key that it would set."""
         spent_s = float(lost["busy_s"].sum())
+        is_key = value is not None and setting in self.run_config
+        number = value if value is None or value % 1 else int(value)
+        more.setdefault("change", {setting: number} if is_key else {})
         return Advice(
+            setting=setting,
+            value=value,
             cause=str(lost["cause"].iloc[0]),
             what=what,
             n_jobs=len(lost),
@@ -136,19 +170,23 @@ def advise(
     end_s: float,
     run_config: Mapping[str, Any] | None = None,
     unknown: float = 0.0,
+    in_int8: Callable[[], float] = lambda: 1.0,
 ) -> list[Advice]:
     """List the largest costs of a run with the settings that govern them, by their savings.
 
     Args:
         jobs: one row a job in the order of sending, by `with_causes`.
         end_s: when the run ended, in s of virtual time.
-        run_config: of the app; a setting that is a key of it is called by that key.
+        run_config: of the app, and "strategy", the text of the strategy, if it was given as one; a
+            setting that is a key of it is called by that key.
         unknown: share of the devices' time in the run of which their traces say nothing.
+        in_int8: returns the bytes of the model in int8 in proportion to those in full.
     """
-    account = _Account(jobs, end_s, run_config or {}, unknown)
+    account = _Account(jobs, end_s, run_config or {}, unknown, in_int8)
     by_cause = {cause: account.of(cause) for cause in _RULES}
     of_jobs = [_RULES[cause](account, lost) for cause, lost in by_cause.items() if len(lost)]
-    found = [each for each in (*of_jobs, _uploads(account), _idle(account)) if each is not None]
+    besides = (_moved(account, UPLOADS), _moved(account, DOWNLOADS), _evaluation(account))
+    found = [each for each in (*of_jobs, *besides, _idle(account)) if each is not None]
     return sorted(found, key=lambda advice: (-advice.saves, -advice.device_hours))
 
 
@@ -220,27 +258,28 @@ def _arrived_at(jobs: pd.DataFrame) -> "pd.Series[float]":
 
 def _too_late(account: _Account, late: pd.DataFrame) -> Advice:
     limit_s, setting = _timeout(account, late)
-    what = f"replies that came after the timeout of {_seconds(limit_s)}"
+    what = f"replies came after {limit_s:,.0f} s" if limit_s < inf else "replies came too late"
     waits, own = waits_of(account.jobs)
     spent = late["busy_s"].to_numpy(np.float64)
     known_s = float(spent[np.isfinite(waits)].sum())
     if not known_s:
-        unknown = f"{setting} governs that; how long they took is not known"
-        return account.advice(late, what, setting=setting, proposal=unknown)
+        unknown = "How long they took is not known"
+        return account.advice(late, what, setting=setting, do=f"Raise {setting}", then=unknown)
     order = np.argsort(waits, kind="stable")
     reached = int(np.searchsorted(np.cumsum(spent[order]), WON * known_s))
     value = _rounded_up(float(waits[order][reached]))
     within = own <= value
     saved = float(spent[within].sum()) / account.total_s
-    longer = "" if account.keeps_stragglers else f" in rounds of up to {_seconds(value)}"
-    is_work = not late["upload_s"].sum() > 0.5 * spent.sum()
-    less = (_EPOCHS if _EPOCHS in account.run_config else "less work") if is_work else "Compression"
-    proposal = (
-        f"{within.mean():.0%} take at most {_seconds(value)} once their device is free; {setting} "
-        f"= {value:g} uses another {saved:.0%} of the {account.unit}{longer}, and {less} makes "
-        "jobs shorter"
+    longer = "" if account.keeps_stragglers else f", and rounds may take {value:,.0f} s"
+    return account.advice(
+        late,
+        what,
+        setting=setting,
+        value=value,
+        saves=saved,
+        do=f"Set {setting} = {value:g}",
+        then=f"Another {saved:.0%} of the {account.unit} are used then{longer}",
     )
-    return account.advice(late, what, setting=setting, value=value, saves=saved, proposal=proposal)
 
 
 def waits_of(jobs: pd.DataFrame) -> tuple[Array, Array]:
@@ -287,15 +326,19 @@ def _over_selected(account: _Account, cut: pd.DataFrame) -> Advice:
     fails = float(rounds["cause"].isin([DROPOUT, FAILED_CLIENT, NEVER_ENDS]).mean())
     value = min(ceil(n_used / max(1.0 - fails, FEW)), n_sent)
     saved = float(cut["busy_s"].sum()) / account.total_s - _wasted_of(by_round, value, n_used)
+    # A schedule comes before a concurrency.
+    has_schedule = "schedule" in str(account.run_config.get(STRATEGY))
+    named = {"schedule": f"k_sync({value}, {n_used})"} if has_schedule else {"concurrency": value}
     return account.advice(
         cut,
-        "replies that came when the server had enough",
+        "replies came when the server had enough",
         setting="concurrency",
         value=float(value),
         saves=max(saved, 0.0),
-        proposal=f"of {n_sent} jobs a round {n_used} are used; concurrency = {value} saves "
-        f"{max(saved, 0.0):.0%} of the {account.unit} and waits for slower devices, FedBuff uses "
-        "late replies, too",
+        do=f"Set concurrency = {value}",
+        then=f"Of {n_sent} jobs a round {n_used} are used. That saves {max(saved, 0.0):.0%} of the "
+        f"{account.unit}, and rounds wait for slower devices; FedBuff uses late replies, too",
+        change=account.strategy_with(**named),
     )
 
 
@@ -326,23 +369,25 @@ def _too_stale(account: _Account, stale: pd.DataFrame) -> Advice:
     saved = float(stale["busy_s"][staleness <= value].sum()) / account.total_s
     return account.advice(
         stale,
-        f"replies that were more than {limit} versions behind",
+        f"replies were more than {limit} versions behind",
         setting="max_staleness",
         value=value,
         saves=saved,
-        proposal=f"max_staleness = {value:.0f} uses another {saved:.0%} of the {account.unit}, and "
-        "a lower concurrency makes replies less stale",
+        do=f"Set max_staleness = {value:.0f}",
+        then=f"Another {saved:.0%} of the {account.unit} are used then. A lower concurrency makes "
+        "replies less stale",
+        change=account.edited("max_staleness", value),
     )
 
 
 def _dropout(account: _Account, lost: pd.DataFrame) -> Advice:
     setting = _EPOCHS if _EPOCHS in account.run_config else "local epochs"
-    what = "jobs whose device went offline"
+    what = "jobs ended with their device offline"
     jobs = account.jobs[account.jobs["kind"].isin(lost["kind"].unique())]
     done = jobs[jobs["status"] == REPORTED]
     if done.empty:
-        less = f"fewer {setting}, or LocalWork"
-        return account.advice(lost, what, setting=setting, proposal=less)
+        less = f"Ask for fewer {setting}, or use LocalWork"
+        return account.advice(lost, what, setting=setting, do=less)
     phases = ["compute_s", "upload_s"]
     usual = done.groupby("device_id")[phases].median().reindex(lost["device_id"])
     own = usual.fillna(done[phases].median()).to_numpy(np.float64)
@@ -351,7 +396,7 @@ def _dropout(account: _Account, lost: pd.DataFrame) -> Advice:
     if isinstance(stated, int) and stated > 1:
         value = int(LESS_WORK * stated)
         part = value / stated
-    less = f"{part:.0%} of the {setting}" if value is None else f"{setting} = {value}"
+    less = f"Ask for {part:.0%} of the {setting}" if value is None else f"Set {setting} = {value}"
     # What was cut off would have taken longer than it had.
     needs = spent[:, 0] + part * np.fmax(own[:, 0], spent[:, 1]) + own[:, 1]
     had = lost["busy_s"].to_numpy(np.float64)
@@ -370,8 +415,9 @@ def _dropout(account: _Account, lost: pd.DataFrame) -> Advice:
         setting=setting,
         value=value,
         saves=saved,
-        proposal=f"{less} saves {saved:.0%} of the {account.unit}, since {ends.mean():.0%} of "
-        "these jobs end then; so may LocalWork, and a selector with forecasts",
+        do=less,
+        then=f"{ends.mean():.0%} of these jobs are done in time then, which saves {saved:.0%} of "
+        f"the {account.unit}. LocalWork and a selector with forecasts may save as much",
     )
 
 
@@ -387,10 +433,11 @@ def _rejected(account: _Account, lost: pd.DataFrame) -> Advice:
     saved = float(lost["busy_s"][settings == most].sum()) / account.total_s
     return account.advice(
         lost,
-        "replies that were rejected",
+        "replies were rejected",
         setting=setting,
         saves=saved,
-        proposal=f"{len(reasons) / len(lost):.0%} because of {setting} ({reasons.iloc[0]})",
+        do=f"{'Change' if most else 'Mend'} {setting}",
+        then=f"{len(reasons) / len(lost):.0%} of them say: {reasons.iloc[0]}",
     )
 
 
@@ -398,10 +445,10 @@ def _client_errors(account: _Account, lost: pd.DataFrame) -> Advice:
     reason, n = lost["reason"].value_counts().index[0], lost["device_id"].nunique()
     return account.advice(
         lost,
-        f"jobs of {n:,} device{'s' if n > 1 else ''} that failed in the ClientApp",
+        f"jobs of {n:,} device{'s' if n > 1 else ''} failed in the ClientApp",
         setting="the ClientApp",
         saves=float(lost["busy_s"].sum()) / account.total_s,
-        proposal=f"mend {first_line(reason)}",
+        do=f"Mend {first_line(reason)}",
     )
 
 
@@ -409,10 +456,10 @@ def _never_started(account: _Account, expired: pd.DataFrame) -> Advice:
     setting = _ROUND_TIMEOUT if _ROUND_TIMEOUT in account.run_config else _TIMEOUT
     return account.advice(
         expired,
-        "messages that expired before their device began",
+        "messages expired before their device began",
         setting=setting,
-        proposal=f"it was offline, or at work on a job that was too late; {setting} governs "
-        "how long a message lives",
+        do=f"Raise {setting}",
+        then="The devices were offline, or at work on a job that was too late",
     )
 
 
@@ -421,41 +468,70 @@ def _never_ends(account: _Account, stalled: pd.DataFrame) -> Advice:
     some = ", ".join(names[:3]) + f" and {len(names) - 3:,} more" * (len(names) > 3)
     return account.advice(
         stalled,
-        "jobs that could never end",
+        "jobs could never end",
         setting="the traces",
         saves=float(stalled["busy_s"].sum()) / account.total_s,
-        proposal=f"leave out {some}, of which the traces say a rate of 0 for good",
+        do=f"Leave out {some}",
+        then="Their traces say a rate of 0 for good",
     )
 
 
 def _run_ended(account: _Account, lost: pd.DataFrame) -> Advice | None:
     if lost["busy_s"].sum() < MUCH * account.total_s:
         return None
-    what = "jobs that were in flight when the run ended"
-    return account.advice(lost, what, setting="until", proposal="a longer run uses them")
+    return account.advice(lost, "jobs were out at the end", setting="until", do="Run for longer")
 
 
-def _uploads(account: _Account) -> Advice | None:
-    jobs = account.jobs
-    uploaded_s = float(jobs["upload_s"].sum())
-    share = uploaded_s / account.total_s
-    saved = (1.0 - COMPRESSED) * share
-    asked = jobs[jobs["format_up"] != ""]
-    in_full = asked["uploaded_bytes"] > IN_FULL * asked["downloaded_bytes"]
-    if saved < 2.0 * MUCH or (len(asked) and in_full.mean() < 0.5):
+def _moved(account: _Account, cause: str) -> Advice | None:
+    """Return advice on uploads or downloads, which formats make shorter."""
+    jobs, side = account.jobs, "up" if cause == UPLOADS else "down"
+    moved_s = float(jobs[f"{side}load_s"].sum())
+    share = moved_s / account.total_s
+    if share < MUCH:
         return None
-    setting, how = 'stages=[Compression("int8")]', ", with CompressionMod() in the ClientApp,"
-    if len(asked):
-        setting, how = "CompressionMod()", ", which the ClientApp lacks and was asked for,"
+    part, asked = account.in_int8(), jobs[jobs["format_up"] != ""]
+    saved = (1.0 - part) * share
+    in_full = asked["uploaded_bytes"] > (1.0 + part) / 2.0 * asked["downloaded_bytes"]
+    is_lacking = len(asked) > 0 and in_full.mean() >= 0.5
+    if saved < MUCH or (is_lacking if side == "down" else len(asked) > 0 and not is_lacking):
+        return None
+    form = '"int8"' if cause == UPLOADS else 'down="int8"'
+    setting = "CompressionMod()" if is_lacking else f"stages=[Compression({form})]"
+    has_stages = "stages" in str(account.run_config.get(STRATEGY))
+    stages = {} if has_stages else account.strategy_with(stages=f"[Compression({form})]")
+    saves = f"{part:.0%} of the bytes are sent then, which saves {saved:.0%} of the device-hours"
     return Advice(
-        cause=UPLOADS,
-        what="uploads",
-        device_hours=uploaded_s / _HOUR_S,
+        cause=cause,
+        what=f"{cause} took {moved_s / _HOUR_S:.3g} device-hours ({share:.0%})",
+        device_hours=moved_s / _HOUR_S,
         share=share,
         setting=setting,
         saves=saved,
-        proposal=f"{setting}{how} sends a quarter of the bytes and saves {saved:.0%} of the "
-        "device-hours",
+        do=f"Add {setting} to the {'mods of the ClientApp' if is_lacking else 'strategy'}",
+        then=saves if is_lacking else f"{saves}, if the ClientApp has CompressionMod()",
+        change=stages,
+    )
+
+
+def _evaluation(account: _Account) -> Advice | None:
+    spent_s = float(account.jobs["busy_s"][account.jobs["kind"].str.startswith("evaluate")].sum())
+    share, setting = spent_s / account.total_s, "fraction_evaluate"
+    saved = share * (1.0 - EVALUATED)
+    if saved < MUCH or account.unit == "jobs":
+        return None
+    stated = re.search(rf"\b{setting} ?= ?([\d.]+)", str(account.run_config.get(STRATEGY)))
+    value = EVALUATED * float(stated[1]) if stated else None
+    return Advice(
+        cause=EVALUATION,
+        what=f"evaluation took {spent_s / _HOUR_S:.3g} device-hours ({share:.0%})",
+        device_hours=spent_s / _HOUR_S,
+        share=share,
+        setting=setting,
+        value=value,
+        saves=saved,
+        do=f"Set {setting} = {value:g}" if value else f"Set {setting} to a quarter",
+        then=f"That saves {saved:.0%} of the device-hours, and accuracies are of fewer devices",
+        change=account.edited(setting, value) if value else {},
     )
 
 
@@ -471,27 +547,23 @@ def _idle(account: _Account) -> Advice | None:
         return None
     if account.unknown >= MUCH:
         setting = "the traces"
-        proposal = (
-            f"for {account.unknown:.0%} of the time devices were unknown, not offline: nobody "
-            "logged them, which counts as offline here; simulate the time that was logged (until), "
-            "or devices that were logged for longer"
-        )
+        do = "Simulate the time that was logged (until), or devices that were logged for longer"
+        then = f"For {account.unknown:.0%} of the time nobody logged the devices"
     elif account.keeps_stragglers:
         setting = "the devices"
-        proposal = "none was online and free; more of them fill that time"
+        do, then = "Simulate more devices", "None was online and free"
     else:
         setting = "min_available_nodes"
-        proposal = (
-            "too few nodes were online to begin a round, which min_available_nodes and "
-            "min_train_nodes govern"
-        )
+        do = "Lower min_available_nodes and min_train_nodes"
+        then = "Too few nodes were online to begin a round"
     return Advice(
         cause=IDLE,
         what=f"in {share:.0%} of the virtual time ({idle_s / _HOUR_S:.3g} h) no job was in flight",
         setting=setting,
         share=share,
         saves=share,
-        proposal=proposal,
+        do=do,
+        then=then,
     )
 
 
@@ -508,22 +580,6 @@ _RULES: dict[str, Callable[[_Account, pd.DataFrame], Advice | None]] = {
 }
 
 
-def table(advice: Sequence[Advice]) -> pd.DataFrame:
-    """Return advice as a table of texts, a row for each cause."""
-    rows = []
-    for each in advice:
-        is_idle, hours = each.cause == IDLE, f"{each.device_hours:.3g} ({each.share:.0%})"
-        rows.append(
-            {
-                "what, and what to do": f"{each.what[0].upper()}{each.what[1:]}: {each.proposal}.",
-                "governed by": each.setting,
-                "jobs": f"{each.n_jobs:,}" if each.n_jobs else NOTHING,
-                "device-hours": NOTHING if is_idle or not each.device_hours else hours,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 def _rounded_up(seconds: float) -> float:
     """Return the next number of two digits.
 
@@ -533,7 +589,3 @@ def _rounded_up(seconds: float) -> float:
     """
     step = 10.0 ** max(int(np.floor(np.log10(max(seconds, 1.0)))) - 1, 0)
     return float(ceil(seconds / step) * step)
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s"

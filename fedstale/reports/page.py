@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, Template
 
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, not_loaded
-from fedstale.reports import advice, costs, devices, learning
+from fedstale.reports import costs, devices, learning
 from fedstale.reports.devices import Timeline, used_jobs
 from fedstale.reports.figure import (
     SOURCES,
@@ -254,7 +254,16 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
     """Build the tables above the figures: largest costs, messages, errors."""
     tables = {}
     if run.advice:
-        tables["What cost most, and what governs it"] = advice.table(run.advice)
+        tables["What cost most, and what to do"] = pd.DataFrame(
+            {"what to do": a.do, "why": a.why, "then": a.then or "-", "saves": f"{a.saves:.0%}"}
+            for a in run.advice
+        )
+    if (taken := run.advised) and taken["before"].is_dir():
+        earlier = dict(cards(type(run)(taken["before"])))
+        before = {name: [earlier.get(name, "-"), now] for name, now in cards(run)}
+        title = "{do}: {promised:.0%} promised, {achieved:.0%} saved".format(**taken)
+        table = pd.DataFrame.from_dict(before, orient="index", columns=["before", "now"])
+        tables[title] = table.rename_axis("").reset_index()
     kinds: Mapping[str, Mapping[str, float | None]] = run.summary.get("messages", {})
     if set(kinds) - {"train"}:
         rows = []

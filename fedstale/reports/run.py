@@ -22,6 +22,7 @@ from fedstale.reports.advice import Advice
 from fedstale.reports.devices import PHASES
 from fedstale.reports.figure import SOURCES, Array
 from fedstale.runs import (
+    ADVISED,
     CONFIG,
     COST_COLUMNS,
     DEPLOYED,
@@ -37,6 +38,7 @@ from fedstale.runs import (
     read_model,
     with_costs,
 )
+from fedstale.strategies.messages import bytes_of
 from fedstale.strategies.server import REPORTED
 from fedstale.until import Until
 
@@ -144,9 +146,35 @@ class Run:
 
         What saves most comes first; empty if nothing took a fiftieth of the run.
         """
-        app = tomllib.loads(self.config_text).get("run_config", {})
+        config = tomllib.loads(self.config_text)
+        app = config.get("run_config", {})
+        if advice.STRATEGY in config:
+            app = {**app, advice.STRATEGY: config[advice.STRATEGY]}
         unknown = float(self.summary.get("unknown_share", 0.0))
-        return advice.advise(self.caused, end_s=self.end_s, run_config=app, unknown=unknown)
+        return advice.advise(
+            self.caused,
+            end_s=self.end_s,
+            run_config=app,
+            unknown=unknown,
+            in_int8=self._in_int8,
+        )
+
+    def _in_int8(self) -> float:
+        """Return the bytes of the model in int8 in proportion to those in full; 1 without one."""
+        arrays = self.model.values()
+        return bytes_of(arrays, "int8") / max(bytes_of(arrays, None), 1) if arrays else 1.0
+
+    @cached_property
+    def advised(self) -> Mapping[str, Any]:
+        """What the advice that this run has taken promised, and what came of it; maybe nothing.
+
+        By the keys of advised.json; "before" is the folder of the earlier run.
+        """
+        try:
+            noted = json.loads((self.folder / ADVISED).read_text(encoding="utf-8"))
+            return {**noted, "before": (self.folder / noted["before"]).resolve()}
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
 
     @cached_property
     def started(self) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from fedstale.runs.accounts import (
     with_costs,
 )
 from fedstale.runs.folder import (
+    ADVISED,
     CHECKPOINTS,
     CONFIG,
     DEPLOYED,
@@ -51,6 +52,7 @@ from fedstale.runs.folder import (
 )
 
 __all__ = [
+    "ADVISED",
     "CHECKPOINTS",
     "CONFIG",
     "COST_COLUMNS",

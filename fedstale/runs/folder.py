@@ -35,6 +35,7 @@ from fedstale.until import Until
 logger = logging.getLogger(__name__)
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
+ADVISED = "advised.json"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 _ORDER = "order"
 """Key of the metadata of a model that has the names of its arrays in their order, as JSON."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         InlineExecutor,
         ProcessExecutor,
     )
-    from fedstale.simulation.flower_app import FlowerApp, overrides_in
+    from fedstale.simulation.flower_app import FlowerApp, changed, overrides_in
     from fedstale.simulation.jobs import Columns, JobRow, JobTable, RunsAfter
     from fedstale.simulation.measuring import measure, pasted
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
@@ -53,6 +53,7 @@ __all__ = [
     "RunsAfter",
     "TraceGrid",
     "WorkHook",
+    "changed",
     "check_stage",
     "dry_run",
     "end_of_app",

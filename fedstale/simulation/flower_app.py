@@ -471,3 +471,36 @@ def _why_not(problem: Exception) -> str:
     is_older = isinstance(problem, ImportError) and (problem.name or "").startswith("flwr.")
     hint = "; fedstale check says what of Flower the app imports is gone, and where it is now"
     return needed or f"cannot be imported: {type(problem).__name__}: {problem}{hint * is_older}"
+
+
+def changed(
+    config: SimulationConfig,
+    settings: Mapping[str, Any],
+    *,
+    run_config: Mapping[str, Any] | list[str],
+    costs: Mapping[str, Any],
+) -> SimulationConfig:
+    """Override settings, as options of a command line do.
+
+    Args:
+        config: of an app alone, or of a file.
+        settings: by the names of their fields.
+        run_config: overrides, or texts of them, as flwr run takes them.
+        costs: overrides, with the keys of [tool.fedstale].
+    """
+    if not isinstance(run_config, Mapping):
+        run_config = overrides_in(run_config, "run-config")
+    before, own = dict(config.costs), dict(config.run_config)
+    if own and (run_config or "seed" in settings):
+        app = FlowerApp.find(config.app)
+        if run_config:
+            # A file holds the number of epochs and not the key that it comes from.
+            usual = app.resolved(replace(config, costs={})).costs
+            before = {key: value for key, value in before.items() if usual.get(key) != value}
+        if "seed" in settings:
+            # It holds what the app's key has got of the seed, and not that it has.
+            key = app.takes_seed(config.seed_key)
+            if key is not None and own.get(key) == config.seed:
+                del own[key]
+    merged = {**own, **run_config}
+    return replace(config, **settings, run_config=merged, costs={**before, **costs})

@@ -3,6 +3,7 @@
 from fedstale.strategies.messages.codec import (
     FORMATS,
     LEAST,
+    bytes_of,
     decode,
     is_quantised,
     n_bytes,
@@ -26,6 +27,7 @@ __all__ = [
     "FORMATS",
     "LEAST",
     "Requested",
+    "bytes_of",
     "coarse",
     "decode",
     "decoded",

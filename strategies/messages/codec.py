@@ -14,6 +14,7 @@ walked in chunks: beyond what comes in and goes out there is memory for one.
 
 import io
 import sys
+from collections.abc import Iterable
 from functools import cache
 from math import prod
 from typing import Any, get_args
@@ -75,6 +76,16 @@ def is_quantised(form: FormatName, dtype: npt.DTypeLike, shape: tuple[int, ...])
     """
     dtype, n = np.dtype(dtype), prod(shape)
     return dtype in _FLOATS and n >= LEAST and n_bytes(form, n) < n * dtype.itemsize
+
+
+def bytes_of(arrays: Iterable[Array], form: FormatName | None) -> int:
+    """Return the bytes of the numbers of arrays as they are sent in a format; None for in full."""
+    return sum(
+        n_bytes(form, x.size)
+        if form is not None and is_quantised(form, x.dtype, x.shape)
+        else x.nbytes
+        for x in arrays
+    )
 
 
 def encode(

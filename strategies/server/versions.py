@@ -26,12 +26,12 @@ from fedstale.errors import ConfigError, FedstaleError, ProtocolError, ResumeErr
 from fedstale.flower import MOST_HEADER_BYTES, NO_HEADER, STYPE, header_of
 from fedstale.strategies.messages import (
     LEAST,
+    bytes_of,
     coarse,
     decode,
     decoded,
     form_of,
     is_quantised,
-    n_bytes,
 )
 from fedstale.strategies.types import Array, FormatName, Model, RejectionError
 from fedstale.traces import outline
@@ -257,12 +257,7 @@ class Versions:
         """Return the bytes of the numbers of the current model in a format; None for in full."""
         if form not in self._bytes:
             arrays = self.current.on_devices() | self.current.counts
-            self._bytes[form] = sum(
-                n_bytes(form, x.size)
-                if form is not None and is_quantised(form, x.dtype, x.shape)
-                else x.nbytes
-                for x in arrays.values()
-            )
+            self._bytes[form] = bytes_of(arrays.values(), form)
         return self._bytes[form]
 
     def base(self, version: int, form: FormatName | None = None) -> Snapshot:

@@ -25,10 +25,9 @@ def test_what_advice_names_is_there():
     found = FlowerApp.find(TEMPLATE)
     assert {advice._EPOCHS, advice._ROUND_TIMEOUT} <= set(found.defaults)
     assert check_app(found, f"strategy='{ASKED}' forecasts=true") == []
-    text = (ROOT / "fedstale" / "reports" / "advice.py").read_text(encoding="utf-8")
-    (proposed,) = set(re.findall(r"'(stages=[^'\n]+)'", text))
-    run_config = f"strategy='FedBuff(6, 3, {proposed})'"
-    assert check_app(found, run_config) == []
+    for form in '"int8"', 'down="int8"':
+        run_config = f"strategy='FedBuff(6, 3, stages=[Compression({form})])'"
+        assert check_app(found, run_config) == []
 
 
 @pytest.mark.parametrize("page", ["smaller-jobs", "strategies", "deploy", "watch"])

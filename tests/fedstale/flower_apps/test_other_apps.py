@@ -487,7 +487,7 @@ def test_an_error_is_told_by_its_first_line_that_has_words(text, said, tmp_path)
     whole = f"{error['error']} ({error['where']})"
     assert error["where"].startswith("test_other_apps.py:")
     (advice,) = run.advice
-    assert advice.proposal == f"mend {whole}"
+    assert advice.do == f"Mend {whole}"
     assert (
         run.reason == f"none of the 3 replies from 3 devices was good; the first: error 2: {whole}"
     )

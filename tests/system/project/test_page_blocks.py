@@ -45,14 +45,17 @@ def demo(tmp_path_factory):
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    return subprocess.run(
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run(
         shlex.split(DEMO),
-        cwd=tmp_path_factory.mktemp("demo"),
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+    done.folder = folder
+    return done
 
 
 @pytest.mark.parametrize("script", list(blocks("sh")))
@@ -66,6 +69,8 @@ def test_the_commands_of_the_pages_run(script, request, tmp_path, monkeypatch):
             run = request.getfixturevalue("demo")
             assert run.returncode == 0, f"{line}\n{run.stderr}"
         elif command[:1] == ["fedstale"]:
+            if "runs/demo" in command:
+                monkeypatch.chdir(request.getfixturevalue("demo").folder)
             result = CliRunner().invoke(app, command[1:])
             assert result.exit_code == 0, f"{line}\n{result.output}"
 
