@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keeping_grid import KeepingGrid, KilledError
 from packed_updates import packed
+from places import ROOT
 from safetensors import SafetensorError
 from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
@@ -33,6 +34,11 @@ from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, Re
 def _identity():
     with identity():
         yield
+
+
+def test_the_page_of_formats_names_the_one_that_is_written():
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert f"JSON with `format` ({checkpoint.FORMAT})" in page
 
 
 def fleet(n=7):

@@ -5,17 +5,17 @@ import sys
 from importlib import resources
 
 import pytest
+import tomli_w
 from made_run import EVERYTHING, HOSTILE, write_run
 from read_page import Seen, plots_of
 
 import fedstale
-from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.server import Board
 from fedstale.reports.devices import DRAWN, JOBS
 from fedstale.reports.figure import time_text
 from fedstale.reports.run import Run, report_at_end
-from fedstale.runs import DEPLOYED, RunFolder
+from fedstale.runs import DEPLOYED
 
 
 def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
@@ -82,8 +82,7 @@ def test_a_report_begins_with_strategy_selector_and_traces_and_shows_no_folder(p
     reason = "FileNotFoundError: '/home/me/my data/a.csv' (/home/me/app/task.py:3)"
     settings = {"app": "/home/me/my app", "traces": "/home/me/phones.parquet"}
     folder = write_run(tmp_path / "run", about=about, reason=reason)
-    with RunFolder(folder) as opened:
-        opened.write_config(SimulationConfig(**settings))
+    (folder / "config.toml").write_text(tomli_w.dumps(settings))
     text = "".join(Seen((page := Run(folder).report()).read_text()).text)
     assert text.split("Strategy: FedBuff; selector: AgentSelector; traces: phones.parquet.")[1:]
     assert 'app = "my app"' in text
