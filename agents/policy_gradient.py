@@ -90,6 +90,9 @@ class PlackettLuce:
         each = chosen - torch.logaddexp(never, later)
         return each.masked_fill(~self._within, 0.0).sum(dim=1)
 
+    def entropy(self) -> None:
+        """Return None, by which Stable-Baselines3 takes an estimate: there is no closed form."""
+
     def sample(self) -> Tensor:
         """Return drawn sets, 0 after the first k; shape (b, n)."""
         uniform = torch.rand(self._scores.shape, generator=self._generator)

@@ -83,6 +83,8 @@ def test_events_are_those_of_jobs_that_all_stay_in_memory(moves, chance):
             if move == "step":
                 note_aggregated(jobs, job_id, len(moves))
                 facts = {"base_version": 1, "aggregated_version": len(moves)}
+                # What went into a version was used, whatever was said of it before.
+                facts |= {"status": REPORTED, "reason": ""}
                 twins[job_id] |= {**facts, "staleness": 2.0, "weight": 0.5}
             else:
                 job.status, job.reason = REJECTED, f"reason {job_id}"
