@@ -20,7 +20,6 @@ from fedstale.cli.output import (
     app_log,
     end_with_failures,
     goes_on_when_interrupted,
-    note,
     one_sentence,
     say,
     say_json,
@@ -87,7 +86,9 @@ def advise(
         with end_on_signals(), app_log():
             now = api.with_advice(now, first)
         taken.append({**now.advised, "before": str(now.advised["before"])})
-        note("{do}: {promised:.0%} promised, {achieved:.0%} saved".format(**now.advised))
+        if not as_json:
+            said = "{do}: {promised:.0%} promised, {achieved:.0%} saved"
+            typer.echo(said.format(**now.advised))
     if as_json:
         say_json(now.folder, advice=[asdict(each) for each in now.advice], taken=taken)
         return

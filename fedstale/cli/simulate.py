@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,9 +190,12 @@ def simulate(
     app_folder(before.app)
     out = resume or out
     settings = {name: context.params[name] for name in _SETTINGS if name in options} | further
-    from fedstale.simulation import changed
+    if run_config or before.run_config:
+        from fedstale.simulation import changed
 
-    config = changed(before, settings, run_config=run_config or [], costs=costs)
+        config = changed(before, settings, run_config=run_config or [], costs=costs)
+    else:
+        config = replace(before, **settings, costs={**before.costs, **costs})
     if config.strategy is not None:
         from fedstale.strategies import parse
 
@@ -214,8 +217,7 @@ def simulate(
     free = stdout_kept_free() if as_json else nullcontext()
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     place = _new_place(Path("runs") / name, replaces=overwrite) if out is None else nullcontext(out)
-    log = app_log()
-    with end_on_signals() as heard, free, watching as callbacks, log, place as folder:
+    with end_on_signals() as heard, free, watching as callbacks, app_log(), place as folder:
         run = simulate_config(
             config,
             folder,
