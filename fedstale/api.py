@@ -385,12 +385,11 @@ def with_advice(run: Run, advice: Advice, *, out: str | Path | None = None) -> R
     """
     config, keys = SimulationConfig.read(run.folder / CONFIG), dict(advice.change)
     own = {STRATEGY: keys.pop(STRATEGY)} if config.strategy and STRATEGY in keys else {}
+    if not advice.change:
+        raise ConfigError(f"advice = {advice.do!r}: expected one that changes a setting of the app")
     files = command_line.app_files(FlowerApp.find(config.app).directory).values()
-    lacking = dict(unanswered(code_of(files) + str(advice.change)))
-    if not advice.change or lacking:
-        lacks = f"the app lacks {', '.join(lacking.values())}"
-        why = lacks if lacking else "expected one that changes a setting of the app"
-        raise ConfigError(f"advice = {advice.do!r}: {why}")
+    if lacking := dict(unanswered(code_of(files) + str(advice.change))):
+        raise ConfigError(f"advice = {advice.do!r}: the app lacks {', '.join(lacking.values())}")
     now = changed(config, own, run_config=keys, costs={})
     if out is None:
         beside = run.folder if run.folder.name else run.folder.resolve()

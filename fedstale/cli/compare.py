@@ -71,7 +71,7 @@ def advise(
 ) -> None:
     """Show what cost a run most and what to change; repeat it with that, and compare.
 
-    A change that the app cannot take is shown and not applied.
+    A change that the app cannot take is refused, with what it lacks.
     """
     from fedstale import api
     from fedstale.reports import Run

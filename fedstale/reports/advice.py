@@ -163,6 +163,12 @@ class _Account:
             **more,
         )
 
+    def took(self, cause: str, spent_s: float, **more: Any) -> Advice:
+        """Return advice on what took device-hours, and lost no job."""
+        hours, share = spent_s / _HOUR_S, spent_s / self.total_s
+        what = f"{cause} took {hours:.3g} device-hours ({share:.0%})"
+        return Advice(cause=cause, what=what, device_hours=hours, share=share, **more)
+
 
 def advise(
     jobs: pd.DataFrame,
@@ -500,11 +506,9 @@ def _moved(account: _Account, cause: str) -> Advice | None:
     has_stages = "stages" in str(account.run_config.get(STRATEGY))
     stages = {} if has_stages else account.strategy_with(stages=f"[Compression({form})]")
     saves = f"{part:.0%} of the bytes are sent then, which saves {saved:.0%} of the device-hours"
-    return Advice(
-        cause=cause,
-        what=f"{cause} took {moved_s / _HOUR_S:.3g} device-hours ({share:.0%})",
-        device_hours=moved_s / _HOUR_S,
-        share=share,
+    return account.took(
+        cause,
+        moved_s,
         setting=setting,
         saves=saved,
         do=f"Add {setting} to the {'mods of the ClientApp' if is_lacking else 'strategy'}",
@@ -521,11 +525,9 @@ def _evaluation(account: _Account) -> Advice | None:
         return None
     stated = re.search(rf"\b{setting} ?= ?([\d.]+)", str(account.run_config.get(STRATEGY)))
     value = EVALUATED * float(stated[1]) if stated else None
-    return Advice(
-        cause=EVALUATION,
-        what=f"evaluation took {spent_s / _HOUR_S:.3g} device-hours ({share:.0%})",
-        device_hours=spent_s / _HOUR_S,
-        share=share,
+    return account.took(
+        EVALUATION,
+        spent_s,
         setting=setting,
         value=value,
         saves=saved,

@@ -144,18 +144,17 @@ class Run:
     def advice(self) -> list[Advice]:
         """The largest costs of the run, the settings that govern them, and the effect of others.
 
-        What saves most comes first; empty if nothing took a fiftieth of the run.
+        What saves most comes first; empty if nothing took a twentieth of the run.
         """
         config = tomllib.loads(self.config_text)
         app = config.get("run_config", {})
         if advice.STRATEGY in config:
             app = {**app, advice.STRATEGY: config[advice.STRATEGY]}
-        unknown = float(self.summary.get("unknown_share", 0.0))
         return advice.advise(
             self.caused,
             end_s=self.end_s,
             run_config=app,
-            unknown=unknown,
+            unknown=float(self.summary.get("unknown_share", 0.0)),
             in_int8=self._in_int8,
         )
 
