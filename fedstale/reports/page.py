@@ -210,6 +210,9 @@ def lead(run: "Run") -> str:
         )
     hint = str(summary.get("hint", ""))
     more = [f"{x[0].upper()}{x[1:]}." for x in (costs.besides_training(run), hint) if x]
+    if run.advised:
+        taken = "{do}: {promised:.0%} promised, {achieved:.0%} saved".format(**run.advised)
+        text = f"{taken}. {text}"
     return " ".join(filter(None, (text, *more, learning.not_numbers_in_words(run))))
 
 
@@ -231,13 +234,18 @@ def parts_in_words(runs: "Sequence[Run]") -> str:
 
 
 def cards(run: "Run") -> list[tuple[str, str]]:
-    """Return the figures at the head of the page as names and values."""
+    """Return the figures at the head of the page, and what they were before advice was taken."""
     facts = _facts(run)
     if not run.jobs["busy_s"].any():
         del facts["device-hours wasted"]
     if not run.summary["rounds"]:
         del facts["rounds"]
-    return [*_last_values(run)[:2], *facts.items(), *_limits(run)]
+    shown = [*_last_values(run)[:2], *facts.items(), *_limits(run)]
+    if (taken := run.advised) and taken["before"].is_dir():
+        earlier = dict(cards(type(run)(taken["before"])))
+        pairs = [(name, earlier.get(name, now).split(" → ")[-1], now) for name, now in shown]
+        shown = [(name, now if was == now else f"{was} → {now}") for name, was, now in pairs]
+    return shown
 
 
 def _limits(run: "Run") -> list[tuple[str, str]]:
@@ -255,15 +263,9 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
     tables = {}
     if run.advice:
         tables["What cost most, and what to do"] = pd.DataFrame(
-            {"what to do": a.do, "why": a.why, "then": a.then or "-", "saves": f"{a.saves:.0%}"}
+            {"what to do": a.do, "why": str(a).removeprefix(a.do)[2:], "saves": f"{a.saves:.0%}"}
             for a in run.advice
         )
-    if (taken := run.advised) and taken["before"].is_dir():
-        earlier = dict(cards(type(run)(taken["before"])))
-        before = {name: [earlier.get(name, "-"), now] for name, now in cards(run)}
-        title = "{do}: {promised:.0%} promised, {achieved:.0%} saved".format(**taken)
-        table = pd.DataFrame.from_dict(before, orient="index", columns=["before", "now"])
-        tables[title] = table.rename_axis("").reset_index()
     kinds: Mapping[str, Mapping[str, float | None]] = run.summary.get("messages", {})
     if set(kinds) - {"train"}:
         rows = []
@@ -271,13 +273,11 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
             text = "unknown" if (moved := found["bytes"]) is None else byte_text(moved)
             rows.append((kind, f"{found['sent']:,}", f"{found['reported']:,}", text))
         tables["Messages"] = pd.DataFrame(rows, columns=["type", "sent", "replies used", "traffic"])
-    errors = run.summary.get("client_errors", ())
-    if errors:
+    if errors := run.summary.get("client_errors", ()):
         rows = [(f"{e['jobs']:,}", f"{e['devices']:,}", e["where"], e["error"]) for e in errors]
         columns = ["jobs", "devices", "where", "reason"]
         tables["Commonest client errors"] = pd.DataFrame(rows, columns=columns)
-    rejected = run.summary.get("rejected_devices", ())
-    if rejected:
+    if rejected := run.summary.get("rejected_devices", ()):
         columns = ["device", "replies", "reason of the last"]
         table = pd.DataFrame(rejected).set_axis(columns, axis="columns")
         tables["Devices with most rejected replies"] = table

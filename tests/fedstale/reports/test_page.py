@@ -1,4 +1,5 @@
 import hashlib
+import json
 import re
 import shutil
 import sys
@@ -55,6 +56,18 @@ def test_time_is_virtual_in_a_simulation_and_device_hours_are_a_sum(
     assert hours == pytest.approx(run.jobs["busy_s"].sum() / 3600, rel=0.01)
     titles = {plot["layout"]["xaxis"]["title"]["text"] for plot in plots_of(page).values()}
     assert any(title.startswith(f"{name} (") for title in titles)
+
+
+def test_a_run_that_took_advice_shows_each_figure_before_and_now(page_of, tmp_path):
+    write_run(tmp_path / "earlier", n_jobs=20, n_devices=2)
+    assert "→" not in re.search(r'<dl class="cards">.*?</dl>', page_of(n_devices=2))[0]
+    taken = {"before": "../earlier", "do": "Set x = 2", "promised": 0.4, "achieved": 0.37}
+    (tmp_path / "run" / "advised.json").write_text(json.dumps(taken), encoding="utf-8")
+    page = Run(tmp_path / "run").report().read_text(encoding="utf-8")
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert shown["jobs"] == "20 → 70"
+    assert shown["devices used"].count("of") == 1, "what is the same stands once"
+    assert "Set x = 2: 40% promised, 37% saved" in page
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
