@@ -62,8 +62,8 @@ class SimulationConfig:
     """Partitions of the app's data: partition ids count up to it and begin again, so that devices
     share data. As many as there are devices if not given."""
     node_config: str | NodeTables | None = None
-    """What devices have in their node config besides: tables by device id, or a file of them, TOML
-    with a table for each device or CSV with a column device-id."""
+    """What devices have in their node config besides: tables by device id, or a file of TOML that
+    has them."""
     strategy: str | None = None
     """What takes the place of the app's own strategy, such as 'FedBuff(20, 5)'; of an app whose run
     config has such a text, the text."""

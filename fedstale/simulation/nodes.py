@@ -4,7 +4,6 @@ An app with a fixed number of partitions fails on every node beyond them. `parti
 partition ids wrap, so that devices share data; a run in which clients fail from some id on says so.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from flwr.app import UserConfig, UserConfigValue
+from flwr.app import UserConfig
 
 from fedstale.config import NODE_VALUES, Costs, NodeTables, SimulationConfig, flat, read_toml
 from fedstale.errors import ConfigError, TraceError, nearest
@@ -27,8 +26,6 @@ from fedstale.until import Until
 if TYPE_CHECKING:
     from fedstale.simulation.flower_app import FlowerApp
 
-_DEVICE = ("device-id", "device_id")
-"""Heads of the column of a CSV file that names the device."""
 _COUNTS = ("num-partitions", "num_partitions")
 """Keys by which the run config of an app may say how many partitions there are."""
 _DEVICES_SEED = 3
@@ -104,8 +101,9 @@ def node_configs(config: SimulationConfig, known: pd.Index, device_ids: pd.Index
     given = config.node_config
     where = f"node_config = {given!r}" if isinstance(given, str) else "node_config"
     if isinstance(given, str) and not Path(given).is_file():
-        raise ConfigError(f"{where}: no such file; expected one of TOML, or of CSV")
-    own = _read(Path(given)) if isinstance(given, str) else _plain(given or {}, "node_config")
+        raise ConfigError(f"{where}: no such file; expected one of TOML")
+    tables = read_toml(Path(given)) if isinstance(given, str) else given or {}
+    own = _plain(tables, where)
     ids = set(map(str, known)) if own else set()
     for device_id in own:
         if device_id not in ids:
@@ -118,48 +116,6 @@ def node_configs(config: SimulationConfig, known: pd.Index, device_ids: pd.Index
                 )
             )
     return NodeConfigs(device_ids, partitions=config.partitions, own=own)
-
-
-def _read(path: Path) -> dict[str, UserConfig]:
-    """Read the configs of devices: TOML with a table for each, or CSV with a row for each.
-
-    Raises:
-        ConfigError: it cannot be read as such.
-    """
-    if path.suffix.lower() != ".csv":
-        return _plain(read_toml(path), str(path))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows, heads = list(reader), list(reader.fieldnames or ())
-    except (OSError, ValueError, csv.Error) as problem:
-        raise ConfigError(f"{path} cannot be read as CSV: {problem}") from None
-    head = next((name for name in _DEVICE if name in heads), None)
-    if head is None:
-        raise ConfigError(f"{path} has the columns {heads}: expected device-id and what nodes have")
-    found: dict[str, UserConfig] = {}
-    for number, row in enumerate(rows, start=2):
-        device_id = row.pop(head)
-        if None in row or None in row.values():
-            raise ConfigError(
-                f"{path}, row {number}: expected {len(heads)} values, as many as heads"
-            )
-        if device_id in found:
-            raise ConfigError(f"{path}, row {number}: device {device_id!r} occurs twice")
-        found[device_id] = {key: _value(text) for key, text in row.items() if text != ""}
-    return found
-
-
-def _value(text: str) -> UserConfigValue:
-    """Parse a cell: a number, true or false, or the text itself."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _plain(tables: NodeTables, where: str) -> dict[str, UserConfig]:

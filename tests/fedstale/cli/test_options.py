@@ -45,7 +45,7 @@ GIVEN = {
     "until": "1 rounds",
     "on_interrupt": "pause",
     "after_end": "stop",
-    "node_config": "nodes.csv",
+    "node_config": "nodes.toml",
     "strategy": "FedBuff(4, 2)",
     "seed_key": "rounds",
     "executor": "inline",

@@ -132,7 +132,6 @@ def test_an_app_with_few_partitions_runs_on_many_devices_where_they_wrap(ran, ca
 
 
 TOML = '[device-1]\nram = 4\nfast = true\n[device-3]\nram = 8\nslow.cpu = "a53"\n'
-CSV = "device-id,ram,fast,slow.cpu\ndevice-1,4,true,\ndevice-3,8,,a53\n"
 OWN = {"device-1": {"ram": 4, "fast": True}, "device-3": {"ram": 8, "slow.cpu": "a53"}}
 
 
@@ -141,46 +140,36 @@ def configs(given, n=5):
     return node_configs(SimulationConfig(app="a", traces="b", node_config=given), ids, ids[:4])
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("nodes.toml", TOML), ("nodes.csv", CSV), ("nodes.csv", CSV.replace("-id", "_id"))],
-)
-def test_a_device_has_what_a_file_says_of_it(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    nodes = configs(str(tmp_path / name))
+def test_a_device_has_what_a_file_says_of_it(tmp_path):
+    (tmp_path / "nodes.toml").write_text(TOML)
+    nodes = configs(str(tmp_path / "nodes.toml"))
     for i in range(4):
         usual = {"partition-id": i, "num-partitions": 4, "device-id": f"device-{i}"}
         assert nodes.of(i) == usual | OWN.get(f"device-{i}", {})
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "sentence"),
+    ("text", "sentence"),
     [
-        ("nodes.toml", '["7"]\nram = 4', "device '7', which the traces have not: expected one of"),
-        ("nodes.toml", "ram = 4", "has ram = 4: expected a device id with a table"),
-        ("nodes.toml", '["1"]\nram = [4]', "expected a device id with a table of numbers"),
-        ("nodes.toml", "not toml [", "cannot be read as TOML"),
-        ("nodes.csv", "ram\n4\n", "has the columns ['ram']: expected device-id"),
-        ("nodes.csv", "", "has the columns []: expected device-id"),
-        ("nodes.csv", "device-id,ram\n1\n", "row 2: expected 2 values"),
-        ("nodes.csv", "device-id,ram\n1,4,5\n", "row 2: expected 2 values"),
-        ("nodes.csv", "device-id,ram\n1,4\n1,5\n", "row 3: device '1' occurs twice"),
-        ("nodes.csv", None, "no such file"),
+        ('["7"]\nram = 4', "device '7', which the traces have not: expected one of"),
+        ("ram = 4", "has ram = 4: expected a device id with a table"),
+        ('["1"]\nram = [4]', "expected a device id with a table of numbers"),
+        ("not toml [", "cannot be read as TOML"),
+        (None, "no such file"),
     ],
 )
-def test_a_file_that_says_nothing_of_devices_is_refused(tmp_path, name, text, sentence):
+def test_a_file_that_says_nothing_of_devices_is_refused(tmp_path, text, sentence):
+    path = tmp_path / "nodes.toml"
     if text is not None:
-        (tmp_path / name).write_text(text)
+        path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        configs(str(tmp_path / name))
+        configs(str(path))
     assert sentence in str(caught.value)
-    assert name in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 def test_clients_find_their_device_in_their_node_config(tmp_path):
-    (tmp_path / "nodes.csv").write_text(
-        "device-id,ram\n" + "".join(f"device-{i},{i}\n" for i in range(6))
-    )
+    (tmp_path / "nodes.toml").write_text("".join(f"[device-{i}]\nram = {i}\n" for i in range(6)))
     client = CLIENT.replace(
         '"num-examples": len(x)}',
         '"num-examples": len(x), "ram": context.node_config["ram"], '
@@ -191,7 +180,7 @@ def test_clients_find_their_device_in_their_node_config(tmp_path):
     run = fedstale.simulate(
         app,
         traces=TraceSet.ideal(6),
-        node_config=tmp_path / "nodes.csv",
+        node_config=tmp_path / "nodes.toml",
         run_config={"rounds": 1},
         out=tmp_path / "run2",
     )
