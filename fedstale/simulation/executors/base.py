@@ -6,7 +6,6 @@ of `random`, NumPy and torch, so these are seeded for each call and restored aft
 is then the same in every executor, with any number of workers and in any order.
 """
 
-import _random
 import _thread
 import concurrent.futures.thread
 import random
@@ -36,9 +35,8 @@ from fedstale.interrupts import is_of_signal
 from fedstale.simulation.flower_app import LIBRARIES
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
-_PYTHON_STREAM: Any = random.random.__self__  # type: ignore[attr-defined]
 _N_BYTES = 4 * (624 + 1)
-"""Bytes of a Mersenne twister's words and its place in them."""
+"""Bytes of a Mersenne twister's words and its place in them, in NumPy."""
 # How long a client's own threads may outlast it; a device's process waits for them too.
 _THREADS_PATIENCE_S = 60.0
 
@@ -249,9 +247,8 @@ def seed_streams(seed: int) -> None:
 class ServerStreams:
     """The server's global random streams, given back after clients have run in its process.
 
-    NumPy's is exchanged for another meanwhile. Python's keeps 624 words, and turns them into as
-    many numbers: that takes a tenth of what an empty client does. Where they lie as is known, they
-    are copied at once, with their place.
+    NumPy's is exchanged for another meanwhile, since to set its state takes as long as an empty
+    client.
     """
 
     def __enter__(self) -> None:
@@ -260,10 +257,7 @@ class ServerStreams:
         self._entropy = _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits
         _NUMPY.randbits = _ENTROPY.draw
         self._of_torch = None if self._torch is None else self._torch.get_rng_state()
-        self._at = _place_of_words()
-        at = self._at
-        self._python: Any = random.getstate() if at is None else string_at(at, _N_BYTES)
-        self._python_second = _PYTHON_STREAM.gauss_next
+        self._python = random.getstate()
         self._generator = mtrand.get_bit_generator()
         self._numpy: Any = None
         """What a stream forgets that is exchanged: the second one of a pair of normal numbers."""
@@ -285,28 +279,12 @@ class ServerStreams:
     def __exit__(self, *problem: object) -> None:
         self._seed.__exit__(None, None, None)
         _ENTROPY.seed, _ENTROPY.source, _NUMPY.randbits = self._entropy
-        if self._at is None:
-            random.setstate(self._python)
-        else:
-            memmove(self._at, self._python, _N_BYTES)
-            _PYTHON_STREAM.gauss_next = self._python_second
+        random.setstate(self._python)
         mtrand.set_bit_generator(self._generator)
         if self._numpy is not None:
             np.random.set_state(self._numpy)  # noqa: NPY002
         if self._torch is not None:
             self._torch.set_rng_state(self._of_torch)
-
-
-@cache
-def _place_of_words() -> int | None:
-    """Find the address at which CPython keeps the words of its stream; None if not found."""
-    size = object.__basicsize__ + _N_BYTES
-    # An object's head, the place and the words, up to a whole pointer.
-    if sys.implementation.name != "cpython" or _random.Random.__basicsize__ != -(-size // 8) * 8:
-        return None
-    at = id(_PYTHON_STREAM) + object.__basicsize__
-    place, *words = np.frombuffer(string_at(at, _N_BYTES), np.uint32).tolist()
-    return at if (*words, place) == random.getstate()[1] else None
 
 
 @contextmanager
