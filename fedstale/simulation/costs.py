@@ -59,20 +59,14 @@ class CostModel(Stateful):
 
     saved = ("_examples", "_sum", "_count", "_last", "_first", "_steps", "_model_values")
 
-    def __init__(
-        self, costs: Costs, work: WorkHook | None = None, kinds: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, costs: Costs, work: WorkHook | None = None) -> None:
         """Begin with what is declared.
 
         Args:
             costs: with the number of epochs resolved.
             work: says the work of messages, before what `costs` says.
-            kinds: of messages that clients answer, as far as they are known.
         """
         self.costs, self._work = costs, work
-        # What a function says of other kinds, only their messages would tell.
-        self._undeclared = [] if work is not None else undeclared_queries(kinds, costs)
-        self._warned: set[str] = set()
         self._examples: dict[tuple[str, int], float] = {}
         self._sum: dict[str, float] = {}
         self._count: dict[str, int] = {}
@@ -171,16 +165,17 @@ class CostModel(Stateful):
             whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
-        # Those of all queries of the app's own are told at once.
-        own = undeclared_queries([kind], self.costs)
-        undeclared = list(dict.fromkeys([*self._undeclared, *own]))
-        is_training = is_sent_arrays and is_own_query(kind)
-        missing = undeclared if is_training else missing_costs([kind], self.costs)
+        undeclared = undeclared_queries([kind], self.costs)
+        missing = undeclared if is_sent_arrays else missing_costs([kind], self.costs)
         if missing:
             raise _undeclared(missing)
-        if not self._warned.issuperset(undeclared):
-            self._warned.update(undeclared)
-            logger.warning("%s", _no_work_text(undeclared))
+        if undeclared:
+            logger.warning(
+                "%s: undeclared, so it costs devices no work, and ends the run if it is sent "
+                "arrays; if it does more than read what they have, declare it (--set "
+                "'costs.work.%s=2.0', or work under [tool.fedstale])",
+                *(kind, kind),
+            )
         # Apps with client_fn also request parameters and properties, which a device has.
         return None if main in _BY_EXAMPLES else 0.0, self._work_each(main)
 
@@ -395,17 +390,6 @@ def missing_text(keys: Iterable[str]) -> str:
         f"{names} in Python); fedstale simulate APP --measure-costs measures them, or paste this "
         "and put in what you expect:\n\n"
         f"[tool.fedstale]\n{lines}"
-    )
-
-
-def _no_work_text(keys: list[str]) -> str:
-    """Return a sentence on queries that cost nothing because nothing is said of them."""
-    kinds = ", ".join(key.removeprefix("work.") for key in keys)
-    options = " ".join(f"costs.{key}=2.0" for key in keys)
-    return (
-        f"{kinds}: undeclared, so it costs devices no work, and ends the run if it is sent arrays; "
-        f"if it does more than read what they have, declare it (--set '{options}', or work under "
-        "[tool.fedstale])"
     )
 
 

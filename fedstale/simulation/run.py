@@ -24,7 +24,7 @@ from fedstale.flower import features, legacy
 from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run
 from fedstale.runs import RunFolder, bfloat16_hint, status_of
-from fedstale.simulation.costs import check_costs, handled_kinds
+from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -145,7 +145,6 @@ def simulate(
                 until_s=min(metrics.until.time_s, pause_at),
                 work=work,
                 nodes=nodes,
-                kinds=handled_kinds(client),
                 results=() if app.is_built_in else (Path.cwd(), app.directory),
             )
             if features.has("older API") and legacy.is_older_client(client):

@@ -12,7 +12,6 @@ from flwr.clientapp import ClientApp
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.flower import ErrorCode
-from fedstale.simulation.costs import handled_kinds
 from fedstale.simulation.executors import ClientCall, ClientReply, InlineExecutor
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server import StaleStrategy
@@ -105,7 +104,6 @@ def _grid(client: ClientApp) -> TraceGrid:
         _SomeBad(client),
         costs=Costs(),
         work=lambda message: 1.0,
-        kinds=handled_kinds(client),
     )
 
 

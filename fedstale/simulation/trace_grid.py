@@ -10,7 +10,7 @@ its reply is pulled. Work that a trace loses before is never computed.
 import gc
 import heapq
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from fedstale.flower import (
     stamp_reply,
 )
 from fedstale.simulation.clients import Clients, Replay
-from fedstale.simulation.costs import CostModel, WorkHook, handled_kinds
+from fedstale.simulation.costs import CostModel, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
@@ -86,7 +86,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         run_id: int = 1,
         work: WorkHook | None = None,
         nodes: NodeConfigs | None = None,
-        kinds: Sequence[str] = (),
         results: Iterable[Path] = (),
     ) -> None:
         """Enrol every device of the traces.
@@ -104,7 +103,6 @@ class TraceGrid(Stateful, RuntimeGrid):
                 message to that.
             nodes: what each device has in its node config; None for a partition-id of its own,
                 their number, and its device-id.
-            kinds: of messages that clients answer; of a ClientApp it is known.
             results: folders in which the ServerApp may meet results that it has named by a date;
                 it begins on another one, as `free_start` says.
 
@@ -113,8 +111,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             ConfigError: costs name a run-config key that does not exist.
         """
         config: UserConfig = dict(run_config or {})
-        kinds = handled_kinds(client) if isinstance(client, ClientApp) else kinds
-        book = CostModel(costs.resolved(config), work, kinds)
+        book = CostModel(costs.resolved(config), work)
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
         self._fleet = Devices(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)

@@ -144,7 +144,7 @@ def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path)
 
     run = simulated(main, app=app)
     assert run.status == "failed"
-    assert "work.query.local_update, work.query.score missing" in run.reason
+    assert "work.query.local_update missing" in run.reason
     run = simulated(main, app=app, work={"query.local_update": 3.0})
     assert run.status == "finished"
     assert run.jobs["work"].tolist() == [3.0] * 9
@@ -154,7 +154,6 @@ def test_a_query_that_is_sent_a_model_has_a_cost_and_its_model_is_kept(tmp_path)
 def test_a_query_that_only_reads_costs_nothing_and_a_log_line(caplog):
     app = ClientApp()
 
-    @app.query("weight")
     @app.query("size")
     def size(message, context):
         return Message(RecordDict({"m": MetricRecord({"n": 3})}), reply_to=message)
@@ -168,8 +167,8 @@ def test_a_query_that_only_reads_costs_nothing_and_a_log_line(caplog):
         run = simulated(main, app=app)
     assert (run.status, run.jobs["work"].sum()) == ("finished", 0.0)
     (line,) = [r.getMessage() for r in caplog.records if "query." in r.getMessage()]
-    assert "query.size, query.weight: undeclared, so it costs devices no work" in line
-    assert "'costs.work.query.size=2.0 costs.work.query.weight=2.0'" in line
+    assert "query.size: undeclared, so it costs devices no work" in line
+    assert "'costs.work.query.size=2.0'" in line
 
 
 # Strategies whose loop is not Flower's.
