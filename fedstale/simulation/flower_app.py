@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from flwr.app import Context, Message, UserConfig
@@ -26,8 +26,6 @@ from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, nearest, not_installed
 from fedstale.flower import command_line, features, legacy
 from fedstale.simulation.costs import WorkHook
-
-_App = TypeVar("_App", ServerApp, ClientApp)
 
 _STRATEGY = "strategy"
 """Key of a run config under which apps have their strategy as a text."""
@@ -97,7 +95,7 @@ class BatchedFunctions:
         """
         return cls(
             **{
-                key: _function(reference, directory, f"[tool.fedstale.batched] {key}")
+                key: _loaded(reference, directory, f"[tool.fedstale.batched] {key} = {reference!r}")
                 for key, reference in table.items()
             }
         )
@@ -352,7 +350,7 @@ class FlowerApp:
             ConfigError: it cannot be imported, is no ServerApp, holds nothing to run, or is of an
                 API that this Flower does not have as we know it.
         """
-        server = _load(self.server, self.directory, ServerApp)
+        server: ServerApp = self._app_of(self.server, ServerApp)
         if not features.has("parts of a ServerApp"):
             return server
         if legacy.is_empty(server):
@@ -370,7 +368,11 @@ class FlowerApp:
         Raises:
             ConfigError: it cannot be imported or is no ClientApp.
         """
-        return _load(self.client, self.directory, ClientApp)
+        client: ClientApp = self._app_of(self.client, ClientApp)
+        return client
+
+    def _app_of(self, given: object, kind: type) -> Any:
+        return _loaded(given, self.directory, given, kind) if isinstance(given, str) else given
 
     def load_work(self) -> WorkHook | None:
         """Import the function that says the work of a message, if the app declares one.
@@ -379,7 +381,8 @@ class FlowerApp:
             ConfigError: it cannot be imported, or cannot be called.
         """
         if isinstance(self.work, str):
-            hook: WorkHook = _function(self.work, self.directory, "[tool.fedstale] work")
+            where = f"[tool.fedstale] work = {self.work!r}"
+            hook: WorkHook = _loaded(self.work, self.directory, where)
             return hook
         return self.work
 
@@ -435,34 +438,25 @@ def overrides_in(texts: Sequence[str], name: str) -> UserConfig:
     return overrides
 
 
-def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:
-    """Import the function or class that a reference in an app's pyproject.toml names."""
-    where = f"{key} = {reference!r}"
+def _loaded(reference: str, directory: Path, where: str, kind: type | None = None) -> Any:
+    """Import what a reference in an app's pyproject.toml names.
+
+    Args:
+        reference: module:attribute.
+        directory: of the app.
+        where: begins the message.
+        kind: of the object; None for a function or a class.
+    """
+    expected = "a function or a class" if kind is None else f"a flwr {kind.__name__}"
     try:
-        function = command_line.load_app(reference, ConfigError, directory)
+        found = command_line.load_app(reference, ConfigError, directory)
+    except ConfigError:
+        raise ConfigError(f"{where} has no such attribute: expected {expected}") from None
     except Exception as problem:
         raise ConfigError(f"{where} {_why_not(problem)}") from problem
-    if not callable(function):
-        kind = type(function).__name__
-        raise ConfigError(f"{where} is a {kind}: expected a function or a class")
-    found: Callable[..., Any] = function
+    if not (callable(found) if kind is None else isinstance(found, kind)):
+        raise ConfigError(f"{where} is a {type(found).__name__}: expected {expected}")
     return found
-
-
-def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
-    if not isinstance(reference, str):
-        return reference
-    try:
-        app = command_line.load_app(reference, ConfigError, directory)
-    except ConfigError:
-        raise ConfigError(
-            f"{reference} has no such attribute: expected a {kind.__name__}"
-        ) from None
-    except Exception as problem:
-        raise ConfigError(f"{reference} {_why_not(problem)}") from problem
-    if not isinstance(app, kind):
-        raise ConfigError(f"{reference} is a {type(app).__name__}: expected a flwr {kind.__name__}")
-    return app
 
 
 def _why_not(problem: Exception) -> str:

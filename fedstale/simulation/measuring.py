@@ -27,7 +27,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from threadpoolctl import threadpool_limits
 
-from fedstale.compat import Replacement, server_fn_on, stock_strategies_reporting
+from fedstale.compat import Replacement
 from fedstale.config import Costs, SimulationConfig
 from fedstale.errors import ConfigError, RunEnded, first_line, quoted
 from fedstale.flower import own_copy, own_message, reply_with, trains_nothing
@@ -43,7 +43,7 @@ from fedstale.simulation.executors import ClientCall, ClientReply, Executor, Inl
 from fedstale.simulation.executors.base import imported_torch
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import NodeConfigs
-from fedstale.simulation.run import seed_server
+from fedstale.simulation.run import seed_server, serve
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.stages import StepsDone
 from fedstale.traces import TraceSet
@@ -390,15 +390,9 @@ def measure(config: SimulationConfig, n_devices: int, nodes: NodeConfigs | None 
         )
         # A strategy draws whom it asks, and clients differ in size.
         seed_server(config.seed)
-        modules = app.modules()
-        replacing = stock_strategies_reporting(grid.runtime, Replacement(named, seed=config.seed))
-        with (
-            suppress(RunEnded, SystemExit),
-            replacing,
-            server_fn_on(grid, *modules),
-            grid.running(*modules),
-        ):
-            server(grid, Context(1, 1, {}, RecordDict(), run_config))
+        context = Context(1, 1, {}, RecordDict(), run_config)
+        with suppress(RunEnded, SystemExit):
+            serve(grid, app, server, context, Replacement(named, seed=config.seed))
         with grid.running(is_ours=True):
             executor.repeat()
     if not executor.clients:

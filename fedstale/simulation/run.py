@@ -172,7 +172,7 @@ def simulate(
             # Of what was measured before a checkpoint nobody knows the wall time.
             context = Context(1, 1, {}, RecordDict(), run_config)
             status, reason = _outcome(
-                lambda: _serve(grid, app, server, context, replacement), app.directory
+                lambda: serve(grid, app, server, context, replacement), app.directory
             )
             if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
                 status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
@@ -329,10 +329,14 @@ def _replacement(app: FlowerApp, config: SimulationConfig, server: ServerApp) ->
     return Replacement(named, seed=config.seed)
 
 
-def _serve(
+def serve(
     grid: TraceGrid, app: FlowerApp, server: ServerApp, context: Context, replacement: Replacement
 ) -> None:
-    """Run the ServerApp, with what other people's code needs if it is not fedstale's alone."""
+    """Run a ServerApp, with what other people's code needs if it is not fedstale's alone.
+
+    Raises:
+        ConfigError: its strategy was to be replaced, and it has started none.
+    """
     modules = app.modules()
     with ExitStack() as stack:
         if not app.is_ours:

@@ -344,7 +344,7 @@ def test_an_incomplete_declaration_is_rejected(table, named):
 
 def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
     declared = {"job": "math:nothing", "network": "math:pi", "losses": "math:pi"}
-    with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
+    with pytest.raises(ConfigError, match=r"job = 'math:nothing' has no such attribute"):
         BatchedFunctions.load(declared, tmp_path)
 
 

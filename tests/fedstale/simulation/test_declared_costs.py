@@ -152,7 +152,7 @@ def test_a_table_says_the_work_of_types_and_actions(tmp_path):
         ("[tool.fedstale.work]\ntrain = 'a'", "costs.work = {'train': 'a'}"),
         ("[tool.fedstale]\nwork = 'costs'", "work = 'costs': expected module:attribute"),
         ("[tool.fedstale]\nwork = 3", "unknown key 'work'"),
-        ("[tool.fedstale]\nwork = 'small_app_under_test.client:data2'", "cannot be imported"),
+        ("[tool.fedstale]\nwork = 'small_app_under_test.client:data2'", "has no such attribute"),
         ("[tool.fedstale]\nconstant-replies = 3", "costs.constant_replies = 3: expected true"),
     ],
 )
