@@ -277,25 +277,6 @@ def node(context: typer.Context) -> None:
     raise typer.Exit(supernode.run(context.args))
 
 
-@app.command(epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db")
-@one_sentence()
-def rotate(
-    node: Annotated[str, typer.Argument(help="Name or id.")],
-    key: Annotated[Path, typer.Argument(help="The device's new public key, NODE.pub.")],
-    database: Annotated[Path, typer.Option(help="Of the SuperLink, on this machine.")],
-    as_json: AsJson = False,
-) -> None:
-    """Give a node another key; its id, and its history on the server, stay.
-
-    Run it on the server, as the user whose database it is, after the device's SuperNode has ended
-    and before it starts with the new key. The old key is rejected from then on.
-    """
-    from fedstale.deployment import control
-
-    node_id = control.rotate(database, node, control.pem_of(key))
-    say(f"node {node_id} has another key", key, as_json=as_json)
-
-
 @one_sentence()
 def flwr(context: typer.Context) -> None:
     """Run flwr, with its arguments; it shows the certificate that config.toml names."""

@@ -1,23 +1,15 @@
-"""An operator's side of a SuperLink: where config.toml of Flower says it is, and its Control.
-
-Control has no call for another key of a node that stays the same node: Flower gives each key an id
-of its own, and a server's history of a node (how long it takes, how often it fails) is by that id.
-So `rotate` changes the key in the SuperLink's database, on the server.
-"""
+"""An operator's side of a SuperLink: where config.toml of Flower says it is, and its Control."""
 
 import re
-import sqlite3
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedstale.config import read_toml
@@ -28,11 +20,7 @@ from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.flower import command_line
 
-NIST = ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1
-"""Curves of the keys that Flower takes."""
-
 _POLL_S = 2.0
-_GONE, _LOCK_S = "unregistered", 30.0
 _STARTED = re.compile(r"started run (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -223,63 +211,3 @@ def run_streamed(
             found = _STARTED.search(lines[-1])
             run_id = int(found[1]) if found and run_id is None else run_id
     return run_id, lines
-
-
-def pem_of(path: Path) -> bytes:
-    """Return a public key as Flower stores it.
-
-    Args:
-        path: of a .pub file, as `ssh-keygen -t ecdsa -b 384` writes it.
-
-    Raises:
-        ConfigError: it holds no key that Flower takes.
-    """
-    try:
-        key = load_ssh_public_key(path.read_bytes().strip())
-    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
-        raise ConfigError(f"key = {str(path)!r}: no public key of OpenSSH: {problem}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, NIST):
-        raise ConfigError(
-            f"key = {str(path)!r}: expected a key of a NIST curve: ssh-keygen -t ecdsa -b 384"
-        )
-    return command_line.public_pem(key)
-
-
-def rotate(database: Path, node: str, key: bytes) -> int:
-    """Give a node another key, on the server; its id, and all that goes by it, stays.
-
-    The old key is rejected from then on: let the device's SuperNode end before, and start with the
-    new key after.
-
-    Args:
-        database: of the SuperLink, which may be running.
-        node: name or id.
-        key: the new one, from `pem_of`.
-
-    Returns:
-        The node's id.
-
-    Raises:
-        ConfigError: this is no database of a SuperLink.
-        FedstaleError: there is no such node, or the key was used before.
-    """
-    if not database.is_file():
-        raise ConfigError(f"database = {str(database)!r}: expected the file of flower-superlink")
-    try:
-        with closing(sqlite3.connect(database, timeout=_LOCK_S)) as opened, opened:
-            found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (_GONE,))
-            # SQLite holds 64 bits with a sign, and ids of nodes have none.
-            ids = [signed for signed, name in found if node in {name, str(signed % 2**64)}]
-            if len(ids) != 1:
-                raise FedstaleError(f"node {node!r}: {len(ids)} registered nodes have this name")
-            opened.execute("UPDATE node SET public_key = ? WHERE node_id = ?", (key, ids[0]))
-            return ids[0] % 2**64
-    except sqlite3.IntegrityError:
-        raise FedstaleError(
-            f"node {node!r}: the new key was registered before: make another one on the device"
-        ) from None
-    except sqlite3.Error as problem:
-        raise ConfigError(
-            f"database = {str(database)!r}: {problem}; expected the file of flower-superlink, "
-            "which this user may write"
-        ) from None

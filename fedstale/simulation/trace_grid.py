@@ -200,13 +200,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.traces.device_ids
         )
 
-    def tables_of(self, jobs: JobTable, now: float) -> Iterator[pa.Table]:
-        """Yield the events of a lost process's jobs as they stood at an instant, which is now."""
-        self._now = now
-        return jobs.tables(
-            lambda rows: self._fleet.as_of(rows, jobs, now), self._fleet.traces.device_ids
-        )
-
     @property
     def n_ahead(self) -> int:
         """Number of clients that have run for a reply that was not pulled, or was lost."""

@@ -17,7 +17,7 @@ from flwr.supercore.cli import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.logger import console_handler
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -30,7 +30,7 @@ from fedstale.cli import deploy, main
 from fedstale.cli.output import app_log
 from fedstale.deployment import doors
 from fedstale.deployment.commands import Address
-from fedstale.deployment.control import NIST, Control
+from fedstale.deployment.control import Control
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.flower import command_line, supernode
 from fedstale.simulation.flower_app import FlowerApp
@@ -117,7 +117,6 @@ def test_constants_are_flowers(monkeypatch, tmp_path):
 def test_keys_are_taken_and_written_as_flower_does(curve):
     key = ec.generate_private_key(curve()).public_key()
     assert command_line.public_pem(key) == public_key_to_bytes(key)
-    assert isinstance(key.curve, NIST) == uses_nist_ec_curve(key)
 
 
 def test_a_run_that_goes_on_is_found_by_its_app_and_its_settings():
