@@ -453,7 +453,7 @@ def write_run(
     folder.write_summary(
         {
             **facts,
-            "hint": "; ".join(filter(None, (facts.get("hint"), *hints))),
+            "hint": "; ".join(filter(None, hints)),
             "versions": versions(),
             "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
             "strategy": facts.get("strategy") or in_words(run.strategy),

@@ -26,8 +26,6 @@ from fedstale.until import Until
 if TYPE_CHECKING:
     from fedstale.simulation.flower_app import FlowerApp
 
-_COUNTS = ("num-partitions", "num_partitions")
-"""Keys by which the run config of an app may say how many partitions there are."""
 _DEVICES_SEED = 3
 _ONLINE, _WINDOWS = 2_000, 200_000
 """Devices, and windows of them, of which a run tells at most when they were online."""
@@ -135,18 +133,6 @@ def _plain(tables: NodeTables, where: str) -> dict[str, UserConfig]:
     return found
 
 
-def too_few_partitions(run_config: Mapping[str, object], nodes: NodeConfigs) -> str:
-    """Return in a sentence that the run config speaks of fewer partitions than nodes are told."""
-    for key in _COUNTS:
-        n = run_config.get(key)
-        if type(n) is int and 0 < n < nodes.partitions:
-            return (
-                f"run-config {key} = {n}, but nodes are told of {nodes.partitions} partitions: "
-                f"clients from partition-id {n} on may find no data; {_remedy(n)}"
-            )
-    return ""
-
-
 def missing_partitions(folder: RunFolder, nodes: NodeConfigs) -> str:
     """Return in a sentence from which partition id on clients fail, if it is one id that decides.
 
@@ -171,14 +157,9 @@ def missing_partitions(folder: RunFolder, nodes: NodeConfigs) -> str:
     kind = kinds[failed.index].mode()[0]
     return (
         f"clients fail with {kind} on all of {len(bad)} partition ids from {first} on, and on none "
-        f"of {len(good)} below: the app seems to have {n} partitions; {_remedy(last)}"
-    )
-
-
-def _remedy(n: int) -> str:
-    return (
-        f"use --devices {n}, or let devices share data: --set partitions={n}, or partitions = {n} "
-        "in a config.toml or in Python"
+        f"of {len(good)} below: the app seems to have {n} partitions; use --devices {last}, or let "
+        f"devices share data: --set partitions={last}, or partitions = {last} in a config.toml or "
+        "in Python"
     )
 
 

@@ -42,7 +42,6 @@ from fedstale.simulation.nodes import (
     node_configs,
     online,
     require_end,
-    too_few_partitions,
     too_short,
     unknown_share,
     without_rate,
@@ -112,8 +111,6 @@ def simulate(
     known, traces = traces.device_ids, enrolled(traces, config)
     nodes = node_configs(config, known, traces.device_ids)
     still = without_rate(traces, app, costs)
-    if hint := too_few_partitions(config.run_config, nodes) or still:
-        logger.warning("%s", hint)
     metrics = RunMetrics(Until.parse(config.until))
     require_end(metrics.until, traces, costs)
     with ExitStack() as stack, app.importable(), seeded_entropy():
@@ -159,6 +156,8 @@ def simulate(
             folder.write_config(config)
             stack.enter_context(folder.logging(appends=resume))
             grid.runtime.folder = folder.path
+            if still:
+                grid.runtime.hint(still)
             grid.runtime.checkpointer = SimulationCheckpointer(
                 folder.checkpoints,
                 grid,
@@ -192,7 +191,6 @@ def simulate(
                 "in_place_of": ", ".join(replacement.replaced),
                 "executor": executor.description,
                 "trained_for_nothing": grid.n_ahead,
-                "hint": hint,
                 "wall_s": round(wall_s, 3),
             }
             return _written(folder, grid, traces, metrics, (status, reason), facts)
@@ -214,9 +212,8 @@ def _written(  # noqa: PLR0917 - what a run has come to
     try:
         folder.write_events(grid.event_tables())
         folder.write_online(online(traces, folder, grid.now()))
-        if not facts["hint"] and (hint := missing_partitions(folder, grid.nodes)):
-            logger.warning("%s", hint)
-            facts = {**facts, "hint": hint}
+        if missing := missing_partitions(folder, grid.nodes):
+            grid.runtime.hint(missing)
         if status == "finished":
             problem = _verdict(folder.read_events(["status", "reason"]))
             status, reason = ("failed", problem) if problem else (status, reason)

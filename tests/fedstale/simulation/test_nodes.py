@@ -105,15 +105,6 @@ def test_partitions_that_nobody_tried_leave_a_range(ended):
     assert "between 15 and 17 partitions; use --devices 15" in told
 
 
-def test_a_run_config_with_fewer_partitions_than_devices_is_told_of_before_the_run(ran, caplog):
-    pyproject = PYPROJECT.replace("rounds = 3", "rounds = 1\nnum-partitions = 12")
-    with caplog.at_level(logging.WARNING, "fedstale.simulation"):
-        run = ran(LOADERS["IndexError"], pyproject=pyproject)
-    (line,) = [one for one in caplog.messages if "--devices 12" in one]
-    assert line == run.summary["hint"]
-    assert line.startswith("run-config num-partitions = 12, but nodes are told of 20 partitions")
-
-
 def test_partition_ids_wrap_so_that_devices_share_data(ran):
     told = "assert True"
     run = ran(told, partitions=3, devices=8)
