@@ -18,14 +18,13 @@ from fedstale.strategies.selection.expected_utility import (
     expected_duration_s,
 )
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
-from fedstale.strategies.types import Candidate, Candidates, SelectionContext
+from fedstale.strategies.types import Candidates, SelectionContext
 
 __all__ = [
     "BALANCED",
     "PAPER",
     "RELEASED",
     "SURE",
-    "Candidate",
     "Candidates",
     "Enough",
     "ExpectedUtility",

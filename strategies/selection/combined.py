@@ -4,10 +4,11 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 
 from fedstale.strategies.selection.base import Selector, largest
 from fedstale.strategies.selection.expected_utility import own_duration_s
-from fedstale.strategies.types import Candidate, Candidates, Chance, Floats, Share
+from fedstale.strategies.types import Candidates, Chance, Floats, Share
 
 SURE = 0.5
 """Chance with which what is sent is enough. A job that fails is replaced at once, so falling short
@@ -26,16 +27,18 @@ class Filtered(Selector):
 
     saved = ("then",)
 
-    def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
-        """Set the condition, and the selector that chooses among those that meet it."""
+    def __init__(
+        self, where: Callable[[Candidates], npt.NDArray[np.bool_]], then: Selector
+    ) -> None:
+        """Set the condition, a mask of candidates, and the selector of those that meet it."""
         self.where, self.then = where, then
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Filter, then pick."""
-        kept = np.array([self.where(candidate) for candidate in candidates], dtype=np.bool_)
-        return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
+        kept = candidates.take(self.where(candidates))
+        return self.then.select(kept, k, now, rng) if len(kept) else []
 
 
 class Likely(Selector):

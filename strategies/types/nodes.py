@@ -10,13 +10,12 @@ device's own, with their age; durations, losses and failures are those that the 
 that a hundred thousand are ranked without a Python object for each.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
 from functools import cached_property
 from math import isnan, log, nan
 from statistics import median
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -188,38 +187,8 @@ DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One node as the server knows it; see `Candidates` for what is not described here.
-
-    What the server does not know is NaN, or empty.
-    """
-
-    node_id: int
-    """Flower's id of the node."""
-    forecast: Forecast
-    """Last forecast that the device sent of itself, as it sent it."""
-    durations_s: tuple[float, ...]
-    """Time from sending to reply of its last finished jobs in s, oldest first."""
-    forecast_at: float
-    duration_s: float
-    loss: float
-    square_loss: float
-    examples: float
-    staleness: float
-    last_version: float
-    picked_at: float
-    expected_finishes: float
-    times_picked: int
-    times_finished: int
-    times_failed: int
-    p_finish: float
-    utility: float
-
-
 _UNKNOWN = SelectionContext()
 _NOBODY = np.zeros(0, dtype=np.uint64)
-_SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
 
 
 class _Column(Generic[T]):
@@ -269,18 +238,15 @@ class Table:
         columns["forecast_at"][row] = now
 
 
-class Candidates(Sequence[Candidate]):
+class Candidates:
     """Nodes that may be chosen, as arrays of shape (n,) in one order; unknown is NaN, or 0 times.
 
-    As a sequence it gives one `Candidate` at a time, for people and for rules that need no speed.
     What it shows is up to date until the selection that it was made for has ended.
 
     Example:
         >>> nodes = Candidates.of([7, 8], examples=[10.0, 20.0], loss=[2.0, 3.0])
         >>> nodes.utility
         array([20., 60.])
-        >>> nodes[1].node_id
-        8
     """
 
     forecast_p_finish = _Column[Floats](nan)
@@ -388,23 +354,6 @@ class Candidates(Sequence[Candidate]):
 
     def __len__(self) -> int:
         return len(self._nodes)
-
-    @overload
-    def __getitem__(self, i: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, i: slice) -> "Candidates": ...
-    def __getitem__(self, i: int | slice) -> "Candidate | Candidates":
-        """Return one candidate, or some."""
-        if isinstance(i, slice):
-            return self.take(i)
-        row = int(self._rows[i])
-        durations = self._table.columns["durations_s"][row]
-        return Candidate(
-            node_id=int(self.node_ids[i]),
-            forecast=self._table.forecasts.get(row, {}),
-            durations_s=tuple(durations[~np.isnan(durations)].tolist()),
-            **{name: getattr(self, name)[i].item() for name in _SHOWN},
-        )
 
     @cached_property
     def p_finish(self) -> Floats:

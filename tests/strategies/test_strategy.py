@@ -1,6 +1,7 @@
 """The whole strategy over a grid of functions and a virtual clock."""
 
 from math import nan
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from fedstale.strategies.schedule import (
 )
 from fedstale.strategies.selection import Filtered, Random, Selector
 from fedstale.strategies.server_optimizer import Momentum
+from fedstale.strategies.types import UNKNOWN
 from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, inverse, polynomial
 
 
@@ -331,13 +333,12 @@ def test_a_forecast_and_what_was_seen_reach_the_candidates():
         return 3.0, reply
 
     start(FedAvg(selector=_Watching(seen)), {10: node}, 2)
-    first, second = seen[0][0], seen[1][0]
+    first, second = seen
     assert first.times_picked == 0
     assert first.p_finish == 0.5
-    assert (second.durations_s, second.examples, second.loss) == ((3.0,), 7.0, 0.5)
+    assert (second.duration_s, second.examples, second.loss) == (3.0, 7.0, 0.5)
     assert second.utility == pytest.approx(7 * 0.6)
     assert second.p_finish == 0.25
-    assert second.forecast["quantiles"] == [1.0, 2.0]
     assert second.forecast_at == 3.0
 
 
@@ -373,7 +374,9 @@ class _Watching(Random):
         return self
 
     def select(self, candidates, k, now, rng):
-        self.seen.append(list(candidates))
+        columns = (*UNKNOWN, "node_ids", "p_finish", "utility")
+        known = {name: getattr(candidates, name, None) for name in columns}
+        self.seen.append(SimpleNamespace(**known))
         return super().select(candidates, k, now, rng)
 
 
@@ -403,9 +406,9 @@ def test_a_selector_may_return_ids_as_numpy_has_them():
 def test_a_selector_that_picks_no_node_is_asked_again_later():
     tries = []
 
-    def later(candidate):
+    def later(candidates):
         tries.append(1)
-        return len(tries) > 3
+        return np.full(len(candidates), len(tries) > 3)
 
     start(FedAvg(selector=Filtered(later, Random())), {1: adder(1.0)}, 1)
     assert len(tries) > 3
@@ -768,7 +771,8 @@ def test_messages_that_cannot_be_sent_are_not_waited_for_and_count_as_failures()
     result, _ = start(FedAvg(selector=_Watching(seen)), grid, 2)
     np.testing.assert_array_equal(w(result), 4.0)
     # Such a message counts as a failure of its node.
-    assert [(c.node_id, c.times_picked, c.times_failed) for c in seen[1]] == [(1, 1, 1), (2, 1, 0)]
+    known = seen[1].node_ids, seen[1].times_picked, seen[1].times_failed
+    assert list(zip(*known, strict=True)) == [(1, 1, 1), (2, 1, 0)]
     grid.push_messages = lambda messages: []
     with pytest.raises(FedstaleError, match="took none"):
         start(FedAvg(), grid, 1)

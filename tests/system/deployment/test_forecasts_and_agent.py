@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from known_nodes import listed
 from small_deployment import PYPROJECT, write_app
 
 from fedstale.agents import AgentSelector
 from fedstale.contrib.audit import audited
 from fedstale.deployment.local import run_app
 from fedstale.reports.run import Run
-from fedstale.strategies.types import SelectionContext
+from fedstale.strategies.types import Candidates, SelectionContext
 
 pytestmark = pytest.mark.deployment
 
@@ -35,7 +34,10 @@ class Telling(AgentSelector):
     def select(self, candidates, k, now, rng):
         chance = rng.bit_generator.state
         chosen = super().select(candidates, k, now, rng)
-        known = {"candidates": [asdict(candidate) for candidate in candidates], "k": k, "now": now}
+        table, rows = candidates._table, candidates._rows.tolist()
+        known = {"ids": candidates.node_ids.tolist(), "k": k, "now": now}
+        known["columns"] = {name: x[rows].tolist() for name, x in table.columns.items()}
+        known["forecasts"] = [table.forecasts.get(row, {}) for row in rows]
         known |= {"context": asdict(candidates.context), "falls_back": bool(self.fault)}
         known["chance"] = chance
         print("CHOICE " + json.dumps({**known, "chosen": chosen}), flush=True)
@@ -84,10 +86,8 @@ def choices(lines):
 
 def as_known(choice):
     """Return what the agent knew at a choice, made again of what it has told."""
-    rows = [{**row, "durations_s": tuple(row["durations_s"])} for row in choice["candidates"]]
-    candidates = listed(rows)
-    candidates.context = SelectionContext(**choice["context"])
-    return candidates
+    context = SelectionContext(**choice["context"])
+    return Candidates.of(choice["ids"], context, **choice["columns"])
 
 
 @pytest.mark.timeout(600)
@@ -99,21 +99,20 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     nodes = set(deployment.node_ids.values())
     told = choices(lines)
     # Nobody is chosen before all have answered the question how the first job would go.
-    assert {row["node_id"] for row in told[0]["candidates"]} == nodes, lines
+    assert set(told[0]["ids"]) == nodes, lines
     for choice in told:
-        for row in choice["candidates"]:
-            said = row["forecast"]
+        assert all(0.0 <= at <= choice["now"] for at in choice["columns"]["forecast_at"])
+        for said in choice["forecasts"]:
             assert 0.0 < said["p_finish"] <= 1.0
             assert 0.0 < said["p_available"] <= 1.0
             assert np.all(np.diff(said["total_s"]) >= 0)
-            assert 0.0 <= row["forecast_at"] <= choice["now"]
         assert not choice["falls_back"]
         # The same agent, here, chooses the same of what it knew there, by the same chance.
         rng = np.random.default_rng()
         rng.bit_generator.state = choice["chance"]
         chosen = AgentSelector().select(as_known(choice), choice["k"], choice["now"], rng)
         assert chosen == choice["chosen"]
-        assert len(chosen) == min(choice["k"], len(choice["candidates"]))
+        assert len(chosen) == min(choice["k"], len(choice["ids"]))
 
     record = Run(tmp_path / "run")
     events = record.jobs
