@@ -36,7 +36,6 @@ from fedstale.strategies.messages.codec import (
 )
 from fedstale.strategies.messages.records import coarse
 from fedstale.strategies.server.packing import pack
-from fedstale.strategies.stages.compression import WHOLE_NUMBERS
 from fedstale.strategies.types import Array, Model
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -54,7 +53,7 @@ Work = Callable[[], object]
 
 
 def speeds(n: int, repeats: int) -> list[Row]:
-    """Return how fast each format is written, with error feedback and by chance, and read."""
+    """Return how fast each format is written, with error feedback and without, and read."""
     rng = np.random.default_rng(0)
     x, base, left = (rng.standard_normal(n, dtype=np.float32) for _ in range(3))
     rows: list[Row] = []
@@ -65,9 +64,6 @@ def speeds(n: int, repeats: int) -> list[Row]:
             "encode": partial(encode, x, form),
             "encode, error feedback": partial(encode, x, form, minus=base, left=left),
         }
-        if form in WHOLE_NUMBERS:
-            by_chance = partial(encode, x, form, rng=np.random.default_rng(0))
-            written["encode, stochastic"] = by_chance
         rows += _timed(written | read, n, repeats, form=form)
     return rows
 

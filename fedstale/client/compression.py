@@ -1,10 +1,10 @@
 """Messages and replies of a device in compact formats, with error feedback.
 
-What rounding to the nearest leaves out of a reply is owed to the server (error feedback). A node
-owes it from the moment at which the server has accepted that reply: its next message says which
-one was the last. Until then the node's Context holds both what was owed before the reply and what
-would be after it, so that a reply that is lost, however and wherever, changes nothing. A model of
-other names, shapes or dtypes owes nothing.
+What rounding leaves out of a reply is owed to the server (error feedback). A node owes it from the
+moment at which the server has accepted that reply: its next message says which one was the last.
+Until then the node's Context holds both what was owed before the reply and what would be after it,
+so that a reply that is lost, however and wherever, changes nothing. A model of other names, shapes
+or dtypes owes nothing.
 """
 
 import logging
@@ -81,26 +81,9 @@ class Compressing:
             model = models.get(key) or (next(iter(models.values())) if only else None)
             if model is None:
                 continue
-            if self._asked.seed is not None:
-                content[key] = self._drawn(record, model, form, is_delta=is_delta)
-                continue
             content[key], left = _nearest(record, model, form, owed, is_delta=is_delta)
             self._state[NEXT_RECORD] = ArrayRecord({k: Array(x) for k, x in left.items()})
             self._state[NEXT_OF_RECORD] = ConfigRecord({"message": self._about.message_id})
-
-    def _drawn(
-        self, record: ArrayRecord, model: ArrayRecord, form: FormatName, *, is_delta: bool
-    ) -> ArrayRecord:
-        """Return a record with large arrays as changes, rounded by chance."""
-        assert self._asked.seed is not None
-        # A simulation counts its messages, and a SuperLink draws ids.
-        number = int.from_bytes(self._about.message_id.encode())
-        rng = np.random.default_rng([self._asked.seed, self._about.dst_node_id, number])
-        made = dict(record)
-        for name in _large(record, model, form):
-            x, minus = record[name].numpy(), None if is_delta else model[name].numpy()
-            made[name] = quantised(x, form, minus=minus, rng=rng)
-        return ArrayRecord(made)
 
 
 _UNDER_WAY: ContextVar[Compressing | None] = ContextVar("fedstale-compressing", default=None)

@@ -6,10 +6,8 @@ rounding is off by s / (2 L) at most. Bytes are the scales s of all buckets, as 
 the numbers, the first one in the lowest bits. "float16" has no scales: elements are rounded to it.
 
 What rounding leaves can be given back to the next message (error feedback: Karimireddy, Rebjock,
-Stich, Jaggi. Error Feedback Fixes SignSGD and other Gradient Compression Schemes. ICML 2019); or
-rounding is stochastic and right in the mean (QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic.
-NeurIPS 2017; here with the largest element of a bucket in the place of its 2-norm). Arrays are
-walked in chunks: beyond what comes in and goes out there is memory for one.
+Stich, Jaggi. Error Feedback Fixes SignSGD and other Gradient Compression Schemes. ICML 2019).
+Arrays are walked in chunks: beyond what comes in and goes out there is memory for one.
 """
 
 import io
@@ -34,8 +32,6 @@ LEAST = 256
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 _LEVELS = {"int8": 127, "int4": 7, "int2": 1}
-_STEP = 2.0**-16
-"""Of what is added to a number that is rounded stochastically."""
 _CHUNK = 1 << 15
 """Elements: what is worked on fits in the second-level cache."""
 _SCALE = np.dtype("<f4")
@@ -89,12 +85,7 @@ def bytes_of(arrays: Iterable[Array], form: FormatName | None) -> int:
 
 
 def encode(
-    x: Array,
-    form: FormatName,
-    *,
-    minus: Array | None = None,
-    left: Array | None = None,
-    rng: np.random.Generator | None = None,
+    x: Array, form: FormatName, *, minus: Array | None = None, left: Array | None = None
 ) -> bytes:
     """Return x, or x - minus + left, as `n_bytes` bytes.
 
@@ -107,8 +98,6 @@ def encode(
         minus: subtracted before; x's shape.
         left: what earlier messages left out, which is added before, and is set to what this one
             leaves out; x's shape, C-contiguous, float32, or float64 for an x in float64.
-        rng: draws whether an element is rounded up or down; None rounds to the nearest. Not for
-            float16.
 
     Example:
         >>> left = np.zeros(3, np.float32)
@@ -145,7 +134,7 @@ def encode(
             if form == "float16":
                 _halve(v, out, start, rest)
             else:
-                _quantise(values, part, form, out, n, rest, rng)
+                _quantise(values, part, form, out, n, rest)
         del out
     return file.getvalue()
 
@@ -185,7 +174,6 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     out: Array,
     n: int,
     left: Array | None,
-    rng: np.random.Generator | None,
 ) -> None:
     """Write a chunk as scales and whole numbers.
 
@@ -196,7 +184,6 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
         out: all bytes.
         n: number of all elements.
         left: of the chunk, set to what rounding leaves; None where that is not kept.
-        rng: of `encode`.
     """
     size, bits, levels = part.stop - part.start, _BITS[form], _LEVELS[form]
     padded = values[: _padded(size)]
@@ -214,13 +201,7 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     unit[unusable | tiny] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         np.divide(padded.reshape(-1, BUCKET), unit[:, None], out=rounded)
-    if rng is not None:
-        # Drawn for elements alone: padding must not move the stream.
-        q[:size] += np.multiply(_drawn(size, rng), _STEP, dtype=real)
     np.rint(q, out=q)
-    if rng is not None:
-        # The largest element may have been rounded away from 0.
-        np.clip(q, -levels, levels, out=q)
     rounded[unit == 0.0] = 0.0
     codes = q.astype(np.int8)
     if left is not None:
@@ -229,14 +210,6 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     begins = _SCALE.itemsize * n_buckets(n) + part.start * bits // 8
     into = out[begins : begins + -(-size * bits // 8)]
     into[...] = _joined(codes.view(np.uint8), bits, levels)[: into.size]
-
-
-def _drawn(n: int, rng: np.random.Generator) -> Array:
-    """Draw odd whole numbers of 16 bits; x + `_STEP` times one, rounded, is x in the mean.
-
-    It is within 2**-16. Four come from one draw, which is twice as fast as drawing floats.
-    """
-    return rng.bit_generator.random_raw(-(-n // 4)).view("<i2")[:n] | np.int16(1)
 
 
 def _units(scales: Array, levels: int, real: np.dtype[Any]) -> Array:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -34,7 +33,7 @@ ASKED = "fedstale.compact"
 """Key of what is asked, in the config of a message; others begin with it."""
 
 _VERSION = 1
-_UP, _ACCEPTED, _SEED = (f"{ASKED}.{name}" for name in ("up", "accepted", "seed"))
+_UP, _ACCEPTED = f"{ASKED}.up", f"{ASKED}.accepted"
 _STYPE = "fedstale."
 _BY_STYPE: Mapping[str, FormatName] = {f"{_STYPE}{form}": form for form in FORMATS}
 
@@ -47,14 +46,11 @@ class Requested:
     """Format of the reply's arrays; None for in full."""
     accepted: str = ""
     """Id of the message behind the last reply of this node that was accepted; empty for none."""
-    seed: int | None = None
-    """Rounding is stochastic, with this seed; None rounds to the nearest."""
 
     def within(self, config: ConfigRecord) -> ConfigRecord:
         """Return the config of a message with what is asked, as another record."""
         values: dict[str, Any] = {**config, ASKED: _VERSION, _UP: self.up or ""}
-        values |= {_ACCEPTED: self.accepted} if self.accepted else {}
-        return ConfigRecord(values | ({} if self.seed is None else {_SEED: self.seed}))
+        return ConfigRecord(values | ({_ACCEPTED: self.accepted} if self.accepted else {}))
 
     @classmethod
     def of(cls, content: RecordDict) -> "Requested | None":
@@ -63,15 +59,11 @@ class Requested:
         record = content[names[0]] if names else None
         if not isinstance(record, ConfigRecord) or record.get(ASKED) != _VERSION:
             return None
-        up, accepted, seed = (record.get(name) for name in (_UP, _ACCEPTED, _SEED))
+        up, accepted = record.get(_UP), record.get(_ACCEPTED)
         form = next((form for form in FORMATS if form == up), None)
         if up and form is None:
             return None
-        return cls(
-            form,
-            accepted if isinstance(accepted, str) else "",
-            seed if isinstance(seed, int) else None,
-        )
+        return cls(form, accepted if isinstance(accepted, str) else "")
 
 
 def _asking(content: RecordDict) -> list[str]:
@@ -105,15 +97,10 @@ def form_of(array: FlowerArray) -> FormatName | None:
 
 
 def quantised(
-    x: Array,
-    form: FormatName,
-    *,
-    minus: Array | None = None,
-    left: Array | None = None,
-    rng: np.random.Generator | None = None,
+    x: Array, form: FormatName, *, minus: Array | None = None, left: Array | None = None
 ) -> FlowerArray:
     """Return an array as Flower sends it; see `codec.encode`."""
-    data = encode(x, form, minus=minus, left=left, rng=rng)
+    data = encode(x, form, minus=minus, left=left)
     return FlowerArray(str(x.dtype), x.shape, f"{_STYPE}{form}", data)
 
 

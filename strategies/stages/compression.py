@@ -2,8 +2,7 @@
 
 A node is asked for a format with its first message, and is sent quantised models once a reply has
 said that it understands them. Each message says which reply of the node was the last to be
-accepted: a device that rounds to the nearest owes what it left out of that one, and nothing of
-replies that were lost.
+accepted: a device owes what rounding left out of that one, and nothing of replies that were lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,27 +13,22 @@ from fedstale.strategies.messages import Requested, is_stated
 from fedstale.strategies.stages.base import Stage
 from fedstale.strategies.types import ClientUpdate, End, FormatName, Job, Model, require
 
-WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
-"""Formats that can be rounded stochastically."""
-
 
 class Compression(Stage):
     """Quantises replies, models on their way to devices that train, or both.
 
     Devices need `CompressionMod`, or any mod of fedstale that has it; others are sent everything in
-    full, and answer so. What devices evaluate is always in full.
+    full, and answer so. What devices evaluate is always in full. Numbers are rounded to the
+    nearest, and what that leaves out of a reply goes into the node's next one.
 
     Args:
         up: format of replies; None leaves them in full.
         down: format of models; None sends them in full. The server keeps its model in full, and an
             update is a change of what was sent, so no error adds up.
-        stochastic: whether replies are rounded up or down by chance, right in the mean, as in QSGD.
-            Else they are rounded to the nearest, and what that leaves out goes into the node's next
-            reply.
 
     Example:
         >>> Compression("int4", down="int8")
-        Compression(up='int4', down='int8', stochastic=False)
+        Compression(up='int4', down='int8')
         >>> Compression("int3")  # doctest: +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
         fedstale.errors.ConfigError: strategy.Compression.up = 'int3': expected
@@ -44,18 +38,10 @@ class Compression(Stage):
     requires = frozenset({"start"})
     saved = ("_able", "_accepted", "_last")
 
-    def __init__(
-        self,
-        up: FormatName | None = None,
-        *,
-        down: FormatName | None = None,
-        stochastic: bool = False,
-    ) -> None:
-        self.up, self.down, self.stochastic = up, down, stochastic
+    def __init__(self, up: FormatName | None = None, *, down: FormatName | None = None) -> None:
+        self.up, self.down = up, down
         accepted = "up or down to be a format (no such stage sends all in full)"
         require(up is not None or down is not None, "Compression", self, accepted)
-        accepted = f"{'|'.join(WHOLE_NUMBERS)} with stochastic=True"
-        require(not stochastic or up in WHOLE_NUMBERS, "Compression.up", up, accepted)
         self._able: dict[int, None] = {}
         """Nodes that understand formats."""
         self._accepted: dict[int, str] = {}
@@ -73,8 +59,7 @@ class Compression(Stage):
         made = RecordDict(dict(content))
         if job.down is not None:
             made[self._run.arrays_key] = self._run.model_in(job.down)
-        seed = self._run.seed if self.stochastic else None
-        asked = Requested(self.up, self._accepted.get(job.node_id, ""), seed)
+        asked = Requested(self.up, self._accepted.get(job.node_id, ""))
         made[self._run.config_key] = asked.within(content.config_records[self._run.config_key])
         return made
 

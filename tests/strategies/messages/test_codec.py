@@ -123,34 +123,6 @@ def test_error_feedback_delivers_a_constant_change_in_full(form):
     assert np.abs(left).max() < 10.0
 
 
-@pytest.mark.parametrize("form", WHOLE)
-def test_stochastic_rounding_is_right_in_the_mean_and_off_by_a_step_at_most(form):
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal(BUCKET + 100).astype(np.float32)
-    step, n = scale_of(x) / LEVELS[form], 2000
-    total = np.zeros(x.size)
-    for _ in range(n):
-        y = decode(encode(x, form, rng=rng), form, x.shape, x.dtype)
-        assert (np.abs(y - x) <= step * (1 + 1e-5)).all()
-        total += y
-    # Five standard errors of a mean of numbers with a variance of at most step^2 / 4.
-    assert (np.abs(total / n - x) < 5 * step / 2 / np.sqrt(n)).all()
-
-
-@pytest.mark.parametrize("form", WHOLE)
-@given(x=values(("f4",)), seed=st.integers(0, 9))
-def test_the_same_stream_rounds_the_same_way(form, x, seed):
-    one, other = (encode(x, form, rng=np.random.default_rng(seed)) for _ in range(2))
-    assert one == other
-
-
-@pytest.mark.parametrize("form", WHOLE)
-def test_stochastic_rounding_leaves_what_needs_none(form):
-    x = np.tile(np.arange(-LEVELS[form], LEVELS[form] + 1, dtype=np.float32), 8_000)
-    y = decode(encode(x, form, rng=np.random.default_rng(1)), form, x.shape, x.dtype)
-    np.testing.assert_array_equal(np.rint(y), x)
-
-
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_float16_rounds_as_numpy_does_with_torch_and_without(dtype, has_torch, monkeypatch):

@@ -88,7 +88,6 @@ def test_an_array_that_does_not_add_up_is_named(form):
         Requested(),
         Requested("int4"),
         Requested("int2", "message-7"),
-        Requested("int8", "", seed=3),
     ],
 )
 def test_what_is_asked_is_understood(asked):

@@ -239,24 +239,6 @@ def test_a_changed_model_drops_what_is_owed():
     np.testing.assert_array_equal(model["w"], smaller["w"] + change)
 
 
-def test_stochastic_rounding_owes_nothing_and_differs_by_seed_node_and_message():
-    replies = {}
-    for seed in (0, 1):
-        nodes = {k: Device(k) for k in (1, 2)}
-        nodes[2].step = nodes[1].step
-        strategy = fedavg(stages=[Compression("int4", stochastic=True)], seed=seed)
-        start(strategy, nodes, 2)
-        assert not nodes[1].context.state
-        for k, node in nodes.items():
-            for i, reply in enumerate(node.replies):
-                replies[seed, k, i] = reply.content["arrays"]["w"].data
-    assert len(set(replies.values())) == len(replies)
-    nodes = {k: Device(k) for k in (1, 2)}
-    nodes[2].step = nodes[1].step
-    start(fedavg(stages=[Compression("int4", stochastic=True)], seed=1), nodes, 2)
-    assert nodes[2].replies[1].content["arrays"]["w"].data == replies[1, 2, 1]
-
-
 # The way down.
 
 
@@ -378,8 +360,6 @@ def test_norm_caps_count_decoded_updates():
         (lambda: Compression("int3"), "Compression.up = 'int3': expected float16"),
         (lambda: Compression(down=8), "Compression.down = 8: expected float16"),
         (Compression, "up or down to be a format"),
-        (lambda: Compression("float16", stochastic=True), "int8|int4|int2 with stochastic=True"),
-        (lambda: Compression(down="int8", stochastic=True), "int8|int4|int2 with stochastic=True"),
         (
             lambda: FedAvg(stages=["int4"]),
             "strategy.FedAvg.stages = ['int4']: expected instances of Stage",
