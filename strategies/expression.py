@@ -46,7 +46,7 @@ _BASES = (
     server_optimizer.ServerOptimizer,
 )
 _SETTINGS = (
-    *(schedule.Schedule, schedule.AdaSync, schedule.LearntDeadline),
+    *(schedule.Schedule, schedule.AdaSync),
     *(selection.OortSettings, selection.Exponents),
 )
 _MOST_TEXT, _MOST_DEEP, _MOST_NUMBER = 10_000, 100, 2**64

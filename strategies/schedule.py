@@ -2,8 +2,8 @@
 
 `Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
 the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
-step (their K). The buffer size may grow with progress (`AdaSync`), and a deadline may follow the
-durations of jobs (`LearntDeadline`). Where a run stands in its schedule is its `Pace`.
+step (their K). The buffer size may grow with progress (`AdaSync`). Where a run stands in its
+schedule is its `Pace`.
 
 Reference:
     Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
@@ -12,18 +12,15 @@ Reference:
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf, isfinite, sqrt
 from typing import Annotated, Literal
-
-import numpy as np
 
 from fedstale.strategies.types import (
     AtLeastOne,
     Count,
     Decay,
-    NotNegative,
     PositiveShare,
     Purpose,
     Seconds,
@@ -103,35 +100,6 @@ class AdaSync:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearntDeadline:
-    """A deadline that follows how long devices have taken.
-
-    Example:
-        >>> LearntDeadline(quantile=0.5).seconds([10.0, 20.0, 90.0])
-        20.0
-    """
-
-    quantile: PositiveShare = 0.9
-    """Share of recent jobs that would have met it, in (0, 1]."""
-    at_least_s: NotNegative = 0.0
-    """Shortest deadline in s."""
-    at_most_s: Seconds = inf
-    """Longest deadline in s; also holds while no duration has been observed."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        shortest, accepted = self.at_least_s, "seconds from 0 to at_most_s"
-        require(shortest <= self.at_most_s, "LearntDeadline.at_least_s", shortest, accepted)
-
-    def seconds(self, durations_s: Collection[float]) -> float:
-        """Return the deadline in s, given recent durations in s."""
-        if not durations_s:
-            return self.at_most_s
-        quantile = float(np.quantile(np.array([*durations_s]), self.quantile))
-        return min(max(quantile, self.at_least_s), self.at_most_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """How many jobs are in flight, how many updates make a server step, and when to send.
 
@@ -151,7 +119,7 @@ class Schedule:
     """Jobs in flight at a server step: keep them for a later step as stale updates, or cancel."""
     distinct: bool = False
     """With "after_reply": no device contributes twice to one server step."""
-    deadline_s: Deadline | LearntDeadline = inf
+    deadline_s: Deadline = inf
     """Step with the updates there are this long after the last step, in s; if there are none, with
     the next one."""
     fraction_train: PositiveShare = 1.0
@@ -215,7 +183,7 @@ def over_selection(buffer_size: Count, factor: Overhead = 1.3) -> Schedule:
 @checked
 def semi_synchronous(
     concurrency: Count | None,
-    deadline_s: Deadline | LearntDeadline,
+    deadline_s: Deadline,
     *,
     stragglers: Stragglers = "keep",
 ) -> Schedule:
@@ -275,7 +243,7 @@ class Pace(Stateful):
         """Whether there were too few nodes, so that it is worth looking again."""
         self.changed_at = now
         """When the buffer was opened, or a job last ended."""
-        self.deadline = now + self._deadline_s()
+        self.deadline = now + self._schedule.deadline_s
         """When the buffer closes with what is in it."""
         self.n_to_replace = 0
         self.failed_nodes.clear()
@@ -379,10 +347,5 @@ class Pace(Stateful):
         deadline gives a whole round.
         """
         longest = max(self.durations_s, default=inf)
-        return min(self._timeout_s, max(_LAST_WAIT_S, min(2.0 * longest, self._deadline_s())))
-
-    def _deadline_s(self) -> float:
-        deadline = self._schedule.deadline_s
-        return (
-            deadline.seconds(self.durations_s) if isinstance(deadline, LearntDeadline) else deadline
-        )
+        wait_s = min(2.0 * longest, self._schedule.deadline_s)
+        return min(self._timeout_s, max(_LAST_WAIT_S, wait_s))

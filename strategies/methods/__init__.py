@@ -6,7 +6,6 @@ A class adds no behaviour of its own. It takes its own settings first, then any 
 `schedule`, `weighting`, `robust` and `server_optimizer`.
 """
 
-from fedstale.strategies.methods.adasync import AdaptiveSync
 from fedstale.strategies.methods.asyncfeded import AsyncFedED
 from fedstale.strategies.methods.ca2fl import CA2FL
 from fedstale.strategies.methods.fadas import FADAS
@@ -29,7 +28,6 @@ __all__ = [
     "CA2FL",
     "FADAS",
     "REFL",
-    "AdaptiveSync",
     "AsyncFedED",
     "DirectionAware",
     "FedAdagrad",

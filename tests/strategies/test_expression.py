@@ -53,7 +53,7 @@ def test_every_part_of_every_room_has_a_name():
         }
     )
     assert parts | {"AgentSelector"} <= set(names())
-    assert len(offered(strategies, strategies.StaleStrategy)) == 17
+    assert len(offered(strategies, strategies.StaleStrategy)) == 16
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ NAMES = [
 NEEDS_NUMBER = {
     "FedAvgOverSelected": (4,),
     **dict.fromkeys(("FedBuff", "GapAware", "DirectionAware", "REFL", "FADAS", "CA2FL"), (6, 3)),
-    **dict.fromkeys(("FedAsync", "AsyncFedED", "AdaptiveSync"), (6,)),
+    **dict.fromkeys(("FedAsync", "AsyncFedED"), (6,)),
 }
 TARGET = np.linspace(-2.0, 3.0, 20).reshape(4, 5)
 

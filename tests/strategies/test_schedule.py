@@ -10,7 +10,6 @@ from fedstale.errors import ConfigError
 from fedstale.strategies import FedAvgOverSelected
 from fedstale.strategies.schedule import (
     AdaSync,
-    LearntDeadline,
     Pace,
     Schedule,
     k_async,
@@ -62,15 +61,6 @@ def test_a_smoothed_loss_stays_between_its_extremes(losses):
     assert pace.first_loss == losses[0]
 
 
-def test_a_learnt_deadline_stays_within_its_bounds():
-    deadline = LearntDeadline(quantile=0.5, at_least_s=5.0, at_most_s=50.0)
-    assert deadline.seconds([]) == 50.0
-    assert deadline.seconds([1.0]) == 5.0
-    assert deadline.seconds([10.0, 20.0, 30.0]) == 20.0
-    assert deadline.seconds([500.0]) == 50.0
-    assert LearntDeadline().seconds([]) == inf
-
-
 def test_over_selection_rounds_up():
     schedule = over_selection(10, 1.25)
     assert (schedule.concurrency, schedule.buffer_size, schedule.stragglers) == (13, 10, "cancel")
@@ -95,8 +85,6 @@ def test_a_share_of_the_nodes_is_rounded_down_and_at_least_one():
         lambda: AdaSync(start=4, most=3),
         lambda: AdaSync(start=1, most=3, smoothing=1.0),
         lambda: AdaSync(start=1, most=3, form="k"),
-        lambda: LearntDeadline(quantile=0.0),
-        lambda: LearntDeadline(at_least_s=3.0, at_most_s=2.0),
         lambda: over_selection(10, 0.5),
         lambda: Schedule(min_available_nodes=0),
         lambda: Schedule(fraction_train=0.0),

@@ -25,7 +25,7 @@ EVERY = [
     *("FedAvg(fraction_train=0.8)", "FedAvgOverSelected(8)", "FedProx(10)", "FedAvgM(10)"),
     *("FedAdam(10)", "FedYogi(10)", "FedAdagrad(10)", "FedBuff(10, 8)", "FedAsync(10)"),
     *("GapAware(10, 8)", "DirectionAware(10, 8)", "REFL(10, 8)", "FADAS(10, 8)"),
-    *("AsyncFedED(10)", "CA2FL(10, 8)", "FedStale(10)", "AdaptiveSync(10)"),
+    *("AsyncFedED(10)", "CA2FL(10, 8)", "FedStale(10)"),
     *(
         f"FedBuff(10, 8, selector={selector})"
         for selector in (
@@ -56,7 +56,7 @@ EVERY = [
             *("Bulyan(f=1)", "CentredClipping(f=1)", "CTMA(f=1)"),
         )
     ),
-    "FedAvg(schedule=semi_synchronous(10, LearntDeadline(quantile=0.5)), server_optimizer=Yogi())",
+    "FedAvg(schedule=semi_synchronous(10, 60.0), server_optimizer=Yogi())",
     "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), until='2h')",
 ]
 

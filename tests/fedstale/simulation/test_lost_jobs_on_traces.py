@@ -8,7 +8,8 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from tiny import counting_app, fleet
 
 import fedstale
-from fedstale.strategies import REFL, AdaptiveSync, FedAvg, FedBuff, Validation
+from fedstale.strategies import REFL, FedAvg, FedBuff, Validation
+from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.server.runtime import Callback
 
 COSTS = {
@@ -34,7 +35,7 @@ def model():
     return ArrayRecord({"0": Array(np.zeros(3, np.float32))})
 
 
-@pytest.mark.parametrize("make", [lambda: REFL(3, 2), lambda: AdaptiveSync(3, 2)])
+@pytest.mark.parametrize("make", [lambda: REFL(3, 2), lambda: FedAvg(schedule=k_sync(3, 2))])
 def test_a_round_does_not_wait_for_a_straggler_while_six_free_nodes_are_online(make_grid, make):
     # The first leaves with its job, the second takes 12 s, the third 1,000 s; six more come at 1 s.
     windows = [[(0.0, 5.0)], [(0.0, 2000.0)], [(0.0, 2000.0)], *([[(1.0, 2000.0)]] * 6)]

@@ -12,7 +12,6 @@ from virtual_grid import VirtualGrid, adder, identity, record
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
     REFL,
-    AdaptiveSync,
     FedAsync,
     FedAvg,
     FedBuff,
@@ -255,9 +254,8 @@ def failing(delay=1.0):
         StaleStrategy(schedule=k_sync(3, 3), seed=1),
         StaleStrategy(schedule=k_async(3, 3), seed=1),
         REFL(3, 3, seed=1),
-        AdaptiveSync(3, 3, seed=1),
     ],
-    ids=["k-sync", "k-async", "REFL", "AdaptiveSync"],
+    ids=["k-sync", "k-async", "REFL"],
 )
 def test_a_job_that_failed_is_replaced_before_its_buffer_closes(strategy):
     # Whichever three are picked first, jobs of 0 and 1 fail at once and the others take 10 s.
