@@ -134,6 +134,12 @@ class SimulationConfig:
                 raise ConfigError(f"{name} = {value!r}: expected {accepted}")
         Until.parse(self.until)
 
+    @property
+    def planned_rounds(self) -> int | None:
+        """Rounds that the app will make, if its run config says so by the usual name."""
+        planned = self.run_config.get("num-server-rounds")
+        return planned if isinstance(planned, int) else None
+
     def table(self) -> dict[str, Any]:
         """Return the settings as `from_table` reads them; what is not set is left out."""
         return {k: v for k, v in asdict(self).items() if v is not None}

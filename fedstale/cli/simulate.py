@@ -305,7 +305,7 @@ def _watching(
     until = Until.parse(config.until)
     is_watched = shown or live is not None
     resolved = _resolved(config) if is_watched else config
-    of_rounds = _planned_rounds(resolved) if is_watched else None
+    of_rounds = resolved.planned_rounds if is_watched else None
     with ExitStack() as stack:
         if shown:
             line = stack.enter_context(progress_line(sys.stderr.isatty()))
@@ -338,12 +338,6 @@ def _resolved(config: "SimulationConfig") -> "SimulationConfig":
     return FlowerApp.find(config.app).resolved(config)
 
 
-def _planned_rounds(resolved: "SimulationConfig") -> int | None:
-    """Return how many rounds the app will make, if its run config says so by the usual name."""
-    planned = resolved.run_config.get("num-server-rounds")
-    return planned if isinstance(planned, int) else None
-
-
 def _measure_costs(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
     """Print what clients cost that run for real."""
     from fedstale.simulation import measure, node_configs, pasted
@@ -361,11 +355,10 @@ def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bo
     from fedstale.simulation import dry_run
 
     found = dry_run(config, traces)
-    planned = _planned_rounds(_resolved(config))
     if as_json:
         facts = asdict(found)
         lists = {name: facts[name].tolist() for name in ("online", "job_s")}
-        typer.echo(json.dumps({**facts, **lists, "planned_rounds": planned}))
+        typer.echo(json.dumps({**facts, **lists}))
         return
     low, high = found.online.min(), found.online.max()
     hours = f"{found.horizon_s / 3600:.3g} h"
@@ -381,14 +374,13 @@ def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bo
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in found.phases_s.items())
         lines += [
             f"such a job: {middle} in the median, 90% within {long}; {parts}",
-            f"a round of {found.n_asked:,} that waits for all who report: "
-            f"{duration(found.round_s)} in the median",
+            f"{found.round}: {duration(found.round_s)} on average",
         ]
     # On ideal devices no time passes.
     if found.round_s > 0.0:
-        lines.append(f"such rounds in {hours}: {found.horizon_s / found.round_s:,.0f}")
-        if planned:
-            lines.append(f"{planned:,} such rounds: {duration(planned * found.round_s)}")
+        fitting = f"such rounds in {hours}: {found.horizon_s / found.round_s:,.0f}"
+        n = found.planned_rounds
+        lines.append(f"{n:,} such rounds: {duration(n * found.round_s)}" if n else fitting)
     for line in lines:
         typer.echo(line)
 

@@ -2,8 +2,8 @@
 
 The app's own ServerApp says what it sends first, and to how many. Nobody trains: the same message
 goes to devices drawn at instants of the time that the run may take, and the traces say what becomes
-of it. Devices are drawn alike and are free, so this is what chance gives, and not what a strategy
-that chooses, or keeps devices busy, makes of it.
+of it. The rounds of the strategy's schedule are followed from the run's beginning. Devices are
+drawn by chance, so this is not what a strategy that chooses makes of them.
 """
 
 import tempfile
@@ -22,7 +22,8 @@ from fedstale.simulation.costs import CostModel, kind_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import enrolled
 from fedstale.simulation.run import simulate
-from fedstale.strategies.server import Callback, Runtime
+from fedstale.strategies.schedule import RECHECK_S, AdaSync, Schedule
+from fedstale.strategies.server import HEARTBEAT_S, Callback, Runtime
 from fedstale.strategies.stages import asked_share
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.until import Until
@@ -58,20 +59,27 @@ class DryRun:
     """Duration of jobs that report: quantiles .5 and .9."""
     phases_s: dict[str, float]
     """Their median time in each phase."""
-    round_s: float
-    """Median time until all that report have, of as many devices as the message goes to."""
+    round_s: float = np.nan
+    """Mean time of a round; NaN if none ends."""
+    round: str = ""
+    """Whom a round asks and what it waits for, in words."""
+    planned_rounds: int | None = None
+    """Rounds that the app will make, if its run config says so."""
 
 
 class _First(Callback):
     """Ends a run before the first training is sent."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
+    messages: Sequence[Message] = ()
+    schedule, timeout_s = Schedule(), np.inf
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
-        """Keep the messages, and send none."""
+        """Keep the messages and what ends their round, and send none."""
         self.messages = [m for m in messages if kind_of(m).startswith("train")]
         if self.messages:
+            own = getattr(run.strategy, "schedule", None)
+            self.schedule = own if isinstance(own, Schedule) else self.schedule
+            self.timeout_s = min(run.timeout_s, self.messages[0].metadata.ttl)
             raise RunEnded("looked ahead")
 
 
@@ -108,7 +116,10 @@ def dry_run(config: SimulationConfig, traces: TraceSet) -> DryRun:
     )
     limit_s = Until.parse(config.until).time_s
     horizon_s = limit_s if limit_s < np.inf else _DAY_S
-    return _drawn(enrolled(traces, resolved), job, len(first.messages), horizon_s, config.seed)
+    own = enrolled(traces, resolved)
+    found = _drawn(own, job, len(first.messages), horizon_s, config.seed)
+    found = replace(found, planned_rounds=resolved.planned_rounds)
+    return _followed(found, own, job, first, config.seed)
 
 
 def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int) -> DryRun:
@@ -135,14 +146,6 @@ def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int
     took = (found.reported - sent)[reports]
     failed = [found.reason(int(i)) for i in np.flatnonzero(~reports)]
     counts = dict(zip(*np.unique(failed, return_counts=True), strict=True)) if failed else {}
-    ends = np.cumsum([each.size for each in chosen])[:-1]
-    rounds = [
-        float((part - instant)[ok].max())
-        for part, ok, instant in zip(
-            np.split(found.reported, ends), np.split(reports, ends), instants, strict=True
-        )
-        if ok.any()
-    ]
     hours = np.minimum(instants // _HOUR_S, np.ceil(horizon_s / _HOUR_S) - 1).astype(np.int64)
     by_hour = [np.mean(np.asarray(online)[hours == hour]) for hour in np.unique(hours)]
     phases = {"download": found.download_s, "training": found.compute_s, "upload": found.upload_s}
@@ -163,5 +166,42 @@ def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int
             name: float(np.median(spent[reports])) if reports.any() else np.nan
             for name, spent in phases.items()
         },
-        round_s=float(np.median(rounds)) if rounds else np.nan,
     )
+
+
+def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: int) -> DryRun:
+    """Add the mean time of the rounds that the schedule makes from the run's beginning on."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED, 1)))
+    schedule, most = first.schedule, min(found.planned_rounds or INSTANTS, INSTANTS)
+    size, limit_s = schedule.buffer_size, min(first.timeout_s, schedule.deadline_s)
+    size = size.start if isinstance(size, AdaSync) else size
+    if again := schedule.send == "after_reply":
+        n_out, step = schedule.concurrency or traces.n_devices, size or 1
+        words = f"a server step, with buffer size {step:,} and {n_out:,} jobs in flight"
+    else:
+        n_out, step, waited = found.n_asked, 1, f"the first {size:,}" if size else "all"
+        words = f"a round of {n_out:,} that waits for {waited}, at most {limit_s:,.4g} s"
+    everyone, free_at = np.arange(traces.n_devices), np.zeros(traces.n_devices)
+    availability = traces.channel("availability")
+    now, ends = 0.0, list[float]()
+    while now < found.horizon_s and len(ends) < most * step + n_out * again:
+        idle = availability.is_available(everyone, np.full(everyone.size, now))
+        idle &= (free_at <= now) | (not again)
+        room = n_out - np.count_nonzero(free_at > now) * again
+        devices = rng.permutation(everyone[idle])[:room]
+        trips = traces.trips(devices, np.full(devices.size, now), job, free_at[devices])
+        reported = np.where(trips.status == Status.REPORTED, trips.reported, np.inf)
+        lost_at = np.minimum(trips.ended + HEARTBEAT_S, now + first.timeout_s)
+        seen_at = np.minimum(reported, lost_at)
+        free_at[devices] = seen_at if again else trips.ended
+        later = now + RECHECK_S if devices.size < room else np.inf
+        if again:
+            ends += reported[reported < np.inf].tolist()
+            later = min(later, free_at[free_at > now].min(initial=np.inf))
+        elif devices.size:
+            later = min(np.sort(reported if size else seen_at)[:size][-1], now + limit_s)
+            ends.append(later)
+        now = later
+    ends = sorted(ends)[: most * step]
+    round_s = float(ends[-1]) * step / len(ends) if ends else np.nan
+    return replace(found, round=words, round_s=round_s)

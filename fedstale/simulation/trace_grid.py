@@ -389,8 +389,9 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             RunEnded: the run is over.
         """
+        self.runtime.timeout_s = np.inf if timeout is None else timeout
         wanted = set(self.push_messages(messages))
-        deadline = np.inf if timeout is None else self._now + timeout
+        deadline = self._now + self.runtime.timeout_s
         missing, rows = wanted.copy(), range(len(self._jobs) - len(wanted), len(self._jobs))
         self._awaited |= dict.fromkeys(rows, deadline)
         try:

@@ -290,6 +290,8 @@ class Runtime:
         """Whether a part that is not as it was asked for ends the run, as in a simulation."""
         self.most_bytes = inf
         """Bytes of a reply that the loop that goes on may take in."""
+        self.timeout_s = inf
+        """How long the replies to the latest messages are waited for together, in s."""
         self.hints: list[str] = []
         """What was not as it was asked for, in sentences for the summary."""
         self.rejections: Counter[str] = Counter()

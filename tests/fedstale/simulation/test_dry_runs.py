@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from shared_fleets import synthetic
-from small_app import SERVER, write_small_app
+from small_app import PYPROJECT, SERVER, write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app as command
@@ -48,6 +48,33 @@ def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
     np.testing.assert_allclose(found.round_s, np.median(took), rtol=0.02)
     assert found.phases_s["training"] == pytest.approx(jobs["compute_s"].median())
     np.testing.assert_allclose(found.online, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "round_"),
+    [
+        (None, "a round of 8 that waits for all, at most 3,600 s"),
+        ("FedBuff(8, 4)", "a server step, with buffer size 4 and 8 jobs in flight"),
+        ("FedAvg(schedule=k_sync(6, 3))", "a round of 6 that waits for the first 3, at most"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("no_pages")
+def test_rounds_take_as_long_as_those_of_the_run(tmp_path, strategy, round_):
+    server = SERVER.replace('config["rounds"]', 'config["num-server-rounds"]')
+    table = PYPROJECT.replace("rounds = 3", "num-server-rounds = 120")
+    config = SimulationConfig(
+        app=str(write_small_app(tmp_path / "app", server=server, pyproject=table)),
+        traces="fleet",
+        strategy=strategy,
+        run_config={"fraction-evaluate": 0.0},
+        costs={"examples": 12},
+    )
+    found = dry_run(config, synthetic(60))
+    run = simulate(config, tmp_path / "run", traces=synthetic(60))
+    assert found.round.startswith(round_)
+    assert found.planned_rounds == run.summary["rounds"] == 120
+    assert found.round_s == pytest.approx(run.end_s / 120, rel=0.25)
 
 
 def test_devices_that_leave_lose_the_share_that_the_traces_say(small):
