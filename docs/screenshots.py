@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/watch.md: pages of real runs in a browser, at a desk and on a phone.
+"""Draw the pictures of README.md and docs/watch.md: pages of real runs in a browser, at a desk and on a phone.
 
 Needs chromium and chromedriver; on Debian, apt-get install chromium chromium-driver.
 
@@ -10,8 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 import fedstale
-from fedstale.reports.run import Run
+from fedstale.cli.main import app
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests" / "fixtures"))
@@ -19,8 +21,8 @@ sys.path.append(str(HERE.parent / "tests" / "fixtures"))
 from browser import browsing, missing  # noqa: E402 - the browser of the tests
 
 SHOTS = {
-    "report": {"page": "report", "width": 1280, "height": 1060, "dark": False},
-    "report-dark": {"page": "report", "width": 1280, "height": 1060, "dark": True},
+    "report": {"page": "report", "width": 1280, "height": 860, "dark": False},
+    "report-dark": {"page": "report", "width": 1280, "height": 860, "dark": True},
     "report-phone": {"page": "report", "width": 390, "height": 844, "dark": False},
     "comparison": {"page": "comparison", "width": 1280, "height": 1060, "dark": False},
 }
@@ -40,10 +42,15 @@ PLAN = {
 
 
 def pages(folder: Path) -> dict[str, Path]:
-    """Compare three strategies over seeds, and return the pages to show."""
+    """Take the advice of the demo, compare three strategies, and return the pages to show."""
+    demo = fedstale.simulate("digits", traces="synthetic:100", out=folder / "demo")
+    taken = CliRunner().invoke(app, ["advise", str(demo.folder), "--apply"])
+    assert taken.exit_code == 0, taken.output
     fedstale.compare(PLAN, out=folder / "compared")
-    first = sorted((folder / "compared" / "runs").rglob("config.toml"))[-3].parent
-    return {"report": Run(first).report(), "comparison": folder / "compared" / "comparison.html"}
+    return {
+        "report": folder / "demo-advised" / "report.html",
+        "comparison": folder / "compared" / "comparison.html",
+    }
 
 
 def draw(page: Path, out: Path, *, width: int, height: int, dark: bool) -> None:

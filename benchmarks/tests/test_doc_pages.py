@@ -178,7 +178,7 @@ def test_every_screenshot_is_drawn_by_the_script_and_shown():
     assert shown == set(SHOTS) == {path.stem for path in (DOCS / "images").glob("*.png")}
     for name, shot in SHOTS.items():
         picture = DOCS / "images" / f"{name}.png"
-        assert picture.stat().st_size < 250_000
+        assert picture.stat().st_size < 200_000
         # A phone has two pixels for one of CSS.
         assert size_of(picture)[0] == shot["width"] * (1 if shot["width"] >= 500 else 2)
 
