@@ -1,7 +1,7 @@
 """The server of the built-in apps: a strategy by their run config, and an evaluated model."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid
@@ -10,17 +10,6 @@ from torch import nn
 from fedstale.apps.strategy import strategy
 from fedstale.deployment import recorded
 from fedstale.live import watched
-
-
-@runtime_checkable
-class OtherForm(Protocol):
-    """A stage that keeps products on the server and their factors on devices."""
-
-    def products(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Multiply the factors of a model."""
-
-    def factors(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Factorise a model for devices."""
 
 
 def serve(
@@ -47,7 +36,8 @@ def serve(
     seed, made = int(config["seed"]), strategy(config)
     initial = ArrayRecord(network(seed).state_dict())
     stages = getattr(made, "stages", ())
-    adapters = next((stage for stage in stages if isinstance(stage, OtherForm)), None)
+    # A stage that keeps products on the server, and their factors on devices.
+    adapters: Any = next((stage for stage in stages if hasattr(stage, "products")), None)
     if adapters is not None:
         initial = adapters.products(initial)
 

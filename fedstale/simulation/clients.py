@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RUN_ID = 1
+"""Flower's id of a simulated run."""
 _JOB_SEED = b"fedstale job"
 # The summary counts them all.
 _ERRORS_SHOWN = 5
@@ -71,7 +73,6 @@ class Clients(Stateful):
         book: learns from their replies what messages cost.
         replay: the traces of their devices.
         seed: of all their randomness.
-        run_id: Flower's id of the run.
         run_config: the app's, as each of them sees it.
         nodes: what each node has in its own config.
     """
@@ -85,14 +86,13 @@ class Clients(Stateful):
         replay: "Replay",
         *,
         seed: int,
-        run_id: int,
         run_config: UserConfig,
         nodes: NodeConfigs,
     ) -> None:
         self._nodes = nodes
         self.executor, self._book, self._replay = executor, book, replay
         self._hash = hashlib.blake2b(b"%d" % seed, digest_size=4, person=_JOB_SEED)
-        self._run_id, self._run_config = run_id, run_config
+        self._run_config = run_config
         self._contexts: dict[int, Context] = {}
         self._ahead: dict[int, tuple[int | None, ClientReply]] = {}
         self._errors: set[str] = set()
@@ -350,7 +350,7 @@ class Clients(Stateful):
 
     def _new_context(self, node_id: int) -> "NodeContext":
         own = self._nodes.of(node_id - FIRST_NODE_ID)
-        return NodeContext(self._run_id, node_id, own, RecordDict(), dict(self._run_config))
+        return NodeContext(RUN_ID, node_id, own, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
         """Return the state of the nodes, and of the costs."""

@@ -35,7 +35,7 @@ from fedstale.flower import (
     stamp,
     stamp_reply,
 )
-from fedstale.simulation.clients import Clients, Replay
+from fedstale.simulation.clients import RUN_ID, Clients, Replay
 from fedstale.simulation.costs import CostModel, WorkHook
 from fedstale.simulation.devices import FIRST_NODE_ID, Devices
 from fedstale.simulation.executors import Executor, InlineExecutor
@@ -83,7 +83,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         run_config: UserConfig | None = None,
         on_interrupt: OnInterrupt = "abort",
         until_s: float = np.inf,
-        run_id: int = 1,
         work: WorkHook | None = None,
         nodes: NodeConfigs | None = None,
         results: Iterable[Path] = (),
@@ -98,7 +97,6 @@ class TraceGrid(Stateful, RuntimeGrid):
             run_config: the app's run config, as clients see it.
             on_interrupt: what happens to a job when its device goes offline.
             until_s: virtual instant at which the run ends.
-            run_id: Flower's id of the run.
             work: returns the work units of a message, before what `costs` says; None leaves a
                 message to that.
             nodes: what each device has in its node config; None for a partition-id of its own,
@@ -124,11 +122,10 @@ class TraceGrid(Stateful, RuntimeGrid):
             book,
             Replay(traces, first),
             seed=seed,
-            run_id=run_id,
             run_config=config,
             nodes=self.nodes,
         )
-        self._run, self._promises = empty_run(run_id), costs.constant_replies
+        self._run, self._promises = empty_run(RUN_ID), costs.constant_replies
         self._now, self._until = 0.0, until_s
         self._events: list[tuple[float, int, int]] = []
         """A heap of what will happen, by instant, kind and job, never by payload: on constant

@@ -53,7 +53,6 @@ class AutoExecutor(Executor):
         client_app: ClientApp,
         load: Callable[[], ClientApp],
         workers: int | None = None,
-        limit_s: float | None = None,
         shared: Callable[[], str] = str,
     ) -> None:
         """Start in this process.
@@ -62,10 +61,9 @@ class AutoExecutor(Executor):
             client_app: the app in this process.
             load: returns the app in another process.
             workers: most processes; None takes as many as there are cores.
-            limit_s: as of `ProcessExecutor`.
             shared: looks for what clients share, and returns its name; empty if they share nothing.
         """
-        self._load, self._workers, self._limit_s = load, workers or n_cores(), limit_s
+        self._load, self._workers = load, workers or n_cores()
         self._inline = InlineExecutor(client_app)
         self._now: Executor = self._inline
         self._shared, self._is_chosen = shared, self._workers == 1
@@ -115,7 +113,7 @@ class AutoExecutor(Executor):
             self._stay(measured)
             return
         try:
-            self._pool = ProcessExecutor(self._load, self._workers, self._limit_s)
+            self._pool = ProcessExecutor(self._load, self._workers)
         except ConfigError as problem:
             self._stay(str(problem))
             return
@@ -224,7 +222,7 @@ def executor_for(
     if kind == "processes" or (workers or 1) > 1:
         return ProcessExecutor(load, workers or n_cores(), limit_s)
     shared = SharedState(app.modules).look
-    return AutoExecutor(client, load, limit_s=limit_s, shared=shared)
+    return AutoExecutor(client, load, shared=shared)
 
 
 def _batched(app: FlowerApp, client: ClientApp) -> Executor:
