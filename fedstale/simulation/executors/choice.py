@@ -10,9 +10,8 @@ import logging
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Number
 from types import ModuleType
 from typing import Any
@@ -33,9 +32,6 @@ logger = logging.getLogger(__name__)
 _MEASURED_S = 10.0
 # Below this a message costs more to send to a worker than the client costs.
 _SHORT_CALL_S = 0.002
-_RUNS, _CLEARLY = 2, 1.2
-"""Runs in processes that are measured, and how much slower they must be to be left: where other
-programs run as well, one run of some seconds tells little."""
 _MOST = 10_000
 """Entries of a container that are looked at."""
 _FRAMEWORKS = ("torch", "tensorflow.random", "keras.random")
@@ -44,8 +40,7 @@ _FRAMEWORKS = ("torch", "tensorflow.random", "keras.random")
 class AutoExecutor(Executor):
     """Starts in this process, and moves to processes once training has taken long enough to pay.
 
-    It stays where clients share what each process would have for itself, and comes back where
-    processes turn out to be slower.
+    It stays where clients share what each process would have for itself.
     """
 
     def __init__(
@@ -64,86 +59,51 @@ class AutoExecutor(Executor):
             shared: looks for what clients share, and returns its name; empty if they share nothing.
         """
         self._load, self._workers = load, workers or n_cores()
-        self._inline = InlineExecutor(client_app)
-        self._now: Executor = self._inline
+        self._now: Executor = InlineExecutor(client_app)
         self._shared, self._is_chosen = shared, self._workers == 1
-        self._pool: ProcessExecutor | None = None
-        self._here, self._there = _Spent(), _Spent()
-        self._busy_s, self._n_tried = 0.0, 0
+        self._busy_s, self._n_calls, self._n_runs = 0.0, 0, 0
         self.description = f"{self._now.description}: not enough training yet to choose another"
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        if self._is_chosen:
-            return self._now.run(calls)
         # Processor time: what other programs take from this one is no reason for more processes.
-        started, busy = time.perf_counter(), _processor_s()
+        busy = _processor_s()
         replies = self._now.run(calls)
-        took_s = time.perf_counter() - started
-        if self._now is self._inline:
-            self._here.add(took_s, len(calls))
+        if not self._is_chosen and calls:
             self._busy_s += _processor_s() - busy
+            self._n_calls, self._n_runs = self._n_calls + len(calls), self._n_runs + 1
             is_time = self._busy_s >= _MEASURED_S
             # More and more seldom: whatever changes has changed by the next look, too.
-            n = self._here.n_runs
-            shared = self._shared() if is_time or n & (n - 1) == 0 else ""
+            shared = self._shared() if is_time or self._n_runs & (self._n_runs - 1) == 0 else ""
             if shared:
                 self._stay(f"clients share {shared}")
             elif is_time:
                 self._try()
-        else:
-            # The first calls of a process import what the app does.
-            if self._n_tried >= self._workers:
-                self._there.add(took_s, len(calls))
-            self._n_tried += len(calls)
-            if self._there.n_runs >= _RUNS and self._there.n_calls >= self._workers:
-                self._choose()
         return replies
 
     def __exit__(self, *problem: object) -> None:
         """Stop the workers, if there are any."""
-        if self._pool is not None:
-            self._pool.__exit__(*problem)
+        self._now.__exit__(*problem)
 
     def _try(self) -> None:
         """Move to processes, if clients are long enough and enough of them run together."""
-        each_s, together = self._busy_s / self._here.n_calls, self._here.n_calls / self._here.n_runs
+        each_s, together = self._busy_s / self._n_calls, self._n_calls / self._n_runs
         measured = f"{1000 * each_s:.3g} ms a client, {together:.3g} at a time"
         if each_s < _SHORT_CALL_S or together < min(2, self._workers):
             self._stay(measured)
             return
         try:
-            self._pool = ProcessExecutor(self._load, self._workers)
+            pool = ProcessExecutor(self._load, self._workers)
         except ConfigError as problem:
             self._stay(str(problem))
             return
-        self._take(self._pool)
-        self.description = f"{self._pool.description}: {measured}"
+        self._now, self.batch, self.is_remote = pool, pool.batch, pool.is_remote
+        self._is_chosen, self.description = True, f"{pool.description}: {measured}"
         logger.info("clients run in %s", self.description)
 
-    def _choose(self) -> None:
-        """Keep the processes, or leave them if they are slower."""
-        here_s, there_s = self._here.each_s, self._there.each_s
-        if there_s <= _CLEARLY * here_s:
-            self._is_chosen = True
-            return
-        assert self._pool is not None
-        self._pool.__exit__(None, None, None)
-        self._pool = None
-        self._stay(
-            f"{1000 * here_s:.3g} ms a client, and {1000 * there_s:.3g} ms in {self._workers} "
-            "processes"
-        )
-
     def _stay(self, why: str) -> None:
-        self._is_chosen = True
-        self._take(self._inline)
-        self.description = f"{self._inline.description}: {why}"
+        self._is_chosen, self.description = True, f"{self._now.description}: {why}"
         logger.info("clients run %s", self.description)
-
-    def _take(self, executor: Executor) -> None:
-        self._now = executor
-        self.batch, self.is_remote = executor.batch, executor.is_remote
 
 
 def _processor_s() -> float:
@@ -153,24 +113,6 @@ def _processor_s() -> float:
     """
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-@dataclass(slots=True)
-class _Spent:
-    """Wall time that calls took, together."""
-
-    seconds: float = 0.0
-    n_calls: int = 0
-    n_runs: int = 0
-
-    def add(self, seconds: float, n_calls: int) -> None:
-        self.seconds += seconds
-        self.n_calls += n_calls
-        self.n_runs += n_calls > 0
-
-    @property
-    def each_s(self) -> float:
-        return self.seconds / max(self.n_calls, 1)
 
 
 def executor_for(

@@ -1,7 +1,6 @@
 """Executors run clients: the same answers wherever, and nobody harms anybody else."""
 
 import random
-import re
 import sys
 import threading
 import time
@@ -360,25 +359,6 @@ def test_the_default_stays_where_clients_share_what_processes_would_not(
         assert (
             f"clients share small_app_under_test.client.{made.split()[0]}" in auto.description
         ) is (is_shared)
-
-
-def test_the_default_comes_back_from_processes_that_are_slower(monkeypatch):
-    class Slow(InlineExecutor):
-        description = "2 processes"
-
-        def run(self, calls):
-            time.sleep(0.05)
-            return super().run(calls)
-
-    monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
-    monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
-    monkeypatch.setattr(choice, "ProcessExecutor", lambda *_: Slow(counting_app()))
-    with identity(1), AutoExecutor(counting_app(), lambda: None, workers=2) as auto:
-        for _ in range(4):
-            auto.run(calls(2))
-    assert re.fullmatch(
-        r"inline, in this process: .* ms a client, and .* ms in 2 processes", auto.description
-    )
 
 
 def test_generators_without_a_seed_repeat_with_the_run_and_differ_between_clients():
