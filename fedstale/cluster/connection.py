@@ -178,13 +178,7 @@ def _why(problem: Exception) -> str:
     """Return in a sentence why a cluster cannot be joined."""
     text = " ".join(str(problem).split())
     if "ersion mismatch" in text:
-        found = re.findall(r"Ray: (\S+) Python: (\S+)", text)
-        if len(found) == 2:
-            (ray, python), (own_ray, own_python) = found
-            return (
-                f"the cluster has Ray {ray} and Python {python}, and this machine Ray {own_ray} "
-                f"and Python {own_python}: expected the same"
-            )
+        return text
     # Of a token that is wrong Ray says that it cannot connect.
     if "oken" in text or "Failed to connect" in text:
         return _TOKEN
