@@ -7,9 +7,9 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from places import ROOT
+from stage_contract import check_stage
 from virtual_grid import VirtualGrid, adder, identity, record
 
-from fedstale.simulation import check_stage
 from fedstale.strategies import FedAvg
 
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")

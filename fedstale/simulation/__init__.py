@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fedstale.simulation.metrics import MessageRounds, RunMetrics, end_of_app, ending, write_run
     from fedstale.simulation.nodes import enrolled, node_configs
     from fedstale.simulation.run import simulate
-    from fedstale.simulation.stage_contract import check_stage
     from fedstale.simulation.trace_grid import TraceGrid
 else:
     __getattr__, __dir__ = names_of(__name__)
@@ -54,7 +53,6 @@ __all__ = [
     "TraceGrid",
     "WorkHook",
     "changed",
-    "check_stage",
     "dry_run",
     "end_of_app",
     "ending",

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from peer_sites import descending_app
 from places import ROOT
+from stage_contract import check_stage
 from virtual_grid import VirtualGrid, record
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
@@ -16,7 +17,7 @@ from fedstale.contrib.audit import AuditRecord
 from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError
-from fedstale.simulation import FlowerApp, check_stage
+from fedstale.simulation import FlowerApp
 from fedstale.strategies import (
     Compression,
     FedAvg,
