@@ -210,12 +210,10 @@ class Costs:
     """Expected examples of a client, until its first reply tells."""
     evaluate_work_per_example: float | None = None
     """Work units to evaluate one example; a client's reply states how many there were."""
-    query_work: float | None = None
-    """Work units to answer a query. Without it one costs 0, as it reads what the device knows
-    already; but one of the app's own that is sent a model must be declared."""
     work: Mapping[str, float] = field(default_factory=dict)
     """Work units of a whole message by its type, or by its type and action: 0 where nothing is
-    trained. Comes before what is said by example."""
+    trained. Comes before what is said by example. A query without an entry costs 0, as it reads
+    what the device knows already; but one of the app's own that is sent a model must have one."""
     model_bytes: int | None = None
     """Bytes that the model stands for: what a message holds counts as many times more as this is
     more than the first model sent; as sent if not given."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.compat.callers import is_of_app, replaced, wrapped
+    from fedstale.compat.callers import is_of_app, wrapped
     from fedstale.compat.older_api import server_fn_on
     from fedstale.compat.replacement import Replacement
     from fedstale.compat.stock_strategies import (
@@ -29,7 +29,6 @@ __all__ = [
     "free_start",
     "importing",
     "is_of_app",
-    "replaced",
     "report_stock_strategies",
     "server_fn_on",
     "stock_strategies_reporting",

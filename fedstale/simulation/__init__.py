@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedstale.simulation.devices import FIRST_NODE_ID, Devices
     from fedstale.simulation.dry_runs import dry_run
     from fedstale.simulation.executors import (
-        ClientCall,
         ClientReply,
         Executor,
         InlineExecutor,
@@ -34,7 +33,6 @@ else:
 
 __all__ = [
     "FIRST_NODE_ID",
-    "ClientCall",
     "ClientReply",
     "Columns",
     "CostModel",

@@ -100,8 +100,8 @@ class CostModel(Stateful):
 
         The first of these that says anything: the hook; the table `work` under type and action,
         then under the type; 0 for the stages of SecAgg+ that train nothing; and the examples of
-        a `train` or `evaluate` message times the work of each, or `query-work` for all others.
-        Without that they cost 0, but for a query of the app's own that is sent arrays: it trains.
+        a `train` or `evaluate` message times the work of each. All others cost 0, but for a query
+        of the app's own that is sent arrays: it trains.
         The examples of an evaluation are those in its reply, so before it they are expected.
 
         Where a share of the local epochs is asked for, what follows from the table and from
@@ -161,8 +161,6 @@ class CostModel(Stateful):
             is_sent_arrays: whether it is a query with arrays.
         """
         main, whole = kind.split(".", maxsplit=1)[0], declared_work(kind, self.costs)
-        if whole is None and main not in _BY_EXAMPLES:
-            whole = self.costs.query_work
         if whole is not None:
             return whole, 0.0
         undeclared = undeclared_queries([kind], self.costs)
@@ -365,7 +363,7 @@ def missing_costs(kinds: Iterable[str], costs: Costs) -> list[str]:
 
 def undeclared_queries(kinds: Iterable[str], costs: Costs) -> list[str]:
     """Return the keys that would say what queries of an app's own cost, as far as none does."""
-    own = [] if costs.query_work is not None else filter(is_own_query, kinds)
+    own = filter(is_own_query, kinds)
     return [f"work.{kind}" for kind in own if declared_work(kind, costs) is None]
 
 

@@ -51,7 +51,7 @@ GIVEN = {
     "executor": "inline",
     "workers": "1",
     "run_config": "local-epochs=5",
-    "costs": "costs.epochs=3 costs.query-work=0.5 costs.constant-replies=true",
+    "costs": "costs.epochs=3 costs.work.query=0.5 costs.constant-replies=true",
 }
 """Values that differ from every default; of all other options a number by its type."""
 REFUSED = {
@@ -145,7 +145,7 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
         assert str(getattr(after, name)) == value_of(name)
     elif name == "costs":
         assert changed == {"costs"}
-        given = {"epochs": 3, "query-work": 0.5, "constant-replies": True}
+        given = {"epochs": 3, "work.query": 0.5, "constant-replies": True}
         assert after.costs == {**before.costs, **given}
     else:
         assert after.run_config == {**before.run_config, "local-epochs": 5}
