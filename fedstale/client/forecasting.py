@@ -82,7 +82,6 @@ def record(
     received_bytes: float,
     reply_bytes: float,
     state: RecordDict,
-    work: float | None,
     share: float | None,
     journal: "JournalHistory | None",
 ) -> Record:
@@ -97,7 +96,6 @@ def record(
         received_bytes: bytes of the message's arrays.
         reply_bytes: bytes of the reply, as the device counts them.
         state: of the node; the history and the calibration in it go on.
-        work: work units of one whole training where none are stated; None where unknown.
         share: of a whole training that this one was; None where the message asks for no share.
         journal: of the device's recorder; None if there is none.
 
@@ -114,7 +112,7 @@ def record(
         training = {
             "training_s": device.worked_s(),
             "upload_bytes": reply_bytes,
-            "work": _work_of(stated, cost, work, 1.0 if share is None else share),
+            "work": _work_of(stated, cost, 1.0 if share is None else share),
             "deadline_s": about.ttl if about.ttl > 0 else math.inf,
             "share": math.nan if share is None else share,
         }
@@ -155,17 +153,15 @@ def record(
     return made
 
 
-def _work_of(
-    stated: Mapping[str, object], cost: Cost | None, default: float | None, share: float
-) -> float:
-    """Return the work units that were done; what is stated is of a whole job."""
+def _work_of(stated: Mapping[str, object], cost: Cost | None, share: float) -> float:
+    """Return the work units that were done, NaN if unknown; what is stated is of a whole job."""
     if cost is not None:
         return cost[0]
     work = stated.get("work")
     # A bad number is rejected later, once the message is in the history.
     if isinstance(work, int | float) and 0 <= work < math.inf:
         return float(work) * share
-    return math.nan if default is None else default * share
+    return math.nan
 
 
 def _checked(stated: Mapping[str, object]) -> dict[str, float]:

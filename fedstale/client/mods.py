@@ -9,7 +9,6 @@ server asks for. Each of them states how much of the work an app has done that r
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from functools import cached_property
@@ -137,8 +136,8 @@ class ForecastMod:
     The next job is as the last training unless the message states it (`JOB_RECORD`); before
     the first training, and without being told, there are only `p_available` and `available_s`. A
     device without a history forecasts what the forecaster's fleet does. The device's own job times
-    enter by calibration, see `fedstale.client.forecasting`; where no work is stated, they are also
-    the device's pace.
+    enter by calibration, see `fedstale.client.forecasting`; where the server states no work, they
+    are also the device's pace.
 
     Args:
         forecaster: folder of a trained forecaster; None takes one that comes with fedstale.
@@ -146,7 +145,6 @@ class ForecastMod:
             a simulated device, the job fails.
         fleet: what this device is, to take the forecaster of its kind from fedstale: "phones",
             "desktops", "cars" or "any".
-        work: work units of one training, in the forecaster's unit; None where unknown.
         enabled_by: key of the run config that switches the mod off where it is false.
         monitor: reads a real device; None takes psutil where it is installed.
         journal: folder in which `fedstale traces record` keeps the readings of this device, such as
@@ -160,7 +158,7 @@ class ForecastMod:
             read; real ones do anyway.
 
     Raises:
-        ConfigError: the work is not a number above 0, or there is no such word for available.
+        ConfigError: there is no such word for available.
     """
 
     def __init__(
@@ -168,16 +166,13 @@ class ForecastMod:
         forecaster: str | Path | None = None,
         *,
         fleet: str = "any",
-        work: float | None = None,
         enabled_by: str | None = None,
         monitor: "ResourceMonitor | None" = None,
         journal: str | Path | None = None,
         available: Literal["online", "charging", "recording"] = "online",
         fallback: bool = False,
     ) -> None:
-        if work is not None and not (math.isfinite(work) and work > 0):
-            raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
-        self._folder, self._fleet, self._work = forecaster, fleet, work
+        self._folder, self._fleet = forecaster, fleet
         self._enabled_by, self._monitor, self._fallback = enabled_by, monitor, fallback
         if available not in (words := ("online", "charging", "recording")):
             raise ConfigError(f"available = {available!r}: expected one of {', '.join(words)}")
@@ -263,7 +258,6 @@ class ForecastMod:
                 received_bytes=received_bytes,
                 reply_bytes=device.reply_bytes(reply.content),
                 state=context.state,
-                work=self._work,
                 # An app that does not read its share has trained in full.
                 share=(1.0 if done is None else done.share) if has_share else None,
                 journal=self._journal(context),

@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import FedAvg
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod, local_steps
 from fedstale.client.device import COLUMNS, MESSAGES_KEPT, Machine, MessageHistory
 from fedstale.client.forecasting import OwnCalibration
-from fedstale.errors import ConfigError
 from fedstale.strategies.stages.local_work import asking
 from fedstale.strategies.types import forecast_in
 from fedstale.traces.forecast import embedded
@@ -276,11 +275,6 @@ def test_a_run_config_key_switches_the_mod_off():
     assert "switched off" in asked.content[FORECAST_RECORD]["error"]
 
 
-def test_work_that_is_none_is_rejected():
-    with pytest.raises(ConfigError, match="work = nan"):
-        ForecastMod(work=math.nan)
-
-
 def test_one_line_makes_a_client_app_that_answers_queries():
     app = ForecastMod().client_app()
 
@@ -334,7 +328,7 @@ def test_servers_read_what_an_old_or_a_silent_device_sends():
 class Sharing(Bench):
     """A bench whose app does a share of each job in as much of its time."""
 
-    def train(self, takes, *, share=None, **options):
+    def train(self, takes, *, share=None, stated=None):
         request = message(created_at=self.wall - 2.0, key=f"message-{self.n}")
         self.n += 1
         here = context(self.state)
@@ -342,6 +336,8 @@ class Sharing(Bench):
         here.device = Machine(
             request, self.state, self.monitor, wall=lambda: self.wall, steady=lambda: self.steady
         )
+        if stated is not None:
+            request.content["fedstale.job"] = ConfigRecord({"work": stated})
         if share is not None:
             request.content["config"] = asking(ConfigRecord(), share)
 
@@ -352,26 +348,26 @@ class Sharing(Bench):
         return dict(self.mod(request, here, work).content["fedstale.forecast"])
 
 
-@pytest.mark.parametrize("work", [None, 60.0])
-def test_a_real_device_forecasts_whole_jobs_alike_whatever_its_shares(work):
+@pytest.mark.parametrize("stated", [None, 60.0])
+def test_a_real_device_forecasts_whole_jobs_alike_whatever_its_shares(stated):
     whole = {}
     for name, shares in (("in full", [None]), ("mixed", [0.125, 1.0, 0.5, 0.25])):
-        bench = Sharing(ForecastMod(work=work))
+        bench = Sharing(ForecastMod())
         for i in range(24):
-            said = bench.train(80.0, share=shares[i % len(shares)])
+            said = bench.train(80.0, share=shares[i % len(shares)], stated=stated)
             bench.go(300.0)
         whole[name] = said["training_s"][1] / said.get("share", 1.0)
         history = MessageHistory.read(bench.state)
         pace = history.scaled(1.0).pace
         np.testing.assert_allclose(pace, pace[0])
-    assert said["share"] == 0.25
+    assert said["share"] == (0.25 if stated is None else 1.0)
     assert whole["mixed"] == pytest.approx(whole["in full"], rel=0.1)
 
 
 def test_a_stated_job_has_the_share_that_its_work_is_of_a_whole_one():
-    bench = Sharing(ForecastMod(work=60.0))
+    bench = Sharing(ForecastMod())
     for _ in range(3):
-        bench.train(80.0, share=0.5)
+        bench.train(80.0, share=0.5, stated=60.0)
         bench.go(300.0)
     assert bench.ask(job={"work": 60.0})["share"] == pytest.approx(1.0)
     assert bench.ask()["share"] == 0.5
