@@ -1,4 +1,4 @@
-"""The quick rows of the table of shapes in docs/flower-apps.md are still what is found."""
+"""The quick rows of the table of shapes in docs/apps-that-run.md are still what is found."""
 
 import sys
 

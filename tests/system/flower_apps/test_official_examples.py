@@ -6,7 +6,7 @@ downloaded: the folder stand_ins has modules in the place of those that would.
 
     FLOWER_EXAMPLES=flower/examples python tests/system/flower_apps/test_official_examples.py
 
-prints the table of docs/flower-apps.md.
+prints the table of docs/apps-that-run.md.
 """
 
 import json
@@ -26,7 +26,7 @@ from fedstale.traces import Availability, Series, TraceSet
 
 ROOT = Path(__file__).parents[3]
 STAND_INS = ROOT / "tests" / "fixtures" / "stand_ins"
-PAGE = ROOT / "docs" / "flower-apps.md"
+PAGE = ROOT / "docs" / "apps-that-run.md"
 REPOSITORY, TAG = "https://github.com/adap/flower", "v1.42.0"
 VARIABLE = "FLOWER_EXAMPLES"
 
@@ -161,7 +161,7 @@ def asked_for(app):
 
 
 def table(folder):
-    """Return the rows of the table of docs/flower-apps.md, for the examples in a folder."""
+    """Return the rows of the table of docs/apps-that-run.md, for the examples in a folder."""
     rows = []
     for name, shape in EXAMPLES.items():
         needed = NEEDS.get(name)

@@ -1,4 +1,4 @@
-"""Each cell of the table of shapes in docs/flower-apps.md is still what is found."""
+"""Each cell of the table of shapes in docs/apps-that-run.md is still what is found."""
 
 from importlib.util import find_spec
 
