@@ -63,6 +63,7 @@ def draw(page: Path, out: Path, *, width: int, height: int, dark: bool) -> None:
             "const one = document.getElementById('timeline');"
             "return !one || one.dataset.drawn === 'yes'"
         )
+        browser.ask("document.documentElement.style.scrollbarWidth = 'none'")
         out.write_bytes(base64.b64decode(browser.call("GET", "/screenshot")))
 
 
