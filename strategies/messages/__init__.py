@@ -1,12 +1,10 @@
 """Smaller messages: which format each has, and arrays that are quantised on their way."""
 
 from fedstale.strategies.messages.codec import (
-    FORMATS,
     LEAST,
     bytes_of,
     decode,
     is_quantised,
-    n_bytes,
 )
 from fedstale.strategies.messages.records import (
     COMPACT_RECORD,
@@ -24,7 +22,6 @@ from fedstale.strategies.messages.records import (
 
 __all__ = [
     "COMPACT_RECORD",
-    "FORMATS",
     "LEAST",
     "Requested",
     "bytes_of",
@@ -36,7 +33,6 @@ __all__ = [
     "has_quantised",
     "is_quantised",
     "is_stated",
-    "n_bytes",
     "quantised",
     "stated",
     "without_asking",

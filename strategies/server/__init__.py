@@ -13,7 +13,6 @@ from fedstale.strategies.server.checkpoint import (
     write_checkpoint,
 )
 from fedstale.strategies.server.checks import Validation
-from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -33,11 +32,9 @@ from fedstale.strategies.server.superlink import (
     ForwardingGrid,
     SuperLinkGrid,
     connected,
-    without_stalls,
 )
 from fedstale.strategies.server.versions import (
     UPDATE_KEY,
-    Snapshot,
     Versions,
     is_delta,
     read,
@@ -55,7 +52,6 @@ __all__ = [
     "Callback",
     "Checkpointer",
     "Checkpoints",
-    "EventLoop",
     "ForwardingGrid",
     "Limit",
     "Options",
@@ -63,7 +59,6 @@ __all__ = [
     "RunLogger",
     "Runtime",
     "RuntimeGrid",
-    "Snapshot",
     "StaleStrategy",
     "Sums",
     "SuperLinkGrid",
@@ -82,6 +77,5 @@ __all__ = [
     "read_checkpoint",
     "records_in",
     "unpack",
-    "without_stalls",
     "write_checkpoint",
 ]

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from inspect import Parameter, Signature, currentframe, signature, unwrap
+from inspect import Parameter, Signature, signature
 from math import ceil
 from numbers import Real
 from pathlib import Path
@@ -354,13 +354,7 @@ class StaleStrategy(Checked, Strategy):
             )
 
     def summary(self) -> None:
-        """Log the algorithm and its settings; those at their default are left out.
-
-        Raises:
-            ConfigError: a strategy that wraps this one starts, and this one cannot be wrapped.
-        """
-        if _is_in_flowers_loop():
-            self._check_rounds()
+        """Log the algorithm and its settings; those at their default are left out."""
         logger.info("%r", self)
 
     def settings(self) -> dict[str, str]:
@@ -438,15 +432,6 @@ class StaleStrategy(Checked, Strategy):
         if self._rounds is None:
             raise FedstaleError(f"{type(self).__name__}: configure_train begins a round")
         return self._rounds
-
-
-def _is_in_flowers_loop() -> bool:
-    """Return whether Flower's own loop of rounds runs here, as only a wrapper starts it."""
-    loop = unwrap(Strategy.start).__code__
-    frame = currentframe()
-    while frame is not None and frame.f_code is not loop:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _changed(part: object, usual: object, names: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from fedstale.strategies.stages.compatibility import (
 from fedstale.strategies.stages.compression import Compression
 from fedstale.strategies.stages.forecast_request import JOB_RECORD, QUERY, STATED, ForecastRequest
 from fedstale.strategies.stages.local_work import (
-    LEAST,
     WORK,
     LocalWork,
     StepsDone,
@@ -23,7 +22,6 @@ from fedstale.strategies.stages.privacy import Privacy
 
 __all__ = [
     "JOB_RECORD",
-    "LEAST",
     "QUERY",
     "STATED",
     "WORK",
