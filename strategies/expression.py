@@ -74,7 +74,7 @@ def parse(text: str, **settings: object) -> Strategy:
     Example:
         >>> parse("GapAware(20, 5, of='layer')", seed=1)  # doctest: +NORMALIZE_WHITESPACE
         GapAware(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep',
-        weighting=Gap(of='layer', decay=0.97, steps='maximal'), normalise='buffer_size', seed=1)
+        weighting=Gap(of='layer', decay=0.97), normalise='buffer_size', seed=1)
     """
     log = logging.getLogger("flwr")
     log.addFilter(_is_news)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstale.errors import ProtocolError
 from fedstale.strategies.robust.base import (
     BlockRule,
     Rule,
@@ -23,7 +22,7 @@ from fedstale.strategies.robust.base import (
     weighted_median,
     weighted_sum,
 )
-from fedstale.strategies.types import Array, Count
+from fedstale.strategies.types import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +43,15 @@ class Krum(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiKrum(Rule):
-    """Averages the updates with the best scores of Krum, by their weights."""
-
-    keep: Count | None = None
-    """Updates averaged, >= 1; None for n - f."""
+    """Averages the n - f updates with the best scores of Krum, by their weights."""
 
     def fit(self, updates: Stack, weights: Array) -> BlockRule:
         """Return the mean of the chosen rows."""
         n = len(updates)
-        keep = n - self.f if self.keep is None else self.keep
-        if keep > n - self.f:
-            raise ProtocolError(
-                f"{self!r} in a buffer of {n} updates: keep at most n - f = {n - self.f}, or "
-                "adversarial ones are averaged for certain"
-            )
         order = np.argsort(scores(updates.squared_distances(), weights, self.f), kind="stable")
         chosen = np.zeros(n)
-        chosen[order[:keep]] = weights[order[:keep]]
+        best = order[: n - self.f]
+        chosen[best] = weights[best]
         return weighted_sum(chosen / chosen.sum())
 
 

@@ -46,7 +46,6 @@ from fedstale.strategies.types import (
 from fedstale.strategies.weighting.base import Weighting
 
 Grain = Literal["parameter", "layer", "model"]
-Steps = Literal["maximal", "actual"]
 MODEL = ""
 MOST_SIZES = 100.0
 """Largest step that r takes in, in running sizes: of the array, 2^17 parameters at a time, or of
@@ -65,9 +64,6 @@ class StepSize(Stateful):
     """One size for each parameter, for each array, or for the model; the last two are norms."""
     decay: Decay
     """g, in [0, 1)."""
-    steps: Steps = "maximal"
-    """"maximal" scales steps to the largest rate so far; "actual" takes them as they were made,
-    which adaptive server optimizers need."""
     n: int = 0
     """Steps seen."""
     rate: float = 0.0
@@ -81,7 +77,7 @@ class StepSize(Stateful):
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """Update by one step of the server; a step at rate 0 tells nothing and is left out."""
-        rate = 1.0 if self.steps == "actual" else abs(rate)
+        rate = abs(rate)
         if rate == 0.0:
             return
         g, seen = self.decay, 1 - self.decay**self.n
@@ -202,19 +198,16 @@ class Gap(Weighting):
     saved = ("travel",)
     from_update_alone = True
 
-    def __init__(
-        self, *, of: Grain = "parameter", decay: Decay = 0.97, steps: Steps = "maximal"
-    ) -> None:
+    def __init__(self, *, of: Grain = "parameter", decay: Decay = 0.97) -> None:
         """Start with no step seen.
 
         Args:
             of: one G for each parameter, for each array, or for the model.
             decay: of the mean square of steps; 0.999 for single gradients, 0.97 for federated
                 steps, which are fewer and larger.
-            steps: "maximal" or "actual"; see `StepSize`.
         """
-        self.of, self.decay, self.steps = of, decay, steps
-        self.travel = StepSize(of, decay=decay, steps=steps)
+        self.of, self.decay = of, decay
+        self.travel = StepSize(of, decay=decay)
 
     def weigh(self, update: ClientUpdate) -> float:
         """Divide the update by G; see the class."""
@@ -268,7 +261,6 @@ class DirectionalGap(Gap):
         share: Share = 0.1,
         of: Literal["layer", "model"] = "layer",
         decay: Decay = 0.97,
-        steps: Steps = "maximal",
     ) -> None:
         """Start with no step seen.
 
@@ -276,9 +268,8 @@ class DirectionalGap(Gap):
             share: b, how much of the plain gap counts in any direction, in [0, 1].
             of: one G for each array ("layer") or for the "model".
             decay: of the mean square of steps, as in `Gap`.
-            steps: "maximal" or "actual"; see `StepSize`.
         """
-        super().__init__(of=of, decay=decay, steps=steps)
+        super().__init__(of=of, decay=decay)
         self.share = share
 
     def weigh(self, update: ClientUpdate) -> float:
