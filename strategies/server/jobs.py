@@ -26,6 +26,7 @@ from flwr.app import (
 )
 
 from fedstale.errors import FedstaleError
+from fedstale.flower import content_bytes
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
@@ -238,7 +239,7 @@ class Dispatcher:
     on_pick: list[Callable[[Pick], None]] = field(default_factory=list)
     """Called with each choice of nodes."""
     _version: int = 0
-    _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
+    _contents: dict[Purpose, tuple[int, RecordDict]] = field(default_factory=dict)
 
     def choose(self, free: NodeSet, k: int, now: float, context: SelectionContext) -> list[int]:
         """Pick at most k of the free nodes by the selector.
@@ -293,29 +294,24 @@ class Dispatcher:
         jobs, messages = self.prepare(nodes, purpose)
         ids: list[str | None] = list(self.grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
-            n_bytes = max(array_bytes(message.content) for message in messages)
+            n_bytes = max(content_bytes(message.content) for message in messages)
             raise FedstaleError(
-                f"the grid took none of {len(nodes)} messages with up to {n_bytes} bytes of "
-                "arrays: see the log of the SuperLink, which may have a limit on their size"
+                f"the grid took none of {len(nodes)} messages with up to {n_bytes:,} bytes: see "
+                "the log of the SuperLink, which may have a limit on their size"
             )
         self.open(jobs, ids, now)
         return jobs
 
     def prepare(self, nodes: list[int], purpose: Purpose) -> tuple[list[Job], list[Message]]:
         """Return jobs that are not sent yet, and their messages."""
-        content, n_bytes = self._content(purpose)
+        content = self._content(purpose)
         ttl_s, group_id = self.ttl_s[purpose], str(self.versions.version)
         kind = self.asking.query if purpose == "query" and self.asking else _TYPES[purpose]
         jobs, messages = [], []
-        # Stages make few contents of one; the messages keep them, and so their ids.
-        sizes = {id(content): n_bytes}
         for node in nodes:
             job, own = Job(node, purpose, self.versions.version), content
             for stage in self.stages:
                 own = stage.outgoing(job, own)
-            if id(own) not in sizes:
-                sizes[id(own)] = array_bytes(own)
-            job.n_bytes = sizes[id(own)]
             jobs.append(job)
             messages.append(Message(own, node, kind, ttl=ttl_s, group_id=group_id))
         return jobs, messages
@@ -359,12 +355,12 @@ class Dispatcher:
         """Send another model as the current version."""
         self._version, self.latest, self._contents = self.versions.version, record, {}
 
-    def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
-        """Build the content of a version's messages for one purpose, with its bytes of arrays."""
+    def _content(self, purpose: Purpose) -> RecordDict:
+        """Build the content of a version's messages for one purpose."""
         version = self.versions.version
         if purpose == "query":
-            return RecordDict(), 0
-        of, content, n_bytes = self._contents.get(purpose, (None, RecordDict(), 0))
+            return RecordDict()
+        of, content = self._contents.get(purpose, (None, RecordDict()))
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
@@ -374,16 +370,5 @@ class Dispatcher:
             content = RecordDict(
                 {self.strategy.arrayrecord_key: record, self.strategy.configrecord_key: config}
             )
-            n_bytes = array_bytes(content)
-            self._contents[purpose] = (version, content, n_bytes)
-        return content, n_bytes
-
-
-def array_bytes(content: RecordDict) -> int:
-    """Return the bytes of the arrays in the content of a message or a reply."""
-    n = 0
-    for record in content.values():
-        if isinstance(record, ArrayRecord):
-            for array in record.values():
-                n += len(array.data)
-    return n
+            self._contents[purpose] = (version, content)
+        return content

@@ -55,8 +55,6 @@ class Job:
     """Empty until it is sent, or if it could not be."""
     sent_at: float = nan
     """Instant in s."""
-    n_bytes: int = 0
-    """Bytes of arrays of its message."""
     up: FormatName | None = None
     """Format that its reply is asked in; None for in full."""
     down: FormatName | None = None

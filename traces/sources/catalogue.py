@@ -44,8 +44,6 @@ class RemoteFile:
     """Name to keep it under."""
     url: str
     """Where it is downloaded from."""
-    size_bytes: int | None = None
-    """Size, where the published file was seen."""
     sha256: str | None = None
     """Checksum, where the published file was seen; None means it is recorded at the download."""
 
