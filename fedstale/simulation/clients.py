@@ -77,7 +77,7 @@ class Clients(Stateful):
         nodes: what each node has in its own config.
     """
 
-    saved = ("_book", "_latest", "_unpulled", "_n_run", "_n_lost")
+    saved = ("_book", "_latest", "_unpulled", "_n_run")
 
     def __init__(
         self,
@@ -103,16 +103,6 @@ class Clients(Stateful):
         self._sweep_at = _SWEEP_AT
         self._unpulled: dict[int, int] = {}
         """How many jobs each node has that run when their reply is pulled."""
-        self._n_lost = 0
-
-    @property
-    def n_ahead(self) -> int:
-        """Number of clients that have run for a reply that was not pulled, or never will be.
-
-        At the end of a run these ran for nothing. Where all replies have one size there are never
-        more than a batch.
-        """
-        return len(self._ahead) + self._n_run + self._n_lost
 
     def sent(self, jobs: JobTable, rows: range) -> None:
         """Count jobs that run when their reply is pulled, and may change their nodes."""
@@ -173,7 +163,6 @@ class Clients(Stateful):
         if job.run is not None:
             job.run = None
             self._n_run -= 1
-            self._n_lost += 1
 
     def delivered(self, job: JobRow) -> None:
         """Note that the reply to a job, or a failure, was pulled."""

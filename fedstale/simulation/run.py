@@ -190,7 +190,6 @@ def simulate(
                 "strategy": "; ".join(replacement.ran),
                 "in_place_of": ", ".join(replacement.replaced),
                 "executor": executor.description,
-                "trained_for_nothing": grid.n_ahead,
                 "wall_s": round(wall_s, 3),
             }
             return _written(folder, grid, traces, metrics, (status, reason), facts)

@@ -198,11 +198,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         )
 
     @property
-    def n_ahead(self) -> int:
-        """Number of clients that have run for a reply that was not pulled, or was lost."""
-        return self._clients.n_ahead
-
-    @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
         self._fleet.available.move(self._now)

@@ -346,7 +346,6 @@ def test_a_client_runs_for_its_size_only_if_its_device_gets_so_far(make_grid):
     grid.send_and_receive([ask(1000 + i) for i in range(4)])
     assert sorted(executor.nodes) == [1002, 1003]
     assert [job["status"] for job in rows(grid)] == ["interrupted"] * 3 + ["reported"]
-    assert grid.n_ahead == 1
 
 
 def test_an_app_that_promises_the_size_of_replies_runs_what_is_delivered_alone(make_grid):

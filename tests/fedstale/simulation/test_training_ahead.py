@@ -58,7 +58,6 @@ def test_the_server_sees_the_same_whether_jobs_are_trained_ahead_or_not(make_gri
     assert max(map(len, one.runs)) == 1
     assert many.runs[0] == [1000, 1003, 1001]
     assert sum(map(len, many.runs)) == len(ahead) == 8
-    assert second.n_ahead == 0
 
 
 def test_a_nodes_second_job_sees_the_state_of_its_first(make_grid):
@@ -84,18 +83,16 @@ def promising(make_grid, n, executor, compute=1.0):
     return grid
 
 
-def test_what_was_trained_for_nothing_is_counted_and_never_more_than_a_batch(make_grid):
+def test_never_more_than_a_batch_is_trained_ahead(make_grid):
     executor = Together(3)
     grid = promising(make_grid, 8, executor, [1.0 / (i + 1) for i in range(8)])
     ids = list(grid.push_messages([message_to(1000 + i, ttl=900.0) for i in range(8)]))
     assert len(list(grid.pull_messages(ids))) == 1
-    assert grid.n_ahead == 2
     # The server loses interest in what is on its way, and asks for the slowest alone.
     assert not list(grid.pull_messages(ids[-1:]))
     while not list(grid.pull_messages(ids[-1:])):
         pass
     assert executor.runs == [[1000, 1001, 1002], [1007]]
-    assert grid.n_ahead == 2
 
 
 def test_no_job_is_trained_along_that_is_lost_or_would_report_after_the_end(make_grid):
@@ -153,6 +150,6 @@ def test_a_state_that_is_empty_is_not_written_to_ahead(make_grid):
     grid._clients._contexts[1001] = grid._clients._new_context(1001)
     ids = list(grid.push_messages([message_to(1000), message_to(1001)]))
     grid.pull_messages(ids)
-    assert grid.n_ahead == 1
+    assert executor.runs == [[1000, 1001]]
     assert not grid._clients._contexts[1001].state
     assert isinstance(grid._clients._contexts[1000].state["seen"], ConfigRecord)
