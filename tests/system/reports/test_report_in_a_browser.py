@@ -27,6 +27,10 @@ return [...document.querySelectorAll(".plot")].filter((plot) => {
     || !pixels.some((value) => value);
 }).map((plot) => plot.id)
 """
+ADVICE = """
+return [...document.querySelectorAll(".advice")].map(
+  (table) => table.scrollWidth <= table.parentNode.clientWidth);
+"""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TIMELINE = "return document.getElementById('timeline').timeline."
 DRAWN = "return document.getElementById('timeline').dataset.drawn === 'yes'"
@@ -85,6 +89,8 @@ def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
             assert browser.ask("return window.innerWidth") == 390
             assert browser.ask(OVERFLOW) <= 0
             assert browser.complaints() == []
+        browser.open(Run(write_run(tmp_path / "advised")).report())
+        assert browser.ask(ADVICE) == [True], "advice is read without scrolling"
 
 
 BOTH = pytest.mark.parametrize("width", [390, 1280])
