@@ -40,7 +40,7 @@ from fedstale.reports import (
 )
 from fedstale.runs import EVENTS, MODEL
 from fedstale.traces import outline
-from fedstale.until import Until
+from fedstale.until import Until, is_lower_better
 
 _DECIDING = ("server", "evaluate")
 _SHOWN, _WIDEST, _LINE = 2, 80, 240
@@ -79,6 +79,12 @@ class Variant:
         return sum(time.ever for time in self.times.values())
 
     @property
+    def device_hours(self) -> Mapping[int, float]:
+        """What all devices spent, by seed; until the target where there is one."""
+        until = {seed: time.device_s for seed, time in self.times.items()}
+        return {n: s / 3600.0 for n, s in (until or self.values.get("device_s", {})).items()}
+
+    @property
     def is_bound(self) -> bool:
         """Whether a run never reached the target, so that the mean time is a lower bound."""
         return self.n_reached < len(self.times)
@@ -95,6 +101,8 @@ class Comparison:
     """Which source each metric comes from."""
     horizon_s: float
     """Virtual time of the longest run in s."""
+    limits: Mapping[str, tuple[float, float]]
+    """The least and the largest value that each measure can have."""
     failures: tuple[tuple[str, int, str], ...] = ()
     """Variant, seed and reason of the runs that failed and are left out."""
     alike: tuple[tuple[str, int, int], ...] = ()
@@ -104,29 +112,71 @@ class Comparison:
     def verdict(self) -> str:
         """What each variant needs of the reference's time, or how it ends; a line a variant.
 
-        Of what is not shown, it says how many pairs would show it.
+        Of what is not shown, it says how many pairs would show it. Then come the device-hours of
+        the best, and how it stands to the next where no line before says so.
         """
-        (base,) = (one for one in self.variants if one.name == self.reference)
+        base = self._variant(self.reference)
+        lines = [self._against(one, base) for one in self.variants if one is not base]
+        if not lines:
+            return f"{base.name} is alone: there is nothing to compare it with."
+        if best := self.ranked[:2]:
+            by = f"{self.shown[0]} at the end" if self.target is None else f"time to {self.target}"
+            name = best[0].name
+            lines.append(f"{name} has the best mean {by}, for {self.cost(name)}.")
+            if len(best) > 1 and base not in best:
+                lines.append(f"The two best: {self._against(*best)}")
+        return "\n".join(lines)
+
+    @property
+    def ranked(self) -> list[Variant]:
+        """Variants by mean time to the target, or else by the first metric that tables show.
+
+        Those that never reached it, or never measured it, are left out.
+        """
+        if self.target is not None:
+            return sorted((v for v in self.variants if v.n_reached), key=lambda v: v.time.mean)
+        if not self.shown:
+            return []
+        key, sign = self.key(self.shown[0]), 1.0 if is_lower_better(self.shown[0]) else -1.0
+        known = (v for v in self.variants if np.isfinite(v.means.get(key, Estimate()).mean))
+        return sorted(known, key=lambda v: sign * v.means[key].mean)
+
+    def cost(self, name: str) -> str:
+        """Return a variant's device-hours in words, those to the target if there is one.
+
+        After them comes by how many they exceed the reference's, or of the reference those of the
+        best of the others.
+        """
+        one, base = self._variant(name), self._variant(self.reference)
+        if one is base:
+            base = next(other for other in (*self.ranked, *self.variants) if other is not one)
+        own = estimate(list(one.device_hours.values()), _POSITIVE).half_width()
+        more = difference(one.device_hours, base.device_hours).ends()
+        bound = (("", "at most "), ("at least ", "~"))[one.is_bound][base.is_bound]
+        return f"{'at least ' * one.is_bound}{own} device-hours: {bound}{more} against {base.name}"
+
+    def _variant(self, name: str) -> Variant:
+        return next(one for one in self.variants if one.name == name)
+
+    def _against(self, one: Variant, base: Variant) -> str:
+        """Judge a variant against another, in a sentence."""
         seeds = {run.seed for run in base.runs}
-        lines = [
-            verdict(
-                one.name,
-                base.name,
-                n=sum(run.seed in seeds for run in one.runs),
-                target=self.target,
-                is_reached=one.n_reached + base.n_reached > 0,
-                time=one.speed_up,
-                device_time=one.device_speed_up,
-                ends={
-                    name: found
-                    for name in self.shown
-                    if (found := one.differences.get(self.key(name)))
-                },
-            )
-            for one in self.variants
-            if one is not base
-        ]
-        return "\n".join(lines) or f"{base.name} is alone: there is nothing to compare it with."
+        keys = {name: self.key(name) for name in self.shown}
+        return verdict(
+            one.name,
+            base.name,
+            n=sum(run.seed in seeds for run in one.runs),
+            target=self.target,
+            is_reached=one.n_reached + base.n_reached > 0,
+            time=speed_up(one.times, base.times),
+            device_time=speed_up(one.times, base.times, "device_s"),
+            ends={
+                name: difference(
+                    one.values.get(key, {}), base.values.get(key, {}), self.limits[key]
+                )
+                for name, key in keys.items()
+            },
+        )
 
     @property
     def shown(self) -> list[str]:
@@ -302,6 +352,7 @@ def analyse(
         target=target,
         sources=sources,
         horizon_s=horizon_s,
+        limits=limits,
         failures=tuple(failures),
         alike=tuple((name, *seeds) for name, some in runs.items() if (seeds := _first_alike(some))),
     )

@@ -102,7 +102,7 @@ def test_what_is_shown_comes_first(run_command, runs, tmp_path, monkeypatch):
     found = fedstale.compare(runs, target="accuracy 0.8")
     assert "ends with the better accuracy: +0.167 (" in found.verdict
     assert result.output.startswith(found.verdict)
-    assert repr(found) == f"<Comparison: {found.verdict}>"
+    assert repr(found).startswith(f"<Comparison: {found.verdict.splitlines()[0]} ")
     shown = found._repr_html_()
     assert shown.startswith("<p>strategy=&lt;b&gt;fedbuff")
     assert shown.index("the better accuracy") < shown.index("<table")

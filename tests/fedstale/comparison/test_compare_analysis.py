@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from compared_runs import write_finished
@@ -11,6 +13,7 @@ from fedstale.comparison.analysis import (
     target_source,
 )
 from fedstale.comparison.page import as_json
+from fedstale.comparison.statistics import difference
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
 from fedstale.until import Until
@@ -220,3 +223,55 @@ def test_a_variant_without_runs_keeps_its_place(measured):
     assert [len(one.runs) for one in found.variants] == [1, 0]
     assert as_json(found)["failed"] == [{"variant": "B", "seed": 1, "reason": "no data"}]
     assert found.variants[0].speed_up is None
+
+
+def ended(measured, **ends):
+    """Write runs of variants, of three seeds each, from the accuracies at their end."""
+    return {
+        name: [
+            measured(seed=seed, accuracies=[(0.0, 0.1), (at_s + 10 * seed, last)])
+            for seed, last in enumerate(lasts)
+        ]
+        for name, (at_s, *lasts) in ends.items()
+    }
+
+
+@pytest.mark.parametrize("reference", ["first", "second", "third"])
+def test_the_two_best_are_judged_against_each_other_once(measured, reference):
+    runs = ended(
+        measured,
+        third=(20.0, 0.1, 0.2, 0.3),
+        first=(20.0, 0.7, 0.8, 0.9),
+        second=(20.0, 0.65, 0.76, 0.87),
+    )
+    found = analyse(runs, reference=reference)
+    assert [one.name for one in found.ranked] == ["first", "second", "third"]
+    lines = found.verdict.split("\n")
+    (pair,) = (line for line in lines if {"first", "second"} <= set(re.findall(r"\w+", line[:60])))
+    sign = "-" if reference == "first" else "+"
+    assert f"ends with the {'worse' if sign == '-' else 'better'} accuracy: {sign}0.040 (" in pair
+    assert pair.startswith("The two best: first against second") == (reference == "third")
+    other = "second" if reference == "first" else reference
+    (cost,) = (line for line in lines if "device-hours" in line)
+    assert cost == (
+        "first has the best mean accuracy at the end, for 0.036 ± 0.000 device-hours: "
+        f"+0.000 (+0.000 to +0.000) against {other}."
+    )
+
+
+def test_the_device_hours_of_the_best_count_to_the_target_in_pairs(measured):
+    runs = ended(
+        measured,
+        never=(20.0, 0.1, 0.2, 0.3),
+        late=(60.0, 0.9, 0.9, 0.9),
+        early=(20.0, 0.9, 0.9, 0.9),
+    )
+    found = analyse(runs, reference="late", target="accuracy 0.8")
+    assert [one.name for one in found.ranked] == ["early", "late"]
+    early, late = (one.device_hours for one in found.ranked)
+    told = difference(early, late).ends()
+    assert found.cost("early").endswith(f"device-hours: {told} against late")
+    assert found.verdict.endswith(f"best mean time to accuracy 0.8, for {found.cost('early')}.")
+    assert "device-hours: at most -" in analyse(
+        runs, reference="never", target="accuracy 0.8"
+    ).cost("early")
