@@ -159,14 +159,16 @@ def train(
     grounds, held_out = as_scenarios(scenarios), as_scenarios(validation)
     learner = PolicyGradient(grounds, training, reward, None if start is None else start.weights)
     validate = _Validation(held_out, training, reward)
-    best, weights, best_update = -np.inf, learner.weights(), 0
+    best = dict.fromkeys(("validation", "validation_error"), -np.inf)
+    weights, best_update = learner.weights(), 0
     (folder / PROGRESS).write_text("", encoding="utf-8")
     for done in range(1, training.updates + 1):
         metrics = learner.update()
         if done % training.validate_every == 0 or done == training.updates:
-            metrics |= validate(learner.weights())
-            if metrics["validation"] > best:
-                best, weights, best_update = metrics["validation"], learner.weights(), done
+            found = validate(learner.weights())
+            metrics |= found
+            if found["validation"] > best["validation"]:
+                best, weights, best_update = found, learner.weights(), done
         with (folder / PROGRESS).open("a", encoding="utf-8") as file:
             rounded = {k: round(float(v), 6) for k, v in metrics.items()}
             file.write(json.dumps({"update": done, **rounded}) + "\n")
@@ -181,7 +183,7 @@ def train(
             "reward": asdict(reward),
             **({} if start is None else {"from": digest(start.weights)}),
             "best_update": best_update,
-            "validation": round(float(best), 4),
+            **{name: round(best[name], 4) for name in ("validation", "validation_error")},
         },
     )
     save(agent, folder)

@@ -191,6 +191,15 @@ class Agent:
     provenance: dict[str, Any]
     """Traces, forecaster, settings, seeds and command of its training."""
 
+    @property
+    def advice(self) -> str:
+        """What to use instead, if its validation shows no gain over the balanced rule; else ""."""
+        gain, error = (self.provenance.get(f"validation{end}") for end in ("", "_error"))
+        if gain is None or error is None or gain > (half := 1.96 * error):
+            return ""
+        told = f"{gain:+.2f} [{gain - half:+.2f}, {gain + half:+.2f}] in reward in validation"
+        return f"no better than the rule, with {told}: use selector=ExpectedUtility(BALANCED)"
+
     def _facts(self) -> dict[str, object]:
         n = sum(array.size for array in self.weights.values())
         return {"parameters": n, "digest": digest(self.weights)[:12], "schema": SCHEMA["version"]}

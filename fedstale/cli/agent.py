@@ -152,6 +152,8 @@ def train(
     _evaluate(tested, agents, windows, seed, out=out, as_json=as_json)
     if not as_json:
         typer.echo(f"agent: {out}")
+    if best.advice:
+        typer.echo(best.advice, err=as_json)
 
 
 @app.command(epilog="Example: fedstale agent evaluate --traces fleet.parquet")

@@ -18,6 +18,8 @@ from fedstale.agents.policy import scorer
 from fedstale.agents.policy.scorer import by_agent
 from fedstale.agents.training import Training, train
 from fedstale.errors import ConfigError
+from fedstale.strategies import parse
+from fedstale.strategies.selection import BALANCED
 
 
 def rewards(ground, episodes, score):
@@ -67,6 +69,30 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path, tmp_path_facto
     assert max(row.get("validation", -np.inf) for row in rows) == pytest.approx(
         loaded.provenance["validation"], abs=1e-4
     )
+    (best,) = (row for row in rows if row["update"] == loaded.provenance["best_update"])
+    error = loaded.provenance["validation_error"]
+    assert error == pytest.approx(best["validation_error"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ({}, ""),
+        ({"validation": -0.5}, ""),
+        ({"validation": 0.5, "validation_error": 0.2}, ""),
+        ({"validation": 0.3, "validation_error": 0.2}, "+0.30 [-0.09, +0.69]"),
+        ({"validation": -0.5, "validation_error": 0.1}, "-0.50 [-0.70, -0.30]"),
+        ({"validation": 0.0, "validation_error": 0.0}, "+0.00 [+0.00, +0.00]"),
+    ],
+)
+def test_an_agent_without_a_gain_in_validation_names_what_to_use(provenance, said):
+    advice = scorer.Agent(weights={}, provenance=provenance).advice
+    if not said:
+        assert not advice
+        return
+    told, _, use = advice.partition(": use selector=")
+    assert told == f"no better than the rule, with {said} in reward in validation"
+    assert parse(f"FedBuff(10, 5, selector={use})").selector.exponents == BALANCED
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_p
     words = ("--traces", phones, "--from", out, "--objective", "priced", *how)
     result = run("agent", "train", *words)
     assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == scorer.load(tmp_path / "after").advice
     first, after = scorer.load(out), scorer.load(tmp_path / "after")
     assert first.provenance["reward"] == {"time": 0.0, "waste": 0.0}
     assert after.provenance["reward"] == {"time": 0.1, "waste": 0.3}
