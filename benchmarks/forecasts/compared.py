@@ -23,10 +23,12 @@ from fedstale.traces.forecast import (
     Examples,
     FleetStatistics,
     Forecaster,
+    Hourly,
     LastValue,
     Observation,
 )
-from fedstale.traces.forecast.base import HOURS, hour_of, log_rate, shares, shares_by_state
+from fedstale.traces.forecast.base import HOURS, hour_of, log_rate, shares
+from fedstale.traces.forecast.baselines import mean_of_steps
 from fedstale.traces.forecast.inputs import (
     ChannelInputs,
     Floats,
@@ -175,28 +177,7 @@ class Linear(Perceptron):
     width: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
 
 
-class Binned(LastValue):
-    """A baseline that counts devices by bins; an empty bin has the share of its state."""
-
-    n_bins: ClassVar[int]
-
-    def bins(self, observed: Observation) -> Index:
-        """Return the bin of each device, from 0 to n_bins - 1; shape (n,)."""
-        raise NotImplementedError
-
-    def counted(self, training: Examples) -> Array:
-        """Return the share of each bin that survives, and that is online."""
-        table = np.stack(shares_by_state(training, self.bins(training.observed), self.n_bins))
-        table[0] = np.minimum.accumulate(table[0], axis=1)
-        return table
-
-    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the shares of the bin."""
-        survival, available = self.table[:, observed.online * self.n_bins + self.bins(observed)]
-        return survival, available
-
-
-class Hour(Binned):
+class Hour(Hourly):
     """The share of the fleet's devices in the same state at the same hour of the day.
 
     Rates are the device's own mean times the fleet's at the hour in the middle of a horizon.
@@ -204,7 +185,6 @@ class Hour(Binned):
 
     kind = "hour"
     saved: ClassVar[tuple[str, ...]] = ("spread", "table", "profile")
-    n_bins = HOURS + 1
     profile: Array
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
@@ -219,11 +199,6 @@ class Hour(Binned):
             self.profile[channel] = total / (n + 50.0)
         return super().fit(training, validation, seed=seed)
 
-    def bins(self, observed: Observation) -> Index:
-        """Return the hour of the day; the last bin where it is unknown."""
-        hour = hour_of(observed.time_of_day_s)
-        return np.where(hour >= 0, hour, HOURS)
-
     def level(self, observed: Observation) -> Array:
         """Return the device's own mean times the fleet's at the hour in the middle of a horizon."""
         middle = observed.time_of_day_s[:, None] + 0.5 * RATE_HORIZONS_S
@@ -233,7 +208,7 @@ class Hour(Binned):
         return long_mean(observed)[:, :, None] * np.exp(factor)
 
 
-class Ewma(Binned):
+class Ewma(LastValue):
     """Exponentially weighted average, with its half-life chosen on the validation devices."""
 
     kind = "ewma"
@@ -263,22 +238,12 @@ class Ewma(Binned):
         return super().fit(training, validation, seed=seed)
 
     def _average(self, steps: Array) -> Array:
-        return _mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
+        return mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
 
 
 def long_mean(observed: Observation) -> Array:
     """Return the mean of each rate over the observed history; NaN if none; (n, 3)."""
-    return _mean_of_steps(observed.rates, np.diff(EDGES_S))
-
-
-def _mean_of_steps(steps: Array, weights: Array) -> Array:
-    """Return the weighted mean over the last axis of what is known there; NaN if nothing is."""
-    weights = np.where(np.isnan(steps), 0.0, weights)
-    total = weights.sum(axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
-    # Old steps alone may weigh next to nothing; the mean is then as good as unknown.
-    return np.where(total > 1e-12, mean, np.nan)
+    return mean_of_steps(observed.rates, np.diff(EDGES_S))
 
 
 class HourOfWeek(Hour):

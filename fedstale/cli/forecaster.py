@@ -52,6 +52,7 @@ def train(
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
     from fedstale.traces.forecast import LSTM, draw_parts, forecaster_class
+    from fedstale.traces.forecast.backtest import no_better
 
     forecaster = forecaster_class(kind)()
     if (out / "forecaster.toml").exists():
@@ -61,10 +62,12 @@ def train(
         import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
     with steps(is_shown=not as_json) as step:
-        step("drawing examples", 0, 2)
+        step("drawing examples", 0, 3)
         parts = draw_parts(devices, n=examples, seed=seed)
-        step(f"fitting {kind}", 1, 2)
+        step(f"fitting {kind}", 1, 3)
         forecaster.fit(*parts, seed=seed)
+        step("validation", 2, 3)
+        advice = no_better(forecaster, *parts, seed=seed)
     provenance = {
         "traces": Path(traces).name,
         "devices": devices.n_devices,
@@ -72,7 +75,8 @@ def train(
         "seed": seed,
     }
     forecaster.save(out, provenance)
-    say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
+    text = f"forecaster: {out}" + f"\n{advice}" * bool(advice)
+    say(text, out, as_json=as_json, kind=kind, advice=advice, **provenance)
 
 
 @app.command(epilog="Example: fedstale forecaster backtest --traces phones.parquet lstm last-value")
@@ -125,8 +129,8 @@ def backtest(
     else:
         typer.echo(verdict(table))
         if len(table):
-            shown = table_text(table.set_index("forecaster"))
-            typer.echo(f"\nShare of persistence's loss; less is better\n\n{shown}")
+            shown = table_text(table.set_index("forecaster").drop(columns="against"))
+            typer.echo(f"\nShare of {table['against'][0]}'s loss; less is better\n\n{shown}")
 
 
 def recorded(spec: str, *, seed: int) -> "TraceSet":

@@ -32,6 +32,9 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     made = train(phones, tmp_path / "own", "--kind", "last-value")
     assert made.exit_code == 0, made.output
     assert Forecaster.load(tmp_path / "own").kind == "last-value"
+    assert made.stdout.splitlines()[1].startswith("no better than hourly, with ")
+    plain = train(phones, tmp_path / "plain", "--kind", "persistence", "--json")
+    assert json.loads(plain.stdout)["advice"].endswith(": use --kind hourly")
     tested = run(
         "forecaster",
         "backtest",
@@ -45,9 +48,9 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     )
     assert tested.exit_code == 0, tested.output
     first, _ = tested.stdout.split("\n", maxsplit=1)
-    assert re.match(r"last-value \(own\) .* of persistence's loss", first)
+    assert re.match(r"last-value \(own\) .* of hourly's loss .*: use hourly\.", first)
     table = pd.read_csv(tmp_path / "tables" / "verdict.csv")
-    assert list(table["forecaster"]) == ["last-value (own)"]
+    assert list(table["forecaster"]) == ["last-value (own)", "persistence"]
 
 
 def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_last(tmp_path):
@@ -60,7 +63,7 @@ def test_one_device_learns_on_the_first_part_of_its_record_and_is_tested_on_the_
         *("--step", "1h", "--examples", 200),
     )
     assert tested.exit_code == 0, tested.output
-    assert re.match(r"lstm \(lstm\) .* of persistence's loss", tested.stdout)
+    assert re.match(r"lstm \(lstm\) .* of hourly's loss", tested.stdout)
 
 
 def test_every_device_is_tested_where_none_was_learnt_from(phones, tmp_path):

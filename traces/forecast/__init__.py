@@ -8,7 +8,7 @@ from fedstale.traces.forecast.base import (
     forecaster_class,
     forecaster_folder,
 )
-from fedstale.traces.forecast.baselines import LastValue, Persistence
+from fedstale.traces.forecast.baselines import Hourly, LastValue, Persistence
 from fedstale.traces.forecast.dataset import (
     Examples,
     Split,
@@ -55,6 +55,7 @@ __all__ = [
     "Examples",
     "FleetStatistics",
     "Forecaster",
+    "Hourly",
     "JobForecast",
     "LastValue",
     "Observation",

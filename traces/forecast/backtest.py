@@ -4,10 +4,11 @@ Errors of rates are differences of logarithms, which need no unit and are the er
 the sign turned. Unknown outcomes are NaN and stay so. Intervals come from resampling whole devices:
 examples of one device are not independent. Fewer than five devices are resampled by their days.
 
-The verdict is whether a forecaster pays: its share of the loss of persistence. The loss of a
-quantity is the Brier score of being online later, or the pinball loss of the logarithm of a rate,
-over all horizons. The share is the geometric mean, over the quantities, of the forecaster's loss
-divided by that of persistence; what persistence foresees is left out.
+The verdict is whether a forecaster pays: its share of the loss of the strongest simple one, which
+is chosen on examples that are not tested on. The loss of a quantity is the Brier score of being
+online later, or the pinball loss of the logarithm of a rate, over all horizons. The share is the
+geometric mean, over the quantities, of the forecaster's loss divided by that of the simple one;
+what the simple one foresees is left out.
 
 Reference:
     Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
@@ -30,7 +31,6 @@ from fedstale.traces.forecast.base import (
     Forecaster,
     forecaster_folder,
 )
-from fedstale.traces.forecast.baselines import Persistence
 from fedstale.traces.forecast.dataset import (
     FEW,
     TURN_SHARE,
@@ -44,11 +44,15 @@ from fedstale.traces.forecast.observation import LEVELS, RATES, Observation, Tra
 
 Watch = Callable[[str, int, int], None]
 """Called with what comes next, how many parts of a backtest are done, and how many there are."""
+SIMPLE = ("persistence", "last-value", "hourly")
+"""Kinds of which the strongest is what others are judged against."""
 LEAST_BLOCKS = 5
 """Devices, or days of fewer devices, that a forecaster is judged by at least."""
 _FORESEEN = 1e-6
 """Loss of an example up to which there was nothing to forecast."""
 _QUANTITIES = ("available", *RATES)
+_SHARE = ["share", "low", "high"]
+_JUDGED = ("forecaster", "against", *_SHARE, "blocks")
 _BINS = 10
 _DRAWS = 300
 
@@ -77,7 +81,7 @@ def backtested(
         watch: is told what comes next.
 
     Returns:
-        What `against_persistence` does.
+        What `against` does, of the strongest simple forecaster.
 
     Raises:
         ConfigError: a name is of none, or a trained one used another split of these traces.
@@ -94,14 +98,34 @@ def backtested(
     parts = split(traces, seed=seed)
     devices = np.arange(traces.n_devices) if all_devices else parts.testing
     training, held_out = draw_parts(traces, n=examples, seed=seed)
+    usual, least = strongest(training, held_out, seed=seed), least_rates(training)
     for done, kind in enumerate(kinds, start=1):
         watch(f"fitting {kind}", done, total)
-        fitted[kind] = KINDS[kind]().fit(training, held_out, seed=seed)
+        if kind != usual.kind:
+            fitted[kind] = KINDS[kind]().fit(training, held_out, seed=seed)
     watch("scores", total - 1, total)
     observer = TraceObserver(traces)
     tested = rolling(observer, devices, start=parts.turn, until=parts.end, step_s=step_s, seed=seed)
-    usual, least = Persistence().fit(training, held_out, seed=seed), least_rates(training)
-    return against_persistence(fitted, tested, usual, least)
+    return against(usual, fitted, tested, least)
+
+
+def strongest(training: Examples, held_out: Examples, *, seed: int) -> Forecaster:
+    """Fit the simple forecasters, and return the one of the least loss on held-out examples."""
+    simple = {kind: KINDS[kind]().fit(training, held_out, seed=seed) for kind in SIMPLE}
+    usual = simple[SIMPLE[0]]
+    table = against(usual, simple, held_out, least_rates(training))
+    return simple[table["forecaster"].iloc[0]] if len(table) else usual
+
+
+def no_better(forecaster: Forecaster, training: Examples, held_out: Examples, *, seed: int) -> str:
+    """Say which simple forecaster a fitted one is no better than in validation; "" if than none."""
+    usual = strongest(training, held_out, seed=seed)
+    table = against(usual, {forecaster.kind: forecaster}, held_out, least_rates(training))
+    if usual.kind == forecaster.kind or (table["high"] < 1.0).any():
+        return ""
+    shares = [f"{own:.2f} [{low:.2f}, {high:.2f}]" for own, low, high in table[_SHARE].to_numpy()]
+    of_loss = f", with {shares[0]} of its loss in validation" if shares else ""
+    return f"no better than {usual.kind}{of_loss}: use --kind {usual.kind}"
 
 
 def _trained(name: str, seed: int | None) -> tuple[Forecaster, Path]:
@@ -179,21 +203,21 @@ def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
     return rng.choice(devices, most, replace=False)
 
 
-def against_persistence(
-    forecasters: Mapping[str, Forecaster], tested: Examples, usual: Persistence, least: Array
+def against(
+    usual: Forecaster, forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
 ) -> pd.DataFrame:
-    """Return which share of persistence's loss each forecaster has, the smallest first.
+    """Return which share of a simple forecaster's loss each other one has, the smallest first.
 
     Args:
-        forecasters: fitted ones, by name; persistence is left out.
-        tested: examples at rolling origins.
-        usual: persistence, fitted on the same examples.
+        usual: the simple one.
+        forecasters: fitted ones, by name.
+        tested: examples, such as those at rolling origins.
         least: from `least_rates`.
 
     Returns:
-        Columns forecaster, share, its 95 % interval low and high, blocks (devices or days that it
-        resamples, for both forecasters the same), and the share of each quantity, NaN where there
-        was nothing to forecast.
+        Columns forecaster, against (the kind of the simple one), share, its 95 % interval low and
+        high, blocks (devices or days that it resamples, for both forecasters the same), and the
+        share of each quantity, NaN where there was nothing to forecast.
     """
     _, block = np.unique(blocks(tested.observed), return_inverse=True)
     n = int(block.max()) + 1
@@ -202,8 +226,6 @@ def against_persistence(
     something = of_usual > _FORESEEN * len(tested)
     rows = []
     for name, forecaster in forecasters.items():
-        if isinstance(forecaster, Persistence):
-            continue
         own = weights @ _sums(forecaster, tested, least, block)
         shares = np.divide(own, of_usual, out=np.full(own.shape, np.nan), where=something)
         # A draw without anything to forecast of a quantity says nothing of it.
@@ -212,9 +234,10 @@ def against_persistence(
             with np.errstate(divide="ignore"):
                 means = np.exp(np.log(known).mean(axis=1))
             low, high = np.quantile(means[1:], [0.025, 0.975])
-            rows.append((name, means[0], low, high, n, *shares[0]))
-    columns = ["forecaster", "share", "low", "high", "blocks", *_QUANTITIES]
-    return pd.DataFrame(rows, columns=columns).sort_values("share", ignore_index=True)
+            rows.append((name, usual.kind, means[0], low, high, n, *shares[0]))
+    return pd.DataFrame(rows, columns=[*_JUDGED, *_QUANTITIES]).sort_values(
+        "share", ignore_index=True
+    )
 
 
 def _sums(forecaster: Forecaster, tested: Examples, least: Array, block: Index) -> Array:
@@ -230,22 +253,22 @@ def verdict(table: pd.DataFrame) -> str:
     """Say whether the best forecaster pays, by the interval of its share of the loss.
 
     Args:
-        table: from `against_persistence`.
+        table: from `against`.
     """
     if table.empty:
-        return "no forecaster but persistence, or nothing to forecast: nothing is compared."
-    name, share, low, high, n = table.iloc[0][["forecaster", "share", "low", "high", "blocks"]]
-    loss = f"{share:.2f} of persistence's loss"
+        return "no forecaster but the simple one, or nothing to forecast: nothing is compared."
+    name, usual, share, low, high, n = table.iloc[0, : len(_JUDGED)]
+    loss = f"{share:.2f} of {usual}'s loss"
     if n < LEAST_BLOCKS:
         more = ceil((LEAST_BLOCKS - n) / (1.0 - TURN_SHARE))
         return (
-            f"{name} has {loss} on {n} days, too few to tell: use persistence, or record {more} "
+            f"{name} has {loss} on {n} days, too few to tell: use {usual}, or record {more} "
             "days more."
         )
     loss += f" [{low:.2f}, {high:.2f}]"
     if low <= 1.0 <= high:
-        return f"{name} is level with persistence here, with {loss}: use persistence."
-    return f"{name} has {loss}: use {'it' if high < 1.0 else 'persistence'}."
+        return f"{name} is level with {usual} here, with {loss}: use {usual}."
+    return f"{name} has {loss}: use {'it' if high < 1.0 else usual}."
 
 
 def least_rates(training: Examples) -> Array:

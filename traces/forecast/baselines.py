@@ -9,16 +9,18 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from fedstale.traces import Array
+from fedstale.traces import Array, Index
 from fedstale.traces.forecast.base import (
+    HOURS,
     FleetStatistics,
     Forecaster,
+    hour_of,
     log_rate,
     quantiles,
     shares_by_state,
 )
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.observation import RATE_HORIZONS_S, Observation
+from fedstale.traces.forecast.observation import EDGES_S, RATE_HORIZONS_S, Observation
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 
@@ -27,13 +29,19 @@ class LastValue(Forecaster):
 
     kind = "last-value"
     saved: ClassVar[tuple[str, ...]] = ("spread", "table")
+    n_bins: ClassVar[int] = 1
     spread: Array
     table: Array
-    """Share of devices offline and online that remain so, and that are online; (2, 2, horizons)."""
+    """Share of the devices in each bin, offline and then online, that remain so, and that are
+    online; shape (2, 2 n_bins, horizons)."""
 
     def level(self, observed: Observation) -> Array:
         """Return the number for each rate, NaN where unobserved; shape (n, 3, rate horizons)."""
         return np.repeat(observed.rates[:, :, :1], RATE_HORIZONS_S.size, axis=2)
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the bin that each device is counted in, from 0 to n_bins - 1; shape (n,)."""
+        return np.zeros(len(observed), dtype=np.int64)
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Count, on the training devices, how far the truth is from the number."""
@@ -46,12 +54,12 @@ class LastValue(Forecaster):
 
     def counted(self, training: Examples) -> Array:
         """Return the table of the training devices."""
-        survival, available = shares_by_state(training, np.zeros(len(training), dtype=np.int64), 1)
+        survival, available = shares_by_state(training, self.bins(training.observed), self.n_bins)
         return np.stack([np.minimum.accumulate(survival, axis=1), available])
 
     def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the shares of the state."""
-        survival, available = self.table[:, observed.online.astype(np.int64)]
+        """Return the shares of the state and bin."""
+        survival, available = self.table[:, observed.online * self.n_bins + self.bins(observed)]
         return survival, available
 
     def predict_rates(self, observed: Observation) -> Array:
@@ -69,3 +77,30 @@ class Persistence(LastValue):
         """Return 1 for survival, and the state for being online."""
         shape = (len(observed), HORIZONS_S.size)
         return np.ones(shape), np.broadcast_to(observed.online[:, None], shape).astype(np.float64)
+
+
+class Hourly(LastValue):
+    """Devices remain as the fleet's share in that hour of the day does, rates at their own mean."""
+
+    kind = "hourly"
+    n_bins = HOURS + 1
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the hour of the day; the last bin where it is unknown."""
+        hour = hour_of(observed.time_of_day_s)
+        return np.where(hour >= 0, hour, HOURS)
+
+    def level(self, observed: Observation) -> Array:
+        """Return the mean of each rate over the observed history."""
+        mean = mean_of_steps(observed.rates, np.diff(EDGES_S))
+        return np.repeat(mean[:, :, None], RATE_HORIZONS_S.size, axis=2)
+
+
+def mean_of_steps(steps: Array, weights: Array) -> Array:
+    """Return the weighted mean over the last axis of what is known there; NaN if nothing is."""
+    weights = np.where(np.isnan(steps), 0.0, weights)
+    total = weights.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
+    # Old steps alone may weigh next to nothing; the mean is then as good as unknown.
+    return np.where(total > 1e-12, mean, np.nan)

@@ -1,5 +1,6 @@
-"""Backtests, their scores, and whether a forecaster pays against persistence."""
+"""Backtests, their scores, and whether a forecaster pays against the strongest simple one."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,15 +9,25 @@ import pytest
 from sklearn.metrics import mean_pinball_loss
 
 from fedstale.errors import TraceError
-from fedstale.traces.forecast import LEVELS, FleetStatistics, Forecaster, Persistence
+from fedstale.traces.forecast import (
+    LEVELS,
+    FleetStatistics,
+    Forecaster,
+    Hourly,
+    LastValue,
+    Persistence,
+    draw_parts,
+)
 from fedstale.traces.forecast.backtest import (
-    against_persistence,
+    against,
     backtested,
     blocks,
     least_rates,
+    no_better,
     pinball,
     reliability,
     rolling,
+    strongest,
     verdict,
 )
 from fedstale.traces.forecast.dataset import examples_at
@@ -130,8 +141,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def table(of_day, usual, observer, training):
     made = {name: Made(usual, observer, training, way) for name, way in WAYS.items()}
-    every = {**made, "persistence": usual}
-    return against_persistence(every, of_day, usual, least_rates(training))
+    return against(usual, made, of_day, least_rates(training))
 
 
 @pytest.mark.parametrize(
@@ -150,10 +160,52 @@ def test_what_is_nearer_to_what_came_is_better_and_what_is_farther_worse(table, 
     assert verdict(row) == advice.format(name, loss)
 
 
-def test_the_best_is_named_and_persistence_is_not_judged(table):
+def test_the_best_is_named(table):
     assert list(table["forecaster"]) == ["nearer", "as near", "farther"]
     assert verdict(table) == verdict(table.iloc[:1])
     assert "nothing is compared" in verdict(table.iloc[:0])
+
+
+def simple_of(training, held_out):
+    simple = (LastValue, Persistence, Hourly)
+    return {one.kind: one().fit(training, held_out, seed=0) for one in simple}
+
+
+def test_the_strongest_simple_forecaster_is_that_of_the_held_out_examples(training, held_out):
+    found = strongest(training, held_out, seed=0)
+    simple, least = simple_of(training, held_out), least_rates(training)
+    assert (against(found, simple, held_out, least)["share"] >= 1.0).all()
+    # Of devices whose outcome is that of their state, nothing beats what stays as it is.
+    stays = [
+        replace(one, available=np.repeat(one.observed.online[:, None] * 1.0, 10, axis=1))
+        for one in (training, held_out)
+    ]
+    known = [replace(one, rates=np.full_like(one.rates, np.nan)) for one in stays]
+    assert found.kind == "hourly"
+    assert strongest(*known, seed=0).kind == "persistence"
+
+
+def test_no_forecaster_is_judged_by_persistence_where_another_simple_one_is_stronger(fleet):
+    names, options = ["persistence", "hourly"], dict(step_s=7200.0, examples=300, seed=0)
+    found = backtested(fleet, names, **options)
+    usual = strongest(*draw_parts(fleet, n=300, seed=0), seed=0)
+    assert usual.kind == "hourly"
+    assert list(found["forecaster"]) == ["persistence"]
+    assert list(found["against"]) == ["hourly"]
+    assert re.fullmatch(r"persistence has .* of hourly's loss .*: use hourly\.", verdict(found))
+
+
+def test_what_is_no_better_than_a_simple_forecaster_names_it(observer, training, held_out):
+    simple = simple_of(training, held_out)
+    perfect = Perfect(observer, training)
+    perfect.kind = "perfect"
+    said = {
+        one.kind: no_better(one, training, held_out, seed=0) for one in (*simple.values(), perfect)
+    }
+    for kind in ("persistence", "last-value"):
+        told = r"no better than hourly, with [12].* of its loss in validation: use --kind hourly"
+        assert re.fullmatch(told, said[kind])
+    assert said["hourly"] == said["perfect"] == ""
 
 
 def test_the_share_is_the_geometric_mean_of_those_of_the_quantities(table):
@@ -166,17 +218,17 @@ def test_the_share_is_the_geometric_mean_of_those_of_the_quantities(table):
 def test_what_persistence_foresees_is_left_out(of_day, usual, observer, training):
     known = replace(of_day, available=np.repeat(of_day.observed.online[:, None], 10, axis=1) * 1.0)
     made = {"nearer": Made(usual, observer, training, WAYS["nearer"])}
-    found = against_persistence(made, known, usual, least_rates(training)).iloc[0]
+    found = against(usual, made, known, least_rates(training)).iloc[0]
     assert np.isnan(found["available"])
     assert found["share"] < 1.0
     nothing = replace(known, rates=np.full_like(known.rates, np.nan))
-    assert against_persistence(made, nothing, usual, least_rates(training)).empty
+    assert against(usual, made, nothing, least_rates(training)).empty
 
 
 def test_a_few_days_are_too_few_to_tell_and_the_missing_ones_are_stated():
-    columns = ["forecaster", "share", "low", "high", "blocks"]
-    said = verdict(pd.DataFrame([("lstm", 0.5, 0.4, 0.6, 3)], columns=columns))
-    assert "too few to tell" in said
+    columns = ["forecaster", "against", "share", "low", "high", "blocks"]
+    said = verdict(pd.DataFrame([("lstm", "hourly", 0.5, 0.4, 0.6, 3)], columns=columns))
+    assert "too few to tell: use hourly" in said
     assert "record 6 days more" in said
 
 

@@ -76,7 +76,7 @@ def test_a_loaded_forecaster_forecasts_as_the_saved_one(forecaster, observer, tm
     assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 1_500_000
 
 
-@pytest.mark.parametrize("kind", ["last-value", "persistence"])
+@pytest.mark.parametrize("kind", ["last-value", "persistence", "hourly"])
 def test_the_same_seed_learns_the_same(kind, training, held_out):
     one, two = (KINDS[kind]().fit(training, held_out, seed=3).state_dict() for _ in range(2))
     for name in one:
