@@ -314,10 +314,18 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
 
         Args:
             actions: shape (b, n_max).
+
+        Raises:
+            ConfigError: no episode has begun, or a number is not finite.
         """
         if not self._begun:
             raise ConfigError("step: no episode has begun; call reset() first")
         actions, b = np.asarray(actions), self._parts[0].b
+        if not (finite := np.isfinite(actions)).all():
+            raise ConfigError(
+                f"step: an action holds {actions[~finite][0]}: expected finite scores, or places "
+                "of a ranking; see whether the policy's weights are finite"
+            )
         infos: dict[str, Any] = {"window": self._window()}
         played, over = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         for i, part in enumerate(self._parts):

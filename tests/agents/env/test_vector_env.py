@@ -57,6 +57,25 @@ def test_each_window_of_a_vector_is_played_as_by_the_single_environment(busy, ba
     assert begun < set(range(len(played) + 6))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("action", ["scores", "ranking"])
+def test_an_action_that_is_no_number_is_refused_and_changes_nothing(busy, action, value):
+    many, one = (kind(busy, action=action, n_max=16) for kind in (VectorSelectionEnv, SelectionEnv))
+    _, (begun, _) = many.reset(seed=3), one.reset(seed=3)
+    told = rf"an action holds {value}: expected finite scores, or places of a ranking"
+    bad = np.zeros((1, 16))
+    bad[0, 5] = value
+    for step in (lambda: many.step(bad), lambda: one.step(bad[0])):
+        with pytest.raises(ConfigError, match=told):
+            step()
+    # What follows is played as if nothing had been asked.
+    played = many.step(np.zeros((1, 16), dtype=int))
+    again, *_ = one.step(np.zeros(16, dtype=int))
+    for name, values in played[0].items():
+        np.testing.assert_array_equal(values[0], again[name])
+    assert played[4]["sent"].item() > 0 < begun["slots"].item()
+
+
 def test_an_episode_that_is_over_begins_the_next_window_in_the_same_step_as_gymnasium_has_it(busy):
     """`SyncVectorEnv` in the same mode tells alike what ended, and what begins."""
     ours = vector(busy, 1)
