@@ -30,6 +30,8 @@ from fedstale.until import Until
 
 INSTANTS = 240
 """At so many instants, one in each part of the time, devices are drawn."""
+_MOST_REPLIES = 4_000
+"""Of so many replies rounds are followed, where each is an event of its own."""
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 _SEED = 0x0D
 Array = npt.NDArray[np.float64]
@@ -177,6 +179,7 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
     size = size.start if isinstance(size, AdaSync) else size
     if again := schedule.send == "after_reply":
         n_out, step = schedule.concurrency or traces.n_devices, size or 1
+        most = min(most, max(_MOST_REPLIES // step, 1))
         words = f"a server step, with buffer size {step:,} and {n_out:,} jobs in flight"
     else:
         n_out, step, waited = found.n_asked, 1, f"the first {size:,}" if size else "all"
@@ -191,6 +194,7 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
         devices = rng.permutation(everyone[idle])[:room]
         trips = traces.trips(devices, np.full(devices.size, now), job, free_at[devices])
         reported = np.where(trips.status == Status.REPORTED, trips.reported, np.inf)
+        # The server misses a device by its heartbeat, or when the message expires.
         lost_at = np.minimum(trips.ended + HEARTBEAT_S, now + first.timeout_s)
         seen_at = np.minimum(reported, lost_at)
         free_at[devices] = seen_at if again else trips.ended
