@@ -185,20 +185,20 @@ def superlink(
         Path | None, typer.Option(help="Unix socket to listen at in place of a port.")
     ] = None,
     record_bytes: Annotated[
-        int, typer.Option(help="Most bytes of one record of a reply, but arrays.")
+        int, typer.Option(help="Most bytes of one record of a reply, but arrays.", min=1)
     ] = 1_000_000,
     reply_objects: Annotated[
-        int, typer.Option(help="Most records, arrays and their pieces of 5 MB in a reply.")
+        int, typer.Option(help="Most records, arrays and their pieces of 5 MB in a reply.", min=1)
     ] = 20_000,
     reply_bytes: Annotated[
         int | None,
-        typer.Option(help="Most bytes of a reply; four times what its run sends, and 1 MB."),
+        typer.Option(help="Most bytes of a reply; four times what its run sends, and 1 MB.", min=1),
     ] = None,
     node_replies_per_hour: Annotated[
-        int, typer.Option(help="Most replies of a node in an hour.")
+        int, typer.Option(help="Most replies of a node in an hour.", min=1)
     ] = 3600,
     node_bytes_per_hour: Annotated[
-        int, typer.Option(help="Most bytes that a node may send in an hour.")
+        int, typer.Option(help="Most bytes that a node may send in an hour.", min=1)
     ] = 40_000_000_000,
     hold: Annotated[
         str, typer.Option(help="Longest that a node's request for a message is held, 0s to 25s.")

@@ -73,12 +73,6 @@ class Quotas:
     node_bytes_per_hour: int = 40_000_000_000
     """Bytes of a node's objects within an hour, >= 1 (503): 90 Mbit/s all the time."""
 
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name.replace('_', '-')} = {value}: expected an integer >= 1")
-
 
 @dataclass(slots=True)
 class _Hour:

@@ -24,12 +24,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from hostile import SUPERLINK, Device, message, somewhere
 from superlink_app import OBJECT, PULL, PUSH, SuperLink
+from typer.testing import CliRunner
 
 from fedstale.cli import deploy
+from fedstale.cli.main import app as fedstale
 from fedstale.deployment import superlink
 from fedstale.deployment.long_polls import LongPolls
 from fedstale.deployment.superlink import Quotas, guarded
-from fedstale.errors import ConfigError
 
 GATE = "fedstale.deployment.superlink"
 
@@ -492,5 +493,7 @@ def test_quotas_are_options_with_the_same_defaults_and_are_checked():
     options = inspect.signature(deploy.superlink).parameters
     for field in dataclasses.fields(Quotas):
         assert options[field.name].default == field.default
-        with pytest.raises(ConfigError, match=field.name.replace("_", "-")):
-            Quotas(**{field.name: 0})
+        option = f"--{field.name.replace('_', '-')}"
+        refused = CliRunner().invoke(fedstale, ["deploy", "superlink", option, "0"])
+        assert (refused.exit_code, "x>=1" in refused.stderr) == (2, True)
+        assert option in refused.stderr
