@@ -5,7 +5,6 @@ events.parquet, in which whatever a device spent appears exactly once.
 """
 
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -167,17 +166,6 @@ def in_words(part: object) -> str | None:
         if type(part).__repr__ is not object.__repr__:
             return _ADDRESS.sub("", " ".join(repr(part).split()))
     return type(part).__name__
-
-
-def bfloat16_hint(errors: Iterable[str]) -> str:
-    """Suggest a remedy if one of some errors is that of a bfloat16 tensor; else nothing."""
-    # PyTorch's words where Flower asks for the NumPy array of a tensor.
-    if not any("ScalarType BFloat16" in error for error in errors):
-        return ""
-    return (
-        "a tensor is bfloat16, which no message of Flower holds: send tensor.float() in its place, "
-        'which load_state_dict casts back, and Compression("int8") for fewer bytes'
-    )
 
 
 def with_costs(jobs: pd.DataFrame) -> pd.DataFrame:

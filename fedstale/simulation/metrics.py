@@ -23,7 +23,6 @@ from fedstale.runs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
     RunFolder,
-    bfloat16_hint,
     by_kind,
     client_errors,
     in_words,
@@ -445,8 +444,7 @@ def write_run(
     events = folder.read_events(("kind", *COST_COLUMNS))
     kinds = by_kind(events)
     errors = client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR))
-    bfloat16 = bfloat16_hint(row["error"] for row in errors)
-    hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds), bfloat16]
+    hints = [*run.hints, metrics.without_forecasts(), *_unanswered(folder, kinds)]
     folder.write_metrics(metrics.rows)
     if metrics.arrays is not None:
         folder.write_model(metrics.arrays)

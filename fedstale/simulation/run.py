@@ -23,7 +23,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded, f
 from fedstale.flower import features, legacy
 from fedstale.interrupts import CTRL_C
 from fedstale.reports import Run
-from fedstale.runs import RunFolder, bfloat16_hint, status_of
+from fedstale.runs import RunFolder, status_of
 from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import imported_torch, seed_streams, seeded_entropy
 from fedstale.simulation.executors.choice import executor_for
@@ -397,10 +397,8 @@ def _sentence(problem: Exception, directory: Path) -> str:
     frames = traceback.extract_tb(problem.__traceback__)
     own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
-    hint = bfloat16_hint([str(problem)])
     told = quoted(f"the ServerApp raised {type(problem).__name__}: {problem}")
-    text = f"{first_line(told)} ({where})"
-    return f"{text}; {hint}" if hint else text
+    return f"{first_line(told)} ({where})"
 
 
 def _random_streams() -> State:

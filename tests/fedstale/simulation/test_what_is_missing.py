@@ -2,17 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 from made_agent import save
 from tiny import COSTS, counting_app, fleet, message_to
 
 import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.client import FORECAST_RECORD, ForecastMod
-from fedstale.runs import bfloat16_hint
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import FedBuff, ForecastRequest
 from fedstale.strategies.selection import Enough
@@ -117,51 +114,6 @@ def test_a_run_in_which_every_query_fails_says_so(tmp_path):
     assert "No query function registered with name 'forecast'" in hint
     assert "ForecastMod().client_app()" in hint
     assert "query.forecast was answered" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_a_client_with_a_tensor_of_bfloat16_is_told_what_to_send(tmp_path):
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        model = torch.nn.Linear(3, 1, bias=False)
-        if context.node_config["partition-id"] == 0:
-            model = model.to(torch.bfloat16)
-        arrays = {"w": model.state_dict()["weight"].flatten()}
-        content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
-        return Message(RecordDict(content), reply_to=message)
-
-    model = {"w": np.zeros(3, dtype=np.float32)}
-    found = run(FedBuff(6, 2), tmp_path / "run", app, initial_arrays=model)
-    assert found.status == "stopped"
-    assert "send tensor.float()" in found.summary["hint"]
-    assert "send tensor.float()" in (tmp_path / "run" / "report.html").read_text()
-
-
-def test_the_error_of_a_real_node_with_a_tensor_of_bfloat16_is_known_too():
-    of_a_node = "<class 'TypeError'>:<'Got unsupported ScalarType BFloat16'>"
-    assert "send tensor.float()" in bfloat16_hint(["error", of_a_node])
-    assert not bfloat16_hint(["<class 'TypeError'>:<'unsupported operand'>"])
-
-
-def test_a_server_with_a_tensor_of_bfloat16_is_told_what_to_send(tmp_path):
-    app = ServerApp()
-
-    @app.main()
-    def main(grid, context):
-        ArrayRecord(torch.nn.Linear(3, 1, dtype=torch.bfloat16).state_dict())
-
-    found = fedstale.simulate(
-        (app, trains(ClientApp())),
-        traces=TraceSet.ideal(2),
-        until="1 round",
-        out=tmp_path / "run",
-        work_per_example=1.0,
-        epochs=1,
-        examples=10,
-    )
-    assert found.status == "failed"
-    assert "send tensor.float()" in found.reason
 
 
 # A run in which no device changes.
