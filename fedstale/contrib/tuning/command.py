@@ -88,6 +88,7 @@ def tune(
         say_json(
             folder,
             verdict=found.verdict,
+            answer=found.answer,
             best={"trial": found.best.number, "parameters": dict(found.best.parameters)},
             gain={
                 name: value if isfinite(value) else None
@@ -105,5 +106,6 @@ def _show_end(found: "Tuning", folder: Path) -> None:
     from fedstale.contrib.tuning import BEST, HELD_OUT
 
     typer.echo(found.verdict)
+    typer.echo(found.answer)
     typer.echo(f"settings: {folder / BEST}")
     typer.echo(f"report: {folder / HELD_OUT / PAGE}")

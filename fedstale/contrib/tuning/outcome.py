@@ -8,6 +8,7 @@ import html
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +96,26 @@ class Tuning:
         return difference(by_name[_BEST], by_name[_DEFAULTS])
 
     @property
+    def is_better(self) -> bool:
+        """Whether the best configuration is shown to be better than the defaults."""
+        return self.gain.high < 0 if self.space.objective.is_lower_better else self.gain.low > 0
+
+    @property
+    def options(self) -> str:
+        """The best configuration as options of `fedstale simulate`, to paste."""
+        settings = self.space.settings(self.best.parameters)
+        strategy = ["--strategy", str(settings["strategy"])] if "strategy" in settings else []
+        keys = " ".join(f"{key}={_toml(value)}" for key, value in settings["run-config"].items())
+        return shlex.join([*strategy, *(["-c", keys] if keys else [])])
+
+    @property
+    def answer(self) -> str:
+        """The settings to use, and what they cost on held-out seeds and devices."""
+        name = _BEST if self.is_better else _DEFAULTS
+        use = self.options if self.is_better else "the defaults, with no option,"
+        return f"Use {use} for {self.comparison.cost(name)}."
+
+    @property
     def verdict(self) -> str:
         """Whether the best configuration is better than the defaults, in sentences."""
         objective, gain = self.space.objective, self.gain
@@ -104,9 +125,8 @@ class Tuning:
             return f"{name} is not judged: {gain.n} of the {LEAST} held-out pairs it takes{told}."
         where = f"on {gain.n} held-out seeds its {objective.in_words} minus the defaults' is "
         where += gain.ends()
-        is_good = gain.high < 0 if objective.is_lower_better else gain.low > 0
         is_bad = gain.low > 0 if objective.is_lower_better else gain.high < 0
-        if is_good:
+        if self.is_better:
             return f"{name} is best: {where}, which leaves out 0."
         if is_bad:
             return f"{name} is worse than the defaults, which are best: {where}."
@@ -117,7 +137,8 @@ class Tuning:
 
     def _repr_html_(self) -> str:
         """Return the verdict and the configurations, as notebooks show them."""
-        return f"<p>{html.escape(self.verdict)}</p>{self.trials.to_html(index=False)}"
+        told = f"<p>{html.escape(self.verdict)}</p><p>{html.escape(self.answer)}</p>"
+        return f"{told}{self.trials.to_html(index=False)}"
 
 
 @command_line.quiet_console()
@@ -311,6 +332,12 @@ def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
     over = [trial for trial in trials if trial.status == "complete"]
     sign = 1.0 if space.objective.is_lower_better else -1.0
     return sorted(over, key=lambda trial: (sign * trial.reports[-1].value, trial.number))
+
+
+def _toml(value: object) -> str:
+    """Return a value of the run config as `-c` reads it."""
+    is_quoted = isinstance(value, str) and '"' in value
+    return f"'{value}'" if is_quoted else tomli_w.dumps({"x": value})[len("x = ") : -1]
 
 
 def _values(space: Space, one: Variant) -> dict[int, float]:

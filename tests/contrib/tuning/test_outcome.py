@@ -1,11 +1,14 @@
 """What is said of a search, and what is held out, of trials and runs that are written by hand."""
 
+import html
+import shlex
 from dataclasses import replace
 from functools import partial
 
 import pytest
 from compared_runs import BASE as BASE_RUN
 from compared_runs import write_finished
+from flwr.cli.config_utils import parse_config_args
 from spaces import space
 
 from fedstale.comparison.analysis import analyse
@@ -97,6 +100,38 @@ def test_costs_are_compared_in_their_own_units(judged):
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_or_two_held_out_runs_judge_nothing(judged, n):
     assert "is not judged" in judged(ended(*[0.8, 0.9][:n]), ended(*[0.5, 0.6][:n])).verdict
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_answer_is_what_to_paste_and_its_device_hours(judged, is_better):
+    better, worse = ended(0.8, 0.9, 0.85), ended(0.5, 0.61, 0.54)
+    found = judged(*((better, worse) if is_better else (worse, better)))
+    use = found.options if is_better else "the defaults, with no option,"
+    name, other = ("best", "defaults") if is_better else ("defaults", "best")
+    hours = "0.036 ± 0.000 device-hours: +0.000 (+0.000 to +0.000)"
+    assert found.answer == f"Use {use} for {hours} against {other}."
+    assert found.answer == f"Use {use} for {found.comparison.cost(name)}."
+    assert found.answer in html.unescape(found._repr_html_())
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({}, {"learning-rate": 0.25, "strategy": 'FedBuff(10, 5, stages=[Compression("int8")])'}),
+        ({}, {"strategy.concurrency": 7, "is-warm": True}),
+        ({"strategy": "FedBuff(10, 5)"}, {"strategy.concurrency": 7}),
+    ],
+)
+def test_what_is_pasted_sets_what_was_searched(tmp_path, judged, changes, parameters):
+    runs = ended(0.8, 0.9, 0.85)
+    found = judged(runs, runs, tried=(replace(trial(0, 0.5), parameters=parameters),))
+    searched = {**found.space.shared, **changes}
+    found = replace(found, space=replace(found.space, shared=searched))
+    words = shlex.split(found.options)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    expected = found.space.settings(parameters)
+    assert parse_config_args([given["-c"]] if "-c" in given else []) == expected["run-config"]
+    assert given.get("--strategy") == expected.get("strategy")
 
 
 def test_held_out_runs_of_another_best_make_room_and_others_stay(tmp_path):

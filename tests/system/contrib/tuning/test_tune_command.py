@@ -34,7 +34,9 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Configuration ")
     assert "held-out seeds" in lines[0]
-    assert lines[1:] == [
+    assert lines[1].startswith("Use ")
+    assert "device-hours: " in lines[1]
+    assert lines[2:] == [
         "settings: tunings/space/best.toml",
         "report: tunings/space/held-out/comparison.html",
     ]
@@ -43,7 +45,7 @@ def test_a_search_says_what_was_held_out_and_nothing_of_ray(called, tmp_path):
     # What is over is judged again from its files, without a word on the way.
     again = called("--workers", "1", "--search", "random", "--json", **changes)
     told = json.loads(again.stdout)
-    assert told["verdict"] == lines[0]
+    assert [told["verdict"], told["answer"]] == lines[:2]
     assert told["best"]["parameters"]["strategy.concurrency"] in (5, 10)
     # Nothing of Ray is left behind.
     assert not (tmp_path / "tunings" / "space" / ".ray").exists()
