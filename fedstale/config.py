@@ -3,6 +3,8 @@
 A run writes its resolved settings to `config.toml`, which reads back to an equal object.
 """
 
+import json
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -299,6 +301,22 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def as_options(settings: Mapping[str, Any]) -> str:
+    """Return a strategy and a run config as options of `fedstale simulate`, to paste.
+
+    Example:
+        >>> as_options({"run-config": {"is-warm": True}, "strategy": "FedBuff(10, 5)"})
+        "--strategy 'FedBuff(10, 5)' -c is-warm=true"
+    """
+    # Flower ends a text at the first quote of the kind that it begins with.
+    keys = " ".join(
+        f"{key}='{value}'" if '"' in str(value) else f"{key}={json.dumps(value)}"
+        for key, value in flat(settings.get("run-config", {}))
+    )
+    given = {"--strategy": settings.get("strategy"), "-c": keys}
+    return shlex.join(word for name, text in given.items() if text for word in (name, text))
 
 
 def _is_number(value: object, least: float, kind: Any = int) -> bool:

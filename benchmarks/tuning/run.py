@@ -106,7 +106,7 @@ def space_of(app: str) -> Space:
         "held-out": {"seeds": list(HELD_OUT_SEEDS)},
         "search": search,
     }
-    space = Space.from_table(table, where=app)
+    space = Space.read(table)
     # What `runs.described` makes a strategy of; not each has both sizes.
     sizes: dict[str, Domain] = {
         "strategy": CategoricalDistribution(STRATEGIES),

@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,9 +20,6 @@ from fedstale.cli.output import (
     stdout_kept_free,
 )
 from fedstale.interrupts import end_on_signals
-
-if TYPE_CHECKING:
-    from fedstale.contrib.tuning import Tuning
 
 app = typer.Typer()
 
@@ -96,16 +93,9 @@ def tune(
             },
         )
     else:
-        _show_end(found, folder)
+        from fedstale.comparison import PAGE
+        from fedstale.contrib.tuning import BEST, HELD_OUT
+
+        typer.echo(f"{found.verdict}\n{found.answer}\nsettings: {folder / BEST}")
+        typer.echo(f"report: {folder / HELD_OUT / PAGE}")
     end_with_failures(found.comparison.failures, "the held-out runs")
-
-
-def _show_end(found: "Tuning", folder: Path) -> None:
-    """Say what is best, if anything is."""
-    from fedstale.comparison import PAGE
-    from fedstale.contrib.tuning import BEST, HELD_OUT
-
-    typer.echo(found.verdict)
-    typer.echo(found.answer)
-    typer.echo(f"settings: {folder / BEST}")
-    typer.echo(f"report: {folder / HELD_OUT / PAGE}")

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from fedstale.errors import ConfigError, nearest
-from fedstale.reports import BOOKKEEPING, Run
+from fedstale.reports import Run
 from fedstale.traces import Array
 from fedstale.until import Until, is_lower_better
 
@@ -115,14 +115,7 @@ class Objective:
         """
         if self.target.metric is None or any(_source(run, self.target) for run in runs):
             return
-        known = sorted(
-            {
-                name
-                for run in runs
-                for name in run.metrics.loc[run.metrics["source"].isin(_DECIDING), "name"]
-                if name not in BOOKKEEPING
-            }
-        )
+        known = sorted({name for run in runs for source in _DECIDING for name in run.last(source)})
         if known or at_end:
             accepted = nearest(self.target.metric, known) if known else "an app that evaluates"
             raise ConfigError(

@@ -8,7 +8,6 @@ import html
 import logging
 import os
 import secrets
-import shlex
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +23,8 @@ import tomli_w
 
 from fedstale.api import LOG, RUNS, compare, result_folder
 from fedstale.cluster import check_address
-from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, Variant, difference
-from fedstale.config import SimulationConfig
+from fedstale.comparison import LEAST, Comparison, Estimate, PlannedRun, difference
+from fedstale.config import SimulationConfig, as_options
 from fedstale.contrib.tuning.search import STUDY, Proposals, SearchJob, Trial
 from fedstale.contrib.tuning.space import Search, Space, Stop
 from fedstale.errors import ConfigError, needs
@@ -92,8 +91,13 @@ class Tuning:
     @property
     def gain(self) -> Estimate:
         """Best minus defaults in the objective, paired by held-out seed."""
-        by_name = {one.name: _values(self.space, one) for one in self.comparison.variants}
-        return difference(by_name[_BEST], by_name[_DEFAULTS])
+        end_s, of_run = self.space.until_s, self.space.objective.of_run
+        ends = {
+            one.name: {run.seed: of_run(run, end_s, end_s) for run in one.runs}
+            for one in self.comparison.variants
+        }
+        known = {n: {s: x for s, x in own.items() if np.isfinite(x)} for n, own in ends.items()}
+        return difference(known[_BEST], known[_DEFAULTS])
 
     @property
     def is_better(self) -> bool:
@@ -103,10 +107,7 @@ class Tuning:
     @property
     def options(self) -> str:
         """The best configuration as options of `fedstale simulate`, to paste."""
-        settings = self.space.settings(self.best.parameters)
-        strategy = ["--strategy", str(settings["strategy"])] if "strategy" in settings else []
-        keys = " ".join(f"{key}={_toml(value)}" for key, value in settings["run-config"].items())
-        return shlex.join([*strategy, *(["-c", keys] if keys else [])])
+        return as_options(self.space.settings(self.best.parameters))
 
     @property
     def answer(self) -> str:
@@ -332,16 +333,3 @@ def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
     over = [trial for trial in trials if trial.status == "complete"]
     sign = 1.0 if space.objective.is_lower_better else -1.0
     return sorted(over, key=lambda trial: (sign * trial.reports[-1].value, trial.number))
-
-
-def _toml(value: object) -> str:
-    """Return a value of the run config as `-c` reads it."""
-    is_quoted = isinstance(value, str) and '"' in value
-    return f"'{value}'" if is_quoted else tomli_w.dumps({"x": value})[len("x = ") : -1]
-
-
-def _values(space: Space, one: Variant) -> dict[int, float]:
-    """Return the values of a variant's runs in the objective, by seed."""
-    objective, end_s = space.objective, space.until_s
-    found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
-    return {run.seed: value for run, value in found if np.isfinite(value)}

@@ -86,11 +86,7 @@ class Space:
         if isinstance(source, Space):
             return source
         table = source if isinstance(source, Mapping) else read_toml(Path(source))
-        return cls.from_table(table, where="space" if table is source else str(source))
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Space":
-        """Read the space of a table, rejecting what means nothing; errors as of `read`."""
+        where = "space" if table is source else str(source)
         given = {key.replace("_", "-"): value for key, value in table.items()}
         known = (*_OWN, *_FIXED)
         for key, value in given.items():
