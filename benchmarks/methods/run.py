@@ -51,7 +51,6 @@ from fedstale.strategies.weighting import (
     RelevanceAware,
     Weighting,
     constant,
-    inverse,
     polynomial,
 )
 
@@ -139,7 +138,7 @@ STRATEGIES: dict[str, Trial] = {
     OURS: Trial(make=buffered(weighting=DirectionalGap)),
     "Gap-Aware": Trial(make=buffered(weighting=Gap)),
     "FedBuff, age ignored": Trial(make=buffered(weighting=lambda: ByAge(constant()))),
-    "FedBuff, 1/(1+tau)": Trial(make=buffered(weighting=lambda: ByAge(inverse()))),
+    "FedBuff, 1/(1+tau)": Trial(make=buffered(weighting=lambda: ByAge(polynomial(1.0)))),
     "CA2FL": Trial(
         make=lambda rate, seed: CA2FL(
             IN_FLIGHT, MERGE_SIZE, eta=rate, n_clients=N_DEVICES, seed=seed

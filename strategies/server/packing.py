@@ -32,8 +32,6 @@ PACKED_RECORD = "fedstale.packed"
 """Name of the ArrayRecord that holds one array in place of all others."""
 MOST_ARRAYS = 10_000
 """Arrays of a packed message at most; one that has more goes as it is."""
-MANY_ARRAYS = 32
-"""Arrays of a reply from which on the log says that they would better be packed."""
 
 _VERSION = 2
 _FLAT = "flat"
@@ -124,7 +122,6 @@ class PackedNodes:
     def __init__(self) -> None:
         """Know no node."""
         self._nodes: set[int] = set()
-        self._warned: set[int] = set()
 
     def packed(self, messages: Iterable[Message]) -> list[Message]:
         """Return messages as they travel: those to nodes that can unpack are packed.
@@ -163,12 +160,9 @@ class PackedNodes:
             most_bytes: of what is unpacked, and of what packing says of it; a reply of more is
                 returned as it is, and validation, which has the same limit, rejects it.
         """
-        if not reply.has_content():
+        if not reply.has_content() or not can_unpack(reply.content):
             return reply
         node = reply.metadata.src_node_id
-        if not can_unpack(reply.content):
-            self._advise(node, reply.content)
-            return reply
         self._nodes.add(node)
         content = dict(reply.content)
         about: dict[str, object] = {PACKING_RECORD: content.pop(PACKING_RECORD)}
@@ -181,16 +175,6 @@ class PackedNodes:
             logger.warning("node %d: %s", node, reason)
             return message_of(
                 reply.metadata, error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason)
-            )
-
-    def _advise(self, node: int, content: RecordDict) -> None:
-        n = sum(map(len, content.array_records.values()))
-        if n >= MANY_ARRAYS and node not in self._warned:
-            self._warned.add(node)
-            logger.warning(
-                "node %d: its reply has %d arrays, which travel one by one: with PackMod or "
-                "ForecastMod as the first mod of the ClientApp they are one object",
-                *(node, n),
             )
 
 

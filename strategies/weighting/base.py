@@ -166,12 +166,6 @@ def hinge(a: Positive = 10.0, b: NotNegative = 4) -> AgeCurve:
     )
 
 
-@checked
-def exponential(a: Steepness = 0.1) -> AgeCurve:
-    """Return s(tau) = exp(-a tau), with a >= 0."""
-    return _Curve(f"exponential(a={a})", lambda tau: exp(-a * tau))
-
-
 def staleness_aware() -> AgeCurve:
     """Return SA: s(tau) = 1 / tau for tau >= 1, and 1 for tau = 0.
 
@@ -180,11 +174,6 @@ def staleness_aware() -> AgeCurve:
         IJCAI 2016.
     """
     return _Curve("staleness_aware()", lambda tau: 1.0 / max(tau, 1))
-
-
-def inverse() -> AgeCurve:
-    """Return s(tau) = 1 / (1 + tau), a common variant of SA that also halves at tau = 1."""
-    return _Curve("inverse()", lambda tau: 1.0 / (1.0 + tau))
 
 
 def inverse_root() -> AgeCurve:

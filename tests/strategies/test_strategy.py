@@ -34,7 +34,7 @@ from fedstale.strategies.schedule import (
 from fedstale.strategies.selection import Filtered, Random, Selector
 from fedstale.strategies.server_optimizer import Momentum
 from fedstale.strategies.types import UNKNOWN
-from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, inverse, polynomial
+from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, polynomial
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_k_batch_sync_takes_two_updates_of_one_device():
 def test_k_async_keeps_stragglers_and_aggregates_them_as_stale():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
     strategy = StaleStrategy(
-        schedule=k_async(2, 1), weighting=ByAge(inverse()), normalise="buffer_size"
+        schedule=k_async(2, 1), weighting=ByAge(polynomial(1.0)), normalise="buffer_size"
     )
     result, grid = start(strategy, nodes, 3)
     # The fast one at 1 and 2; the slow one at 2.5, from version 0 and two versions late.
@@ -136,7 +136,7 @@ def test_a_buffer_for_which_too_few_distinct_devices_exist_does_not_hang():
 
 def test_fedasync_mixes_models():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
-    result, _ = start(FedAsync(2, mix=0.5, staleness=inverse()), nodes, 3)
+    result, _ = start(FedAsync(2, mix=0.5, staleness=polynomial(1.0)), nodes, 3)
     theta = 0.5
     theta += 0.5 * ((theta + 1.0) - theta)
     theta += 0.5 / 3 * (10.0 - theta)
@@ -303,7 +303,7 @@ def test_integer_arrays_are_averaged_without_any_penalty_and_rounded():
 
     nodes = {10: node(4, 1.0), 11: node(9, 1.5)}
     strategy = StaleStrategy(
-        schedule=k_async(2, 1), weighting=ByAge(inverse()), server_optimizer=Momentum(0.5)
+        schedule=k_async(2, 1), weighting=ByAge(polynomial(1.0)), server_optimizer=Momentum(0.5)
     )
     result, _ = start(strategy, nodes, 2, initial)
     n = result.arrays["n"].numpy()
@@ -441,7 +441,7 @@ def run_at_once(weighting, schedule, rounds=4, seed=0, **options):
 @pytest.mark.parametrize("normalise", ["examples", "buffer_size"])
 @pytest.mark.parametrize(
     "weighting",
-    [ByAge(polynomial(0.5)), ByAge(inverse()), Gap(), Gap(of="model"), DirectionalGap()],
+    [ByAge(polynomial(0.5)), ByAge(polynomial(1.0)), Gap(), Gap(of="model"), DirectionalGap()],
     ids=repr,
 )
 @pytest.mark.parametrize("schedule", [Schedule(), k_batch_async(5, 5)], ids=["FedAvg", "FedBuff"])

@@ -12,7 +12,7 @@ from fedstale.contrib.peers import ScreenMod
 from fedstale.errors import ConfigError
 from fedstale.strategies.robust import Krum, Median, TrimmedMean
 from fedstale.strategies.server import pack, unpack
-from fedstale.strategies.weighting import exponential, inverse
+from fedstale.strategies.weighting import polynomial
 
 MEAN = TrimmedMean(f=0)
 
@@ -161,7 +161,7 @@ def test_with_fewer_models_than_the_rule_needs_a_site_goes_on_from_its_own():
 
 
 def test_models_count_by_the_own_jobs_done_since_they_were_new():
-    site = Site(MEAN, staleness=inverse())
+    site = Site(MEAN, staleness=polynomial(1.0))
     site.begin(0.0)
     old = model(7.0)
     assert weights(site.send({1: old})) == [5.0]  # (1 + 7) / 2 + 1
@@ -177,7 +177,7 @@ def test_models_count_by_the_own_jobs_done_since_they_were_new():
 
 
 def test_no_few_models_dominate_by_their_age():
-    site = Site(TrimmedMean(f=1), staleness=exponential(9.0))
+    site = Site(TrimmedMean(f=1), staleness=polynomial(13.0))
     site.begin(0.0)
     for _ in range(3):
         site.send({1: model(5.0), 2: model(6.0), 3: model(7.0)})

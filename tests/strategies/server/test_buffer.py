@@ -16,7 +16,7 @@ from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.checks import Checks
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import norm_of
-from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
+from fedstale.strategies.weighting import ByAge, ClientUpdate, polynomial
 
 LIKE = Snapshot({"w": np.zeros(3, np.float32)}, {"n": np.array(4)}, ("w", "n"))
 
@@ -239,7 +239,7 @@ class Together(ByAge):
 
 
 def test_a_weighting_of_whole_buffers_compares_with_a_median_under_a_rule():
-    weighting = Together(inverse())
+    weighting = Together(polynomial(1.0))
     buffer = open_buffer(LIKE, normalise="buffer_size", robust=Median(f=1), weighting=weighting)
     for k, (row, age) in enumerate([(8.0, 1), (1.0, 0), (2.0, 0), (99.0, 0)]):
         buffer.add(update(row, k, staleness=age))
@@ -254,7 +254,7 @@ def test_a_weighting_of_whole_buffers_compares_with_a_median_under_a_rule():
 
 @pytest.mark.parametrize("rule", [None, Median(f=0)])
 def test_a_weighting_of_whole_buffers_sees_an_empty_mean_without_current_updates(rule):
-    weighting = Together(inverse())
+    weighting = Together(polynomial(1.0))
     buffer = open_buffer(LIKE, normalise="buffer_size", robust=rule, weighting=weighting)
     buffer.add(update(8.0, staleness=1))
     np.testing.assert_allclose(buffer.step().floats["w"], 4.0)
@@ -330,9 +330,9 @@ def test_a_buffer_goes_on_from_its_state_with_early_updates_in_it(n, robust):
 
 @pytest.mark.parametrize("normalise", ["buffer_size", "weights"])
 @pytest.mark.parametrize("robust", [None, TrimmedMean(f=1)], ids=["mean", "robust"])
-@pytest.mark.parametrize("make", [lambda: ByAge(inverse()), lambda: Together(inverse())])
+@pytest.mark.parametrize("make", [ByAge, Together])
 def test_a_buffer_goes_on_from_its_state_with_stale_updates_in_it(robust, make, normalise):
-    strategy = StaleStrategy(robust=robust, weighting=make(), normalise=normalise)
+    strategy = StaleStrategy(robust=robust, weighting=make(polynomial(1.0)), normalise=normalise)
     buffer = Buffer(
         strategy,
         strategy.weighting,

@@ -1,7 +1,6 @@
 """Arrays as one object: the same bits come out, and what a stranger made up does not."""
 
 import copy
-import logging
 import tracemalloc
 
 import numpy as np
@@ -20,7 +19,6 @@ from fedstale.errors import ProtocolError
 from fedstale.strategies.messages import quantised
 from fedstale.strategies.server import SuperLinkGrid
 from fedstale.strategies.server.packing import (
-    MANY_ARRAYS,
     MOST_ARRAYS,
     PACKED_RECORD,
     PACKING_RECORD,
@@ -310,15 +308,3 @@ def test_an_error_reply_passes():
     nodes = PackedNodes()
     assert nodes.unpacked(failed) is failed
     assert nodes.packed([failed]) == [failed]
-
-
-def test_many_arrays_that_travel_one_by_one_are_a_warning_once_a_node(caplog):
-    caplog.set_level(logging.WARNING)
-    nodes = PackedNodes()
-    for _ in range(2):
-        nodes.unpacked(reply(5, content(n=MANY_ARRAYS)))
-        nodes.unpacked(reply(6, content(n=MANY_ARRAYS - 1)))
-        nodes.unpacked(reply(7, advertised(content(n=MANY_ARRAYS))))
-        nodes.unpacked(reply(8, pack(content(n=MANY_ARRAYS))))
-    assert [line.split(":")[0] for line in caplog.messages] == ["node 5"]
-    assert f"{MANY_ARRAYS} arrays" in caplog.text

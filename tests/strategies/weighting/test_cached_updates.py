@@ -14,7 +14,7 @@ from fedstale.strategies.weighting import (
     Gap,
     RelevanceAware,
     constant,
-    inverse,
+    polynomial,
 )
 
 ZERO = {"w": np.zeros(2, np.float32), "b": np.zeros(1)}
@@ -61,7 +61,7 @@ def test_without_the_number_of_clients_those_unheard_are_not_calibrated():
 
 
 @pytest.mark.parametrize("n_clients", [None, 10])
-@pytest.mark.parametrize("then", [ByAge(constant()), ByAge(inverse()), Gap()])
+@pytest.mark.parametrize("then", [ByAge(constant()), ByAge(polynomial(1.0)), Gap()])
 def test_the_first_step_is_that_of_the_other_weighting_to_the_last_bit(n_clients, then):
     rng, cache = np.random.default_rng(0), CachedUpdates(n_clients=n_clients, then=then)
     for node_id in range(4):
@@ -161,7 +161,7 @@ def test_forgetting_leaves_no_trace_in_the_sum():
 
 
 def test_stale_updates_are_calibrated_and_then_weighed():
-    cache = CachedUpdates(n_clients=1, then=ByAge(inverse()))
+    cache = CachedUpdates(n_clients=1, then=ByAge(polynomial(1.0)))
     step(cache, [(1, {"w": ZERO["w"] + 4, "b": ZERO["b"]})])
     found = weigh(cache, 1, {"w": ZERO["w"] + 6, "b": ZERO["b"]}, staleness=2)
     assert_close(found, {"w": np.full(2, (6 + 4 - 4) / 3)})
