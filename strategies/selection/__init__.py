@@ -10,7 +10,7 @@ from fedstale.strategies.selection.base import (
     Selector,
     name_of_class,
 )
-from fedstale.strategies.selection.combined import SURE, Enough, Filtered, Likely, enough
+from fedstale.strategies.selection.combined import SURE, Enough, Likely, enough
 from fedstale.strategies.selection.expected_utility import (
     BALANCED,
     ExpectedUtility,
@@ -30,7 +30,6 @@ __all__ = [
     "ExpectedUtility",
     "Exponents",
     "Fastest",
-    "Filtered",
     "LeastAvailable",
     "LeastRecent",
     "Likely",

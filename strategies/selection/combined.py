@@ -1,10 +1,9 @@
-"""Selectors around another selector: filters, numbers of picks, and probes."""
+"""Selectors around another selector: those likely to finish, and as many as are enough."""
 
 from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from fedstale.strategies.selection.base import Selector, largest
 from fedstale.strategies.selection.expected_utility import own_duration_s
@@ -14,31 +13,6 @@ SURE = 0.5
 """Chance with which what is sent is enough. A job that fails is replaced at once, so falling short
 costs time now and then; in real trainings of the learning part 0.9 took 10 % more device-hours, and
 about as many hours."""
-
-
-class Filtered(Selector):
-    """Lets another selector choose among the candidates that meet a condition.
-
-    Example:
-        >>> from fedstale.strategies.selection import Random
-        >>> Filtered(lambda c: c.times_failed == 0, Random()).then
-        Random()
-    """
-
-    saved = ("then",)
-
-    def __init__(
-        self, where: Callable[[Candidates], npt.NDArray[np.bool_]], then: Selector
-    ) -> None:
-        """Set the condition, a mask of candidates, and the selector of those that meet it."""
-        self.where, self.then = where, then
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Filter, then pick."""
-        kept = candidates.take(self.where(candidates))
-        return self.then.select(kept, k, now, rng) if len(kept) else []
 
 
 class Likely(Selector):

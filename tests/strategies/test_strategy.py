@@ -31,7 +31,7 @@ from fedstale.strategies.schedule import (
     k_sync,
     semi_synchronous,
 )
-from fedstale.strategies.selection import Filtered, Random, Selector
+from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server_optimizer import Momentum
 from fedstale.strategies.types import UNKNOWN
 from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, polynomial
@@ -406,12 +406,13 @@ def test_a_selector_may_return_ids_as_numpy_has_them():
 def test_a_selector_that_picks_no_node_is_asked_again_later():
     tries = []
 
-    def later(candidates):
-        tries.append(1)
-        return np.full(len(candidates), len(tries) > 3)
+    class Later(Random):
+        def select(self, candidates, k, now, rng):
+            tries.append(now)
+            return super().select(candidates, k, now, rng) if len(tries) > 3 else []
 
-    start(FedAvg(selector=Filtered(later, Random())), {1: adder(1.0)}, 1)
-    assert len(tries) > 3
+    start(FedAvg(selector=Later()), {1: adder(1.0)}, 1)
+    assert len(tries) == 4
 
 
 def run_at_once(weighting, schedule, rounds=4, seed=0, **options):

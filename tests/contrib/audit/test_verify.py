@@ -20,7 +20,6 @@ from fedstale.strategies.selection import (
     ExpectedUtility,
     Exponents,
     Fastest,
-    Filtered,
     LeastAvailable,
     LeastRecent,
     Likely,
@@ -99,7 +98,7 @@ def test_every_shipped_selector_is_among_them():
         return {kind, *(one for sub in kind.__subclasses__() for one in below(sub))}
 
     own = {kind for kind in below(Selector) if kind.__module__.startswith("fedstale.")}
-    assert own - {Selector, Filtered} == {type(one) for one in SHIPPED}
+    assert own - {Selector} == {type(one) for one in SHIPPED}
 
 
 def test_a_synchronous_run_with_evaluations_is_made_again(tmp_path):
@@ -371,11 +370,11 @@ def test_a_selector_of_a_user_needs_its_class(of_user):
 
 
 def test_a_function_as_a_setting_cannot_be_made_again(tmp_path):
-    selector = Filtered(lambda node: node.times_failed < 3, Random())
+    selector = Credits(lambda nodes: nodes.times_picked + 1.0)
     checked = verify(run(tmp_path / "run", selector, until="5 rounds"))
     assert checked.holds
     assert checked.repeated == 0
-    assert "Filtered has a setting 'where' (function) that no other process" in checked.why_not
+    assert "Credits has a setting 'utility' (function) that no other process" in checked.why_not
 
 
 def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(of_user, tmp_path):

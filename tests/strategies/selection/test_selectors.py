@@ -17,7 +17,6 @@ from fedstale.strategies.selection import (
     ExpectedUtility,
     Exponents,
     Fastest,
-    Filtered,
     LeastAvailable,
     LeastRecent,
     Likely,
@@ -40,7 +39,6 @@ SELECTORS = {
     "refl": LeastAvailable,
     "oort": Oort,
     "oort released": lambda: Oort(RELEASED),
-    "filtered": lambda: Filtered(lambda c: c.times_failed >= 0, Random()),
     "least recent": LeastRecent,
     "balanced": lambda: ExpectedUtility(BALANCED),
     "likely": lambda: Likely(0.4, Random()),
@@ -235,13 +233,6 @@ def test_a_job_of_unknown_length_is_waited_for():
 def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
     known = pool(times_finished=[0, 8, 0], times_failed=[0, 0, 8])
     assert known.p_finish.tolist() == [0.5, 0.9, 0.1]
-
-
-def test_a_filter_keeps_to_its_condition():
-    known = pool(times_failed=[0, 3, 0])
-    only = Filtered(lambda c: c.times_failed == 0, Random())
-    assert set(only.select(known, 3, 0.0, RNG(0))) == {10, 12}
-    assert Filtered(lambda c: c.times_failed > 9, Random()).select(known, 3, 0.0, RNG(0)) == []
 
 
 def test_ties_are_broken_by_chance_and_not_by_position():
