@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import DAY_S, Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trip import Job, TripOutcomes, trips
@@ -357,12 +357,7 @@ class TraceSet:
             >>> replace(TraceSet.ideal(1), epoch="2024-01-01T06:00:00").midnight_s
             21600.0
         """
-        if self.epoch is None:
-            return None
-        import pandas as pd
-
-        at = pd.Timestamp(self.epoch)
-        return float((at - at.normalize()).total_seconds())
+        return None if (monday_s := self.monday_s) is None else monday_s % DAY_S
 
     @property
     def monday_s(self) -> float | None:

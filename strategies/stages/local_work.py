@@ -33,6 +33,8 @@ WORK = "fedstale.work"
 EIGHTHS = 8
 LEAST = 1 / EIGHTHS
 """Smallest share of a job."""
+_FIRST = 0.5
+"""Share of a node's jobs until it forecasts, which a node that never answers does not."""
 
 _ACCEPTED = "a whole number of eighths, from 0.125 to 1"
 _MOST_STEPS = 10**12
@@ -57,9 +59,6 @@ class LocalWork(Stage):
         within_s: longest job in s, > 0; instead of a share.
         least: with `within_s`, no share is smaller, in [1/8, 1], rounded up to eighths: a node that
             takes longer with it is asked for it nevertheless.
-        first: with `within_s`, the share of a node's jobs until it has sent a forecast: a whole
-            number of eighths, or `least` if that is more. Small enough for slow nodes to answer
-            once, since none forecasts that never does.
 
     Example:
         >>> seconds = {"levels": [0.1, 0.5, 0.9], "training_s": [50.0, 60.0, 80.0]}
@@ -81,14 +80,12 @@ class LocalWork(Stage):
         *,
         within_s: Annotated[Positive, "a finite number of seconds > 0"] | None = None,
         least: Least = LEAST,
-        first: Annotated[PositiveShare, _ACCEPTED] = 0.5,
     ) -> None:
-        self.share, self.within_s, self.least, self.first = share, within_s, least, first
+        self.share, self.within_s, self.least = share, within_s, least
         self._shared = SharedContent()
         if share is not None:
             require(_is_share(share), "LocalWork.share", share, _ACCEPTED)
             require(within_s is None, "LocalWork.within_s", within_s, "None beside a share")
-        require(_is_share(first), "LocalWork.first", first, _ACCEPTED)
 
     def check(self, strategy: "StaleStrategy") -> None:
         """Raise ConfigError if the sizes of messages are settled after it."""
@@ -112,7 +109,7 @@ class LocalWork(Stage):
         names = ("training_s", "reporting_s", "total_s")
         training_s, upload_s, total_s = (median_of(forecast, name) for name in names)
         if not (0.0 <= training_s <= total_s < inf and 0.0 <= upload_s < inf):
-            return max(float(self.first), least)
+            return max(_FIRST, least)
         left_s = self.within_s - (total_s - training_s + (upload - 1.0) * upload_s)
         full_job_s = training_s / forecast_share(forecast)
         fits = EIGHTHS * left_s / full_job_s if full_job_s > 0.0 else EIGHTHS * (left_s >= 0.0)

@@ -49,7 +49,7 @@ def forecast(training_s, *, download_s=20.0, upload_s=30.0, share=None):
     st.sampled_from([0.125, 0.2, 0.5, 1.0]),
 )
 def test_the_share_is_the_largest_eighth_that_fits(full_job_s, down_s, up_s, at_most_s, least):
-    within = LocalWork(within_s=at_most_s, least=least, first=1.0)
+    within = LocalWork(within_s=at_most_s, least=least)
     found = within.share_of(forecast(full_job_s, download_s=down_s, upload_s=up_s))
     allowed = [eighths / 8 for eighths in range(1, 9) if eighths / 8 >= least]
     took_s = {share: down_s + share * full_job_s + up_s for share in allowed}
@@ -73,13 +73,13 @@ def test_a_smaller_upload_leaves_time_for_training():
     assert within.share_of(said, upload=0.0) == 0.625
 
 
-def test_without_a_forecast_it_is_the_first_share():
-    within = LocalWork(within_s=10.0, first=0.75)
+def test_without_a_forecast_it_is_a_half():
+    within = LocalWork(within_s=10.0)
     queried = {"version": 1.0, "p_available": 0.9}
     assert LocalWork(within_s=10.0, least=0.6).share_of({}) == 0.625
     broken = forecast(5.0) | {"total_s": [1.0, 2.0, 3.0]}
     for said in ({}, queried, broken, forecast(float("nan")), forecast(5.0) | {"levels": [0.1]}):
-        assert within.share_of(said) == 0.75
+        assert within.share_of(said) == 0.5
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan"), float("inf"), True, "x", [0.5]])
@@ -108,10 +108,6 @@ def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(sha
         (
             lambda: LocalWork(within_s=60, least=0.1),
             "LocalWork.least = 0.1: expected a number from",
-        ),
-        (
-            lambda: LocalWork(within_s=60, first=0.3),
-            "LocalWork.first = 0.3: expected a whole number",
         ),
         (
             lambda: LocalWork(within_s=60, least=1.1),
@@ -295,10 +291,10 @@ def test_nodes_with_one_share_are_sent_the_same_records():
 def test_each_node_is_asked_for_what_its_forecast_fits():
     # 50 s on the link and 100, 400 and 4000 s of training in full.
     nodes = {k: Device(k, forecast_s=s) for k, s in ((1, 100.0), (2, 400.0), (3, 4000.0))}
-    start(FedAvg(stages=[LocalWork(within_s=250.0, first=0.75)]), nodes, 4)
-    assert shares(nodes[1]) == [0.75, 1.0, 1.0, 1.0]
-    assert shares(nodes[2]) == [0.75, 0.5, 0.5, 0.5]
-    assert shares(nodes[3]) == [0.75, 0.125, 0.125, 0.125]
+    start(FedAvg(stages=[LocalWork(within_s=250.0)]), nodes, 4)
+    assert shares(nodes[1]) == [0.5, 1.0, 1.0, 1.0]
+    assert shares(nodes[2]) == [0.5, 0.5, 0.5, 0.5]
+    assert shares(nodes[3]) == [0.5, 0.125, 0.125, 0.125]
 
 
 @pytest.mark.parametrize(
