@@ -39,7 +39,7 @@ _SAMPLES = 96
 
 app = typer.Typer(
     name="traces",
-    help="Look at device traces, convert, compose and download them.",
+    help="List device traces, look at them, convert, compose and download them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -328,6 +328,24 @@ def compose(
         keep_together=keep_together,
     )
     write(devices, out, as_json=as_json)
+
+
+@app.command("list", epilog="Examples: fedstale traces list  |  fedstale traces list --json")
+@one_sentence()
+def list_(as_json: AsJson = False) -> None:
+    """List recordings, generated devices, forecasters and agents by name, with a card each."""
+    from fedstale.traces.sources import cards
+
+    found = cards()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for kind in dict.fromkeys(card["kind"] for card in found):
+        typer.echo(kind)
+        for card in (one for one in found if one["kind"] == kind):
+            size = "size not stated" if card["bytes"] is None else f"{card['bytes'] / 1e6:.2f} MB"
+            typer.echo(f"  {card['name']}  {card['about']}")
+            typer.echo(f"    {card['use']}; {size}; licence: {card['licence']}")
 
 
 @app.command(epilog="Example: fedstale traces fetch flash --folder recordings")

@@ -15,6 +15,10 @@ from typer.testing import CliRunner
 
 from fedstale.cli.traces import app
 from fedstale.traces import TraceSet
+from fedstale.traces.forecast import forecaster_folder
+from fedstale.traces.forecast.base import FLEETS
+from fedstale.traces.sources import SOURCES
+from fedstale.traces.synthetic.population import PRESETS
 
 
 def run(*words: object):
@@ -256,6 +260,33 @@ def test_a_missing_uplink_is_named_and_nothing_is_written(sources):
     assert not out.exists()
     words = ("compose", *parts_of(sources), "--n", 3, "--out", out, "--uplink-share", 0.5)
     assert run(*words).exit_code == 0
+
+
+def test_what_comes_by_name_has_a_card_of_what_it_is_its_licence_and_size():
+    told = run("list", "--json")
+    assert told.exit_code == 0, told.output
+    found = {card["name"]: card for card in json.loads(told.stdout)}
+    shipped = {name: card for name, card in found.items() if name not in SOURCES}
+    fleets = ["", *(f"@{fleet}" for fleet in PRESETS if fleet != "phones")]
+    names = [f"synthetic:N{fleet}" for fleet in fleets]
+    names += ["embedded", *(f"embedded:{fleet}" for fleet in FLEETS[1:]), "AgentSelector()"]
+    assert list(found) == [*SOURCES, *names]
+    for name, card in shipped.items():
+        source, _, learnt = card["licence"].partition("; learnt from ")
+        assert source == "Apache-2.0"
+        assert set(learnt.split(", ")) <= set(SOURCES)
+        assert name in card["use"] or card["kind"] == "forecasters"
+        assert card["bytes"] > 7000
+        if name.startswith("synthetic"):
+            assert TraceSet.load(name.replace("N", "3"), seed=0).n_devices == 3
+        if name.startswith("embedded"):
+            assert forecaster_folder(name).is_dir()
+    assert found["mahimahi"]["bytes"] > 7e6
+    assert found["flash"]["bytes"] is None
+    shown = run("list").stdout
+    cells = [card[key] for card in found.values() for key in ("name", "about", "use", "licence")]
+    assert all(cell in shown for cell in cells)
+    assert "0.21 MB" in shown
 
 
 def test_fetch_downloads_from_a_server_and_prints_licence_and_path(tmp_path):

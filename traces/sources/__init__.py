@@ -5,9 +5,19 @@ from fedstale.traces.sources.catalogue import (
     SOURCES,
     RemoteFile,
     TraceSource,
+    cards,
     fetch,
     is_foreign,
     read,
 )
 
-__all__ = ["SOURCES", "RemoteFile", "TraceSource", "fetch", "is_foreign", "read", "read_file"]
+__all__ = [
+    "SOURCES",
+    "RemoteFile",
+    "TraceSource",
+    "cards",
+    "fetch",
+    "is_foreign",
+    "read",
+    "read_file",
+]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import httpx
 
@@ -68,6 +69,8 @@ class TraceSource:
     """Files and folders of this kind."""
     files: tuple[RemoteFile, ...]
     """What `fetch` downloads."""
+    size_bytes: int | None = None
+    """Size of these in all, where the published ones were seen."""
 
     @property
     def licence_line(self) -> str:
@@ -100,6 +103,33 @@ def _sources() -> dict[str, TraceSource]:
 
 
 SOURCES: Mapping[str, TraceSource] = MappingProxyType(_sources())
+
+
+def cards() -> list[dict[str, Any]]:
+    """Return a card of each recording that can be fetched, and of what comes with fedstale.
+
+    Returns:
+        Of each its kind, name, what it is (about), what to type (use), licence, and size in bytes;
+        None where no published file was seen.
+    """
+    found = [
+        {
+            "kind": "recordings",
+            "name": one.name,
+            "about": f"{one.about} ({', '.join(one.channels)})",
+            "use": f"fedstale traces fetch {one.name}",
+            "licence": one.licence,
+            "bytes": one.size_bytes,
+        }
+        for one in SOURCES.values()
+    ]
+    root = resources.files("fedstale")
+    shipped = tomllib.loads((root / "traces" / "sources" / "shipped.toml").read_text("utf-8"))
+    for name, card in shipped.items():
+        size = sum(len((root / file).read_bytes()) for file in card.pop("files"))
+        licence = f"Apache-2.0; learnt from {', '.join(card.pop('learnt_from'))}"
+        found.append({"name": name, **card, "licence": licence, "bytes": size})
+    return found
 
 
 _JSON = {
