@@ -260,18 +260,16 @@ def superlink(at: Address | Path, tls: TlsFiles, database: Path, secret: Path) -
     ]
 
 
-def superexec(runtime: Address, ca: Path, secret: Path, user: str = "") -> list[str]:
+def superexec(runtime: Address, ca: Path, secret: Path) -> list[str]:
     """Return the command of what starts ServerApps, apart from the SuperLink.
 
     Args:
         runtime: where the SuperLink's Runtime API is.
         ca: certificate of the authority.
         secret: the SuperLink's file for it.
-        user: as whom ServerApps run; needs root. Empty: as whoever starts it.
     """
     return [
         *("fedstale", "deploy", "superexec"),
-        *(["--user", user] if user else []),
         *("--root-certificates", str(ca)),
         *("--runtime-api-address", str(runtime)),
         *("--superexec-auth-secret-file", str(secret)),
