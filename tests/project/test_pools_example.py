@@ -10,6 +10,7 @@ import pytest
 from places import ROOT
 from virtual_grid import Error, VirtualGrid, content, identity, record
 
+from fedstale.client.device import array_bytes
 from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.simulation import FlowerApp
@@ -22,7 +23,6 @@ from fedstale.strategies import (
     server_optimizer,
     weighting,
 )
-from fedstale.strategies.server.jobs import array_bytes
 
 PUBLIC = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
 SHAPES = {"flat": {"w": (2, 3)}, "deep": {"v": (2, 4), "u": (4, 3)}}
