@@ -46,8 +46,14 @@ class Compatibility(Stage):
         return self._shared.of(content, state)
 
     def incoming(self, job: Job, content: RecordDict) -> None:
-        """Check the release of a device that states one."""
-        check_release(content)
+        """Check that a device which states its release works together with this server.
+
+        Raises:
+            RejectionError: a ProtocolError; it does not, or states no release that can be.
+        """
+        device = stated_release(content)
+        if device is not None and (fault := fault_of_releases(__version__, device)):
+            raise RejectionError("release", fault)
 
 
 def state_release(content: RecordDict, release: str) -> None:
@@ -87,17 +93,6 @@ def fault_of_releases(server: str, device: str) -> str:
         f"the server has fedstale {server} and the device {device}: expected releases next to each "
         "other"
     )
-
-
-def check_release(content: RecordDict) -> None:
-    """Check that a reply comes from a device that works together with this server.
-
-    Raises:
-        RejectionError: a ProtocolError; it does not, or states no release that can be.
-    """
-    device = stated_release(content)
-    if device is not None and (fault := fault_of_releases(__version__, device)):
-        raise RejectionError("release", fault)
 
 
 def _numbers(release: str) -> tuple[int, int]:

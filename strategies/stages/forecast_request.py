@@ -16,7 +16,6 @@ from fedstale.strategies.types import (
     Candidates,
     ClientUpdate,
     Count,
-    Floats,
     Job,
     Model,
     NotNegative,
@@ -73,22 +72,12 @@ class ForecastRequest(Stage):
         """Return the candidates whose forecast is too old, the oldest first."""
         nodes = candidates.node_ids.tolist()
         requested_at = [self.requested_at.get(node, nan) for node in nodes]
-        due = self.due(nodes, np.fmax(candidates.forecast_at, requested_at), now)
-        self.requested_at.update(dict.fromkeys(due, now))
-        return due
-
-    def due(self, nodes: Sequence[int], heard_at: Floats, now: float) -> list[int]:
-        """Return the nodes to ask now.
-
-        Args:
-            nodes: those that may be asked, n.
-            heard_at: instants of their last forecasts, or of the last requests, in s; NaN for
-                never; shape (n,).
-            now: the instant in s.
-        """
+        heard_at = np.fmax(candidates.forecast_at, requested_at)
         age = np.where(np.isnan(heard_at), inf, now - heard_at)
         order = np.argsort(-age, kind="stable")[: self.most]
-        return [nodes[i] for i in order if age[i] >= self.older_than_s]
+        due = [nodes[i] for i in order if age[i] >= self.older_than_s]
+        self.requested_at.update(dict.fromkeys(due, now))
+        return due
 
     def step(self, mean: Model, updates: Sequence[ClientUpdate]) -> Mapping[str, float]:
         """Hint at a mod that no ClientApp has."""

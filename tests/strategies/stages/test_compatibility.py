@@ -11,6 +11,7 @@ from fedstale.errors import FedstaleError
 from fedstale.strategies import StaleStrategy, schedule
 from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.strategies.stages import ForecastRequest, compatibility
+from fedstale.strategies.types import Job
 
 RUN_CONFIG = {"forecasts": False}
 
@@ -169,4 +170,4 @@ def test_this_release_is_one():
     content = RecordDict()
     compatibility.state_release(content, fedstale.__version__)
     assert compatibility.stated_release(content) == fedstale.__version__
-    compatibility.check_release(content)
+    compatibility.Compatibility().incoming(Job(1, "train", 0), content)

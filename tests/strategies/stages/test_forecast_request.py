@@ -11,6 +11,7 @@ from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.stages import JOB_RECORD, QUERY, ForecastRequest
+from fedstale.strategies.types import Candidates
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +85,10 @@ def test_a_node_that_cannot_answer_is_not_held_to_have_failed():
 def test_of_many_the_oldest_are_asked():
     ask = ForecastRequest(older_than_s=10.0, most=2)
     heard = np.array([95.0, np.nan, 50.0, 0.0])
-    assert ask.due([1, 2, 3, 4], heard, 100.0) == [2, 4]
-    assert ask.due([], np.zeros(0), 100.0) == []
+    assert ask.queries(Candidates.of([1, 2, 3, 4], forecast_at=heard), 100.0) == [2, 4]
+    # Who was asked has time to answer.
+    assert ask.queries(Candidates.of([1, 2, 3, 4], forecast_at=heard), 105.0) == [3, 1]
+    assert ask.queries(Candidates.of([]), 100.0) == []
 
 
 def test_without_asking_nothing_is_sent_but_jobs():
