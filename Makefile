@@ -86,7 +86,7 @@ test-libraries: setup ## run small apps with the newest of the libraries that pe
 	$(LIBRARIES)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(LIBRARIES)/bin/python -m pip install --quiet -c $(LIBRARIES)/constraints.txt -e ".[dev]"
 	$(LIBRARIES)/bin/python -m pip install --quiet --upgrade -c $(LIBRARIES)/constraints.txt $(NEWEST)
-	$(LIBRARIES)/bin/python -m pytest tests/system/simulation/test_libraries.py
+	$(LIBRARIES)/bin/python -m pytest tests/system/simulation/test_libraries.py tests/system/project/test_examples.py
 
 # For the accessibility check of pages, which is skipped where npm is not there.
 node_modules/axe-core:

@@ -5,8 +5,9 @@ must be meant. They are recorded by
 
     python tests/system/project/test_examples.py    # all; or the names of some, such as first_run
 
-Weights & Biases and MLflow are not installed for tests: a stand-in records what their callbacks
-send, which must be what the run measured.
+Weights & Biases and MLflow are not installed for everyday tests: a stand-in records what their
+callbacks send, which must be what the run measured. `make test-libraries` installs the newest of
+both, and what they keep is read back.
 """
 
 import ast
@@ -136,6 +137,60 @@ def test_the_callback_of_mlflow_sends_what_was_measured():
         ("set_tags", ({"status": run.status, "reason": run.reason},), {}),
         ("end_run", ("FINISHED",), {}),
     ]
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Go to an empty folder, whence nothing is sent."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore")  # what a release warns of is its own
+def test_mlflow_itself_keeps_what_was_measured(alone):
+    mlflow = pytest.importorskip("mlflow")
+    run = runpy.run_path(str(SCRIPTS["mlflow_callback"]), run_name="__main__")["run"]
+    client = mlflow.MlflowClient()
+    (kept,) = client.search_runs([mlflow.get_experiment_by_name("fedstale").experiment_id])
+    measured = rows(run)
+    found = [
+        (name, point.step, point.value)
+        for name in {row[0] for row in measured}
+        for point in client.get_metric_history(kept.info.run_id, name)
+    ]
+    assert sorted(found) == sorted((name, version, x) for name, _, version, x in measured)
+    assert kept.info.status == "FINISHED"
+    assert kept.data.tags["reason"] == run.reason
+    assert kept.data.params["traces"] == "synthetic:60"
+
+
+@pytest.mark.filterwarnings("ignore")  # what a release warns of is its own
+def test_weights_and_biases_itself_keeps_what_was_measured(alone):
+    pytest.importorskip("wandb")
+    run = runpy.run_path(str(SCRIPTS["wandb_callback"]), run_name="__main__")["run"]
+    (kept,) = alone.glob("wandb/offline-run-*/*.wandb")
+    kept = logged(kept.read_bytes())
+    for name, hours, _, value in rows(run):
+        assert name.encode() in kept
+        assert json.dumps(hours).encode() in kept
+        assert json.dumps(value).encode() in kept
+    assert run.reason.encode() in kept
+
+
+def logged(data, block=32_768, header=7):
+    """Return what a log holds without the headers of its pieces, as LevelDB has them."""
+    parts, at = [], header
+    while at < len(data):
+        left = block - at % block
+        if left < header:
+            at += left
+            continue
+        size = int.from_bytes(data[at + 4 : at + 6], "little")
+        parts.append(data[at + header : at + header + size])
+        at += header + size
+    return b"".join(parts)
 
 
 def shown(path, folder):
