@@ -74,6 +74,12 @@ def test_the_page_of_commands_is_what_the_commands_say():
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python docs/commands_page.py"
 
 
+def test_the_page_of_the_notebook_is_what_the_notebook_shows():
+    from notebook_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python docs/notebook_page.py"
+
+
 def test_the_page_of_commands_has_every_command_and_option():
     from commands_page import page
     from typer.testing import CliRunner
