@@ -36,7 +36,8 @@ def _text_of(cell: dict[str, Any]) -> str:
     if cell["cell_type"] == "markdown":
         return source
     shown = [_shown(output) for output in cell["outputs"]] or [_DRAWN]
-    return "\n\n".join([f"```python\n{source}\n```", *shown])
+    # A block marked python is one that runs by itself; cells go on from those before them.
+    return "\n\n".join([f"```py\n{source}\n```", *shown])
 
 
 def _shown(output: dict[str, Any]) -> str:
