@@ -250,11 +250,6 @@ class Pace(Stateful):
 
     # What may be sent.
 
-    @property
-    def begins(self) -> bool:
-        """Whether the jobs of a buffer go out next, all at once."""
-        return self._after_step and self.may_send
-
     def room(self) -> float:
         """Return the number of jobs that may be sent now, where nodes are free."""
         self.is_short = False
