@@ -18,7 +18,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.app_folder import code_of, unanswered
 from fedstale.cluster import check_address
 from fedstale.comparison import (
     Comparison,
@@ -380,16 +379,13 @@ def with_advice(run: Run, advice: Advice, *, out: str | Path | None = None) -> R
             what was promised and what came of it, and its report shows both runs.
 
     Raises:
-        ConfigError: the advice changes nothing, the app lacks what it needs, or the run cannot be
-            repeated from its config.toml.
+        ConfigError: the advice changes nothing that is set outside of the app's code, or the run
+            cannot be repeated from its config.toml.
     """
     config, keys = SimulationConfig.read(run.folder / CONFIG), dict(advice.change)
-    own = {STRATEGY: keys.pop(STRATEGY)} if config.strategy and STRATEGY in keys else {}
+    own = {STRATEGY: keys.pop(STRATEGY)} if STRATEGY in keys else {}
     if not advice.change:
         raise ConfigError(f"advice = {advice.do!r}: expected one that changes a setting of the app")
-    files = command_line.app_files(FlowerApp.find(config.app).directory).values()
-    if lacking := dict(unanswered(code_of(files) + str(advice.change))):
-        raise ConfigError(f"advice = {advice.do!r}: the app lacks {', '.join(lacking.values())}")
     now = changed(config, own, run_config=keys, costs={})
     if out is None:
         beside = run.folder if run.folder.name else run.folder.resolve()

@@ -5,7 +5,7 @@ Light, so that a misspelt name is told before Flower and torch are imported.
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,14 +43,22 @@ def app_folder(app: str | Path) -> Path:
     return folder.resolve()
 
 
-def code_of(files: Iterable[Path]) -> str:
-    """Return the text of the Python files among some, without comments."""
-    found = []
-    for path in files:
-        with suppress(SyntaxError, ValueError, OSError):
-            if path.suffix == ".py":
-                found.append(ast.unparse(ast.parse(path.read_text(encoding="utf-8"))))
-    return "\n".join(found)
+def lacking(app: str | Path, text: str) -> str:
+    """Name what the ClientApp of an app lacks to answer the stages of a strategy; maybe nothing.
+
+    Args:
+        app: its folder, or its name; one that is not there lacks nothing that is known.
+        text: of the strategy.
+    """
+    code = [text]
+    with suppress(ConfigError):
+        folder = app_folder(app)
+        for path in folder.rglob("*.py"):
+            is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            with suppress(SyntaxError, ValueError, OSError):
+                # Without comments.
+                code += [] if is_hidden else [ast.unparse(ast.parse(path.read_text("utf-8")))]
+    return ", ".join(dict(unanswered("\n".join(code))).values()) if code[1:] else ""
 
 
 def unanswered(code: str) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from shlex import quote
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,8 +88,9 @@ def advise(
             now = api.with_advice(now, first)
         taken.append({**now.advised, "before": str(now.advised["before"])})
         if not as_json:
-            said = "{do}: {promised:.0%} promised, {achieved:.0%} saved"
-            typer.echo(said.format(**now.advised))
+            said = "{do}: {promised:.0%} promised ({low:.0%} to {high:.0%}), {achieved:.0%} saved"
+            low, high = now.advised["between"]
+            typer.echo(said.format(low=low, high=high, **now.advised))
     if as_json:
         say_json(now.folder, advice=[asdict(each) for each in now.advice], taken=taken)
         return
@@ -96,11 +98,20 @@ def advise(
 
 
 def _show_advice(run: "Run") -> None:
-    """Print what cost a run most, a paragraph each."""
+    """Print what cost a run most, a paragraph each, with the options that change it."""
+    from fedstale.reports import STRATEGY
+
     wasted = run.costs["device_time_wasted"]
     lines = [f"{run.folder}: {wasted:.0%} of the device-hours wasted"]
-    lines += [f"{n}. {advice}" for n, advice in enumerate(run.advice, 1)]
-    typer.echo("\n".join(lines if run.advice else [*lines, "Nothing took a twentieth of the run."]))
+    for n, advice in enumerate(run.advice, 1):
+        options = [
+            f"--{key} {quote(str(value))}" if key == STRATEGY else f"-c {key}={value}"
+            for key, value in advice.change.items()
+        ]
+        lines += [f"{n}. {advice}", *([f"   {' '.join(options)}"] if options else [])]
+    hint = str(run.summary.get("hint") or "")
+    lines += [] if run.advice else ["Nothing took a twentieth of the run."]
+    typer.echo("\n".join([*lines, *([f"{hint[0].upper()}{hint[1:]}."] if hint else [])]))
 
 
 @one_sentence()

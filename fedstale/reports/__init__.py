@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.reports.advice import STRATEGY, Advice, advise
+    from fedstale.reports.account import STRATEGY, Advice
+    from fedstale.reports.advice import advise
     from fedstale.reports.costs import (
         besides_training,
         client_errors_in_words,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fedstale.errors import first_line
-from fedstale.reports.advice import DOWNLOADS, EVALUATION, IDLE, UPLOADS, Advice
+from fedstale.reports.account import DOWNLOADS, EVALUATION, IDLE, SLOW, UPLOADS, Advice
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, without_folders
 from fedstale.runs import ADVISED, OUTCOMES, REASONS, WAYS
 
@@ -61,24 +61,27 @@ def besides_training(run: "Run") -> str:
 def note_advice(before: "Run", after: "Run", taken: Advice) -> None:
     """Write into a run's folder what advice on an earlier one promised, and what came of it."""
     was, now = _cost(before, taken.cause), _cost(after, taken.cause)
-    is_absolute = taken.cause not in (UPLOADS, DOWNLOADS, EVALUATION)
+    is_absolute = taken.cause not in (UPLOADS, DOWNLOADS, EVALUATION, *SLOW)
     noted = {
         "before": os.path.relpath(before.folder, after.folder),
         "do": taken.do,
         "change": dict(taken.change),
         "promised": taken.saves,
+        "between": list(taken.between),
         "achieved": (was - now) / (1.0 if is_absolute or not was else was),
     }
     (after.folder / ADVISED).write_text(json.dumps(noted, indent=2), encoding="utf-8")
 
 
 def _cost(run: "Run", cause: str) -> float:
-    """Return what advice on a cause lowers: a share of the run, or device-hours of a job."""
+    """Return what advice on a cause lowers: a share of the run, or what a job or a version took."""
     if cause == IDLE:
         return next((each.share for each in run.advice if each.cause == IDLE), 0.0)
-    busy_s = run.jobs["busy_s"]
+    busy_s, n_versions = run.jobs["busy_s"], max(int(run.summary["rounds"]), 1)
+    if cause in SLOW:
+        return run.end_s / n_versions
     if cause == EVALUATION:
-        return float(busy_s.sum()) / max(int(run.summary["rounds"]), 1)
+        return float(busy_s.sum()) / n_versions
     if cause in (UPLOADS, DOWNLOADS):
         return float(busy_s.mean())
     return run.costs["device_time_wasted"]

@@ -6,7 +6,7 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
-from math import inf
+from math import inf, nan
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedstale.app_folder import lacking
 from fedstale.errors import ConfigError, ProtocolError, first_line
-from fedstale.reports import advice, learning, page
-from fedstale.reports.advice import Advice
+from fedstale.reports import account, advice, learning, page
+from fedstale.reports.account import Advice
 from fedstale.reports.devices import PHASES
 from fedstale.reports.figure import SOURCES, Array
 from fedstale.runs import (
@@ -138,7 +139,7 @@ class Run:
     @cached_property
     def caused(self) -> pd.DataFrame:
         """The jobs, each with the cause of its loss and the end of the server's wait for it."""
-        return advice.with_causes(self.jobs)
+        return account.with_causes(self.jobs)
 
     @cached_property
     def advice(self) -> list[Advice]:
@@ -148,20 +149,31 @@ class Run:
         """
         config = tomllib.loads(self.config_text)
         app = config.get("run_config", {})
-        if advice.STRATEGY in config:
-            app = {**app, advice.STRATEGY: config[advice.STRATEGY]}
+        if account.STRATEGY in config:
+            app = {**app, account.STRATEGY: config[account.STRATEGY]}
         return advice.advise(
             self.caused,
             end_s=self.end_s,
             run_config=app,
+            started=str(self.summary.get("strategy") or ""),
             unknown=float(self.summary.get("unknown_share", 0.0)),
+            online=self._mean_online,
             in_int8=self._in_int8,
+            lacks=lambda text: lacking(str(config.get("app")), text),
         )
 
     def _in_int8(self) -> float:
         """Return the bytes of the model in int8 in proportion to those in full; 1 without one."""
         arrays = self.model.values()
         return bytes_of(arrays, "int8") / max(bytes_of(arrays, None), 1) if arrays else 1.0
+
+    def _mean_online(self) -> float:
+        """Return how many devices were online on average; NaN where it is not known of all."""
+        windows = self.online
+        if windows is None or not self.end_s or not windows["is_drawn"].all():
+            return nan
+        ends = windows["end_s"].clip(upper=self.end_s)
+        return float((ends - windows["start_s"]).clip(lower=0.0).sum()) / self.end_s
 
     @cached_property
     def advised(self) -> Mapping[str, Any]:

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from made_run import write_run
 
-from fedstale.reports import advice
-from fedstale.reports.advice import CAUSES, IDLE, advise, with_causes
+from fedstale.reports import account
+from fedstale.reports.account import CAUSES, IDLE, with_causes
+from fedstale.reports.advice import advise
 from fedstale.reports.run import Run
 from fedstale.runs import with_costs
 
@@ -28,7 +29,8 @@ def table(**columns: Any) -> pd.DataFrame:
             **dict.fromkeys(zero, 0.0),
             **texts,
             "compute_s": 100.0,
-            "staleness": np.nan,
+            "work": 100.0,
+            **dict.fromkeys(("staleness", "reported_p_finish", "reported_duration_s"), np.nan),
             **columns,
         },
         index=range(n),
@@ -92,7 +94,7 @@ def test_page_and_notebook_have_the_advice(page_of, tmp_path):
 
 def test_page_works_out_the_causes_of_its_run_once(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(advice, "with_causes", lambda jobs: asked.append(1) or with_causes(jobs))
+    monkeypatch.setattr(account, "with_causes", lambda jobs: asked.append(1) or with_causes(jobs))
     Run(write_run(tmp_path / "run")).report()
     assert asked == [1]
 
@@ -135,3 +137,66 @@ def test_a_server_that_waits_for_no_round_is_told_of_no_setting_of_rounds(stalen
     (found,) = (a for a in unknown if a.cause == IDLE)
     assert found.setting == "the traces"
     assert "For 60% of the time nobody logged the devices" in str(found)
+
+
+def of_concurrency(n, text, **columns):
+    """Return jobs that are sent one after another, as replies that are a version behind."""
+    sent = np.arange(n) * 10.0
+    usual = {"sent_at": sent, "delivered_at": sent + 40.0, "reported_at": sent + 40.0}
+    usual |= {"staleness": 1.0, "aggregated_version": np.arange(n) // 2}
+    jobs = with_causes(table(**{**usual, **columns}))
+    return advise(jobs, end_s=n * 10.0 + 40.0, run_config={"strategy": text}, online=lambda: 30.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "change"),
+    [
+        ("FedBuff(40, 2)", "more in flight than devices", "FedBuff(concurrency=2, buffer_size=2)"),
+        ("FedBuff(1, 2)", "buffer above concurrency", "FedBuff(concurrency=1, buffer_size=1)"),
+        ("FedBuff(4, 2)", None, None),
+    ],
+)
+def test_what_a_concurrency_does_is_looked_at(text, cause, change):
+    found = {a.cause: a.change.get("strategy") for a in of_concurrency(100, text)}
+    assert found == ({} if cause is None else {cause: change})
+
+
+def test_forecasts_that_say_no_more_than_one_number_are_told():
+    rng = np.random.default_rng(0)
+    took, ends = rng.uniform(20.0, 60.0, 200), rng.random(200) < 0.8
+    of_devices = {
+        "status": np.where(ends, "reported", "interrupted"),
+        "reported_at": np.where(ends, np.arange(200) * 10.0 + took, np.inf),
+        "staleness": np.where(ends, 1.0, np.nan),
+    }
+
+    def told(chance, duration_s):
+        stated = {"reported_p_finish": chance, "reported_duration_s": duration_s}
+        found = of_concurrency(200, "FedBuff(4, 2)", **of_devices, **stated)
+        return [str(a) for a in found if a.cause == "forecasts"]
+
+    (text,) = told(rng.random(200), rng.permutation(took) * 2.0)
+    assert text.startswith(
+        "Train a forecaster of these devices, or select without forecasts. Stated"
+    )
+    assert told(np.where(ends, 0.9, 0.3), rng.permutation(took) * 2.0) == []
+    assert told(rng.random(200), took * 1.1) == []
+
+
+def test_an_app_without_the_mod_is_told_of_it_and_promised_nothing():
+    at = dict.fromkeys(("reported_at", "ended_at", "delivered_at"), 400.0)
+    jobs = with_causes(
+        table(status=["reported"] * 3, sent_at=0.0, staleness=1.0, upload_s=300.0, **at)
+    )
+
+    def found(lacks):
+        options = {"in_int8": lambda: 0.25, "lacks": lambda text: lacks * ("Compression" in text)}
+        about = {"end_s": 1000.0, "run_config": {"strategy": "FedBuff(20, 5)"}}
+        return next(a for a in advise(jobs, **about, **options) if a.cause == "uploads")
+
+    with_mod, without = found(""), found("CompressionMod()")
+    assert with_mod.change
+    assert with_mod.saves == pytest.approx(0.75 * 0.75)
+    assert with_mod.between[0] <= with_mod.saves <= with_mod.between[1]
+    assert (without.change, without.saves) == ({}, 0.0)
+    assert without.do.startswith("Add CompressionMod() to the mods of the ClientApp and stages=")

@@ -12,7 +12,8 @@ from flwr.serverapp import ServerApp
 
 import fedstale
 from fedstale.client import CompressionMod
-from fedstale.reports.advice import IDLE, UPLOADS, advise, with_causes
+from fedstale.reports.account import IDLE, UPLOADS, with_causes
+from fedstale.reports.advice import advise
 from fedstale.reports.run import Run
 from fedstale.runs import with_costs
 from fedstale.strategies import parse
