@@ -78,23 +78,23 @@ def advise(
     from fedstale.reports import Run
 
     now, taken = Run(run), []
+    if not as_json:
+        _show_advice(now)
     for _ in range(_MOST_CHANGES if everything else int(apply)):
-        if not as_json:
-            _show_advice(now)
         first = next((a for a in now.advice if a.change and a.saves >= _LEAST), None)
         if first is None or first.do == now.advised.get("do"):
+            if not (as_json or taken):
+                typer.echo("No change that saves 5% is an option of the run.")
             break
         with end_on_signals(), app_log():
             now = api.with_advice(now, first)
         taken.append({**now.advised, "before": str(now.advised["before"])})
         if not as_json:
-            said = "{do}: {promised:.0%} promised ({low:.0%} to {high:.0%}), {achieved:.0%} saved"
-            low, high = now.advised["between"]
-            typer.echo(said.format(low=low, high=high, **now.advised))
+            promise = "{promised:.0%} promised ({between[0]:.0%} to {between[1]:.0%})"
+            typer.echo(("{do}: " + promise + ", {achieved:.0%} saved").format(**now.advised))
+            _show_advice(now)
     if as_json:
         say_json(now.folder, advice=[asdict(each) for each in now.advice], taken=taken)
-        return
-    _show_advice(now)
 
 
 def _show_advice(run: "Run") -> None:
