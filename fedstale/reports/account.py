@@ -270,8 +270,8 @@ class Account:
         n = len(sums)
         drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1.0 / n), 200) @ sums
         with np.errstate(invalid="ignore", divide="ignore"):
-            ends = np.nanquantile(share(*drawn.T), [0.025, 0.975])
-        value = max(float(share(*sums.sum(axis=0))), 0.0)
+            shares = np.nan_to_num(share(*np.vstack([sums.sum(axis=0), drawn]).T))
+        value, ends = max(float(shares[0]), 0.0), np.quantile(shares[1:], [0.025, 0.975])
         # What came of it is a draw of its own.
         low, high = np.clip(value + np.sqrt(2.0) * (ends - value), 0.0, 1.0)
         return Saving(value, (float(low), float(high)))
