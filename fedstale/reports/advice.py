@@ -99,7 +99,7 @@ def advise(
         lacks: returns what the app lacks for the text of a strategy; nothing if it can take it.
     """
     account = Account(jobs, end_s, run_config or {}, started, unknown, online, in_int8, lacks)
-    if jobs.empty or not end_s:
+    if jobs.empty:
         return [each for each in (_idle(account),) if each is not None]
     lost = {cause: account.of(cause) for cause in _RULES}
     tried = [_RULES[cause](account, own) for cause, own in lost.items() if len(own)]
@@ -244,8 +244,8 @@ def _dropout(account: Account, lost: pd.DataFrame) -> Advice:
     ends = lost["busy_s"] >= needs_s
     # Devices that are always at work begin the next job at once, and lose part of that; others may
     # stay free. How long devices stay does not change.
-    always = account.in_flight[0] / account.online()
-    always = min(always, 1.0) if always >= 0.0 else 1.0
+    online = account.online()
+    always = min(account.in_flight[0] / online, 1.0) if online > 0.0 else 1.0
     shorter = np.nanmean(np.where(np.isfinite(compute_s), needs_s / (moved_s + compute_s), part))
     saved = account.saving(
         lost["busy_s"],
@@ -444,7 +444,7 @@ def _waiting(account: Account) -> Advice | None:
     """Return advice on rounds that wait for their last replies."""
     jobs = account.training
     rounds = jobs[np.isfinite(jobs["stopped_at"])]
-    if account.keeps_stragglers or rounds.empty:
+    if account.keeps_stragglers or rounds.empty or not account.end_s:
         return None
     is_used, by_round = rounds["status"] == REPORTED, rounds["round"].groupby(rounds["round"])
     n_sent = int(by_round.size().median())
@@ -515,7 +515,7 @@ def _large_buffer(account: Account) -> Advice | None:
 def _few_at_work(account: Account) -> Advice | None:
     online, (mean, most) = account.online(), account.in_flight
     value = int(min(4.0 * account.updates, online / 4.0)) if online > 0.0 else 0
-    if not account.keeps_stragglers or mean > MUCH * online or value < 2 * most:
+    if not (account.keeps_stragglers and most) or mean > MUCH * online or value < 2 * most:
         return None
     return _slow(
         account,
