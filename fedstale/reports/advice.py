@@ -237,16 +237,16 @@ def _dropout(account: Account, lost: pd.DataFrame) -> Advice:
         part = value / stated
     less = f"Ask for {part:.0%} of the {setting}" if value is None else f"Set {setting} = {value}"
     # A job that was cut off tells the speed of its device.
+    moved_s = lost["download_s"].to_numpy(np.float64) + upload_s
     with np.errstate(divide="ignore", invalid="ignore"):
         compute_s = np.nan_to_num(lost["compute_s"] * work / lost["work"], nan=inf, posinf=inf)
-    moved_s = lost["download_s"].to_numpy(np.float64) + upload_s
-    needs_s = pd.Series(moved_s + part * compute_s, lost.index)
+        needs_s = pd.Series(moved_s + part * compute_s, lost.index)
+        shorter = float(np.nan_to_num(needs_s / (moved_s + compute_s), nan=part).mean())
     ends = lost["busy_s"] >= needs_s
     # Devices that are always at work begin the next job at once, and lose part of that; others may
     # stay free. How long devices stay does not change.
     online = account.online()
     always = min(account.in_flight[0] / online, 1.0) if online > 0.0 else 1.0
-    shorter = np.nanmean(np.where(np.isfinite(compute_s), needs_s / (moved_s + compute_s), part))
     saved = account.saving(
         lost["busy_s"],
         lost["busy_s"][~ends],

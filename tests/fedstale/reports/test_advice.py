@@ -200,3 +200,48 @@ def test_an_app_without_the_mod_is_told_of_it_and_promised_nothing():
     assert with_mod.between[0] <= with_mod.saves <= with_mod.between[1]
     assert (without.change, without.saves) == ({}, 0.0)
     assert without.do.startswith("Add CompressionMod() to the mods of the ClientApp and stages=")
+
+
+STATUSES = [
+    *("reported", "rejected", "client-error", "unclaimed", "late", "expired"),
+    *("interrupted", "stalled", "in-flight"),
+]
+STALE = "too stale: more than max_staleness = "
+TEXTS = ["", "FedAvg", "FedBuff(4, 8)", "FedAdam(6)", "flower.FedAvg(fraction_train=0.5)", "mine"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_jobs_are_too_odd_to_be_advised_on(seed):
+    rng = np.random.default_rng(seed)
+    n, long_s = int(rng.integers(1, 60)), float(rng.choice([0.0, 1.0, 1000.0]))
+    sent = np.sort(rng.integers(0, 5, n) * long_s)
+    spent = {f"{phase}_s": rng.random(n) * long_s for phase in ("download", "compute", "upload")}
+    status = rng.choice(STATUSES[: rng.integers(1, 10)], n)
+    ended = sent + sum(spent.values())
+    is_lost = ~np.isin(status, ["reported", "rejected"]) & (rng.random(n) < 0.5)
+    arrived = np.where(is_lost, rng.choice([np.nan, np.inf]), ended)
+    jobs = table(
+        status=status,
+        reason=rng.choice(
+            ["", "too stale: more than max_staleness = 2", "late: the job was cancelled"], n
+        ),
+        kind=rng.choice(["train", "train", "evaluate", "query"], n),
+        round=rng.integers(0, 4, n),
+        device_id=rng.choice(["a", "b", "c"], n),
+        sent_at=sent,
+        started_at=np.where(is_lost, np.inf, sent),
+        reported_at=arrived,
+        ended_at=ended,
+        delivered_at=arrived,
+        staleness=rng.choice([np.nan, 0.0, 1.0], n),
+        aggregated_version=rng.integers(-1, 3, n),
+        work=rng.choice([0.0, 5.0], n),
+        reported_p_finish=rng.choice([np.nan, 0.5], n),
+        **spent,
+    )
+    told = {"strategy": str(rng.choice(TEXTS)), "local-epochs": int(rng.integers(1, 9))}
+    options = {"online": lambda: float(rng.choice([np.nan, 0.0, 50.0])), "in_int8": lambda: 0.3}
+    for each in advise(with_causes(jobs), end_s=4.0 * long_s, run_config=told, **options):
+        assert 0.0 <= each.between[0] <= each.between[1] <= 1.0
+        assert 0.0 <= each.saves <= 1.0
+        assert "nan" not in str(each).replace("NaN", "")
