@@ -77,7 +77,8 @@ def advise(
     from fedstale import api
     from fedstale.reports import Run
 
-    now, taken = Run(run), []
+    now = Run(run)
+    taken: list[dict[str, Any]] = []
     if not as_json:
         _show_advice(now)
     for _ in range(_MOST_CHANGES if everything else int(apply)):
@@ -101,8 +102,7 @@ def _show_advice(run: "Run") -> None:
     """Print what cost a run most, a paragraph each, with the options that change it."""
     from fedstale.reports import STRATEGY
 
-    wasted = run.costs["device_time_wasted"]
-    lines = [f"{run.folder}: {wasted:.0%} of the device-hours wasted"]
+    lines = [f"{run.folder}: {run.costs['device_time_wasted']:.0%} of the device-hours wasted"]
     for n, advice in enumerate(run.advice, 1):
         options = [
             f"--{key} {quote(str(value))}" if key == STRATEGY else f"-c {key}={value}"
