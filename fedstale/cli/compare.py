@@ -72,7 +72,7 @@ def advise(
 ) -> None:
     """Show what cost a run most and what to change; repeat it with that, and compare.
 
-    A change that the app cannot take is refused, with what it lacks.
+    A change that the app cannot take is not applied; the advice names what it lacks.
     """
     from fedstale import api
     from fedstale.reports import Run
