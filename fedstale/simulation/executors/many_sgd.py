@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstale.errors import ConfigError
@@ -301,8 +301,8 @@ class TracedStep:
 
     `torch.func.vmap` goes through every operation of a small model at a cost of some twenty
     microseconds of Python, most of what a small client takes. The operations depend on nothing but
-    the shapes, so those of a shape that comes again and again are traced (`make_fx`), freed of
-    views that change nothing, and from then on run as they stand, to the same bits.
+    the shapes, so those of a shape that comes again and again are traced (`make_fx`), and from then
+    on run as they stand, to the same bits.
     """
 
     def __init__(self, mean_loss: MeanLoss) -> None:
@@ -343,42 +343,7 @@ class TracedStep:
 
         try:
             traced = make_fx(step)(params, batch, weights)
-            _shorten(traced)
         except Exception as problem:
             logger.debug("a step of this shape stays as it is: %s", problem)
             return self._each
         return torch.no_grad()(traced.forward)
-
-
-def _shorten(module: fx.GraphModule) -> None:
-    """Remove operations that change nothing: views of the same shape, there and back, times one.
-
-    Where anything is changed in place, a copy is not the same as its original: nothing is taken
-    out then.
-    """
-    graph = module.graph
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    if any(node.is_impure() for node in calls):
-        return
-    for node in calls:
-        twin = _twin(node)
-        if twin is not None:
-            node.replace_all_uses_with(twin)
-    graph.eliminate_dead_code()
-    module.recompile()
-
-
-def _twin(node: fx.Node) -> fx.Node | None:
-    """Return an earlier node of the same values, shape and type, or None."""
-    aten, source = torch.ops.aten, node.args[0] if node.args else None
-    if not isinstance(source, fx.Node):
-        return None
-    if node.target in (aten.expand.default, aten.view.default, aten._unsafe_view.default):
-        return source if node.meta["val"].shape == source.meta["val"].shape else None
-    if node.target is aten.mul.Scalar and node.args[1] == 1:
-        return source if node.meta["val"].dtype == source.meta["val"].dtype else None
-    if node.target is source.target is aten.transpose.int:
-        origin = source.args[0]
-        is_back = set(source.args[1:]) == set(node.args[1:])
-        return origin if is_back and isinstance(origin, fx.Node) else None
-    return None

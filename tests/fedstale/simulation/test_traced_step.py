@@ -96,10 +96,10 @@ def test_only_shapes_that_come_often_are_traced(monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_traced_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
 
-    def refuse(module: torch.fx.GraphModule) -> None:
+    def refuse(step: object) -> None:
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(many_sgd, "_shorten", refuse)
+    monkeypatch.setattr("torch.fx.experimental.proxy_tensor.make_fx", refuse)
     mean_loss = mean_loss_of(DENSE, plain)
     step, given = TracedStep(mean_loss), inputs(DENSE, CLIENTS, (6,), seed=0)
     step(*given)
