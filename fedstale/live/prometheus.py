@@ -28,7 +28,8 @@ from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
 from fedstale.strategies.types import ClientUpdate
 
 TURN_LIMIT_S = 300.0
-"""A loop that has not turned for longer is not healthy; while it waits, it turns each second."""
+"""A loop that has not turned for longer is not healthy; while it waits, it turns each second. A
+server step and an evaluation on the server must take less."""
 
 _TYPES = ("train", "evaluate", "query")
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -43,15 +44,12 @@ class Exporter(Watcher):
         registry: of the client library, with all metrics of this run.
     """
 
-    def __init__(
-        self, *, app: str = "", run_id: int = 0, turn_limit_s: float = TURN_LIMIT_S
-    ) -> None:
+    def __init__(self, *, app: str = "", run_id: int = 0) -> None:
         """Start at zero.
 
         Args:
             app: name of the app, as a label.
             run_id: Flower's id of the run, as a label.
-            turn_limit_s: after how long without a turn the run counts as stuck, in s.
 
         Raises:
             ConfigError: the client library is not installed.
@@ -69,7 +67,7 @@ class Exporter(Watcher):
         except ImportError:
             raise ConfigError(f"metrics-port {needs('prometheus_client')}") from None
         registry: CollectorRegistry = CollectorRegistry()
-        self.registry, self._turn_limit_s = registry, turn_limit_s
+        self.registry = registry
         ProcessCollector(registry=registry)
 
         def made(kind: type, name: str, about: str, *labels: str, **options: Any) -> Any:
@@ -190,9 +188,9 @@ class Exporter(Watcher):
     def unhealthy(self) -> str:
         """Return why the run counts as stuck; empty if it does not."""
         age = self.turn_age_s()
-        if age <= self._turn_limit_s:
+        if age <= TURN_LIMIT_S:
             return ""
-        return f"the loop has not turned for {age:.0f} s: expected {self._turn_limit_s:g} at most"
+        return f"the loop has not turned for {age:.0f} s: expected {TURN_LIMIT_S:g} at most"
 
     def unready(self) -> str:
         """Name the obstacles to training; empty without any."""
@@ -226,14 +224,7 @@ def _routes(exporter: Exporter) -> list[Route]:
 
 
 @contextmanager
-def exported(
-    grid: Grid,
-    port: int,
-    *,
-    app: str = "",
-    run_id: int = 0,
-    turn_limit_s: float = TURN_LIMIT_S,
-) -> Iterator[Grid]:
+def exported(grid: Grid, port: int, *, app: str = "", run_id: int = 0) -> Iterator[Grid]:
     """Export a run on real devices to Prometheus on this machine while the block runs.
 
     `/metrics`, `/healthz` and `/readyz` are at 127.0.0.1. A simulation, whose seconds are not those
@@ -244,8 +235,6 @@ def exported(
         port: TCP port; 0 exports nothing.
         app: name of the app, as a label.
         run_id: Flower's id of the run, as a label.
-        turn_limit_s: after how long without a turn of its loop the run counts as stuck, in s. A
-            server step and an evaluation on the server must take less.
 
     Yields:
         The grid to start the strategy on.
@@ -257,7 +246,7 @@ def exported(
     if not isinstance(own, SuperLinkGrid):
         yield grid
         return
-    exporter = Exporter(app=app, run_id=run_id, turn_limit_s=turn_limit_s)
+    exporter = Exporter(app=app, run_id=run_id)
     with listening(_routes(exporter), port, setting="metrics-port"):
         own.runtime.add(exporter)
         report_stock_strategies()

@@ -110,7 +110,7 @@ def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop
             if grid._grid.time in (0.0, 60.0) or run.n_online():
                 seen.append((get(port, "/readyz"), get(port, "/healthz")[0]))
 
-    with identity(), exported(grid, port, turn_limit_s=30.0) as watched:
+    with identity(), exported(grid, port) as watched:
         assert get(port, "/readyz") == (503, "no model yet, no node online\n")
         for callbacks in grid.runtime.listeners.values():
             for told in callbacks:
@@ -124,9 +124,10 @@ def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop
     assert seen[-1] == ((200, "ok\n"), 200)
 
 
-def test_a_loop_that_does_not_turn_is_not_healthy():
+def test_a_loop_that_does_not_turn_is_not_healthy(monkeypatch):
+    monkeypatch.setattr("fedstale.live.prometheus.TURN_LIMIT_S", -1.0)
     grid, port = PlainGrid(good), PORT
-    with exported(grid, port, turn_limit_s=-1.0):
+    with exported(grid, port):
         status, text = get(port, "/healthz")
     assert status == 503
     assert "has not turned for 0 s" in text
