@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale import __version__
 from fedstale.client import compression
-from fedstale.errors import ConfigError, ProtocolError, TraceError
+from fedstale.errors import ProtocolError, TraceError
 from fedstale.flower import ClientAppCallable, ErrorCode, Mod
 from fedstale.strategies.server import (
     advertised,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
     from fedstale.client.journal_history import JournalHistory
     from fedstale.traces.forecast import Forecaster
-    from fedstale.traces.recording import ResourceMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -139,44 +138,23 @@ class ForecastMod:
     enter by calibration, see `fedstale.client.forecasting`; where the server states no work, they
     are also the device's pace.
 
-    Args:
-        forecaster: folder of a trained forecaster; None takes one that comes with fedstale.
-            One that cannot be read is an `error` in each reply, and a line in the device's log; of
-            a simulated device, the job fails.
-        fleet: what this device is, to take the forecaster of its kind from fedstale: "phones",
-            "desktops", "cars" or "any".
-        enabled_by: key of the run config that switches the mod off where it is false.
-        monitor: reads a real device; None takes psutil where it is installed.
-        journal: folder in which `fedstale traces record` keeps the readings of this device, such as
-            phone.parquet.journal; the device's sessions and the load of its processor are read
-            there. None takes what messages show. One that cannot be read is a line in the device's
-            log. The keys `journal` and `available` of the node config, which is set on the device,
-            come before these arguments; a simulated device has a trace instead.
-        available: when the device can take a job, as of `RecordingRules`: "online", "charging" or
-            "recording".
-        fallback: whether simulated devices go on without forecasts where the forecaster cannot be
-            read; real ones do anyway.
+    The node config, which is set on a device, may say more of it: `journal`, the folder in which
+    `fedstale traces record` keeps the readings of this device, such as phone.parquet.journal, where
+    its sessions and the load of its processor are read; and `available`, when it can take a job, as
+    of `RecordingRules`. Without these counts what messages show; a simulated device has a trace. A
+    journal that cannot be read is a line in the device's log.
 
-    Raises:
-        ConfigError: there is no such word for available.
+    Args:
+        forecaster: folder of a trained forecaster, or "embedded", "embedded:phones" and the like
+            for one that comes with fedstale. One that cannot be read is an `error` in each reply,
+            and a line in the device's log; of a simulated device, the job fails.
+        enabled_by: key of the run config that switches the mod off where it is false.
     """
 
     def __init__(
-        self,
-        forecaster: str | Path | None = None,
-        *,
-        fleet: str = "any",
-        enabled_by: str | None = None,
-        monitor: "ResourceMonitor | None" = None,
-        journal: str | Path | None = None,
-        available: Literal["online", "charging", "recording"] = "online",
-        fallback: bool = False,
+        self, forecaster: str | Path = "embedded", *, enabled_by: str | None = None
     ) -> None:
-        self._folder, self._fleet = forecaster, fleet
-        self._enabled_by, self._monitor, self._fallback = enabled_by, monitor, fallback
-        if available not in (words := ("online", "charging", "recording")):
-            raise ConfigError(f"available = {available!r}: expected one of {', '.join(words)}")
-        self._recorded: dict[str, str | Path | None] = {"journal": journal, "available": available}
+        self._name, self._enabled_by = forecaster, enabled_by
         self._journals: dict[tuple[str, str], JournalHistory] = {}
         self._logged = ""
 
@@ -231,7 +209,7 @@ class ForecastMod:
         from fedstale.client.device import Device, Machine, array_bytes  # noqa: PLC0415
 
         device: Device | None = getattr(context, "device", None)
-        device = device or Machine(message, context.state, self._monitor)
+        device = device or Machine(message, context.state)
         arrived = device.read()
         # The app's code may change the message.
         stated = dict(message.content.config_records.get(JOB_RECORD, {}))
@@ -263,8 +241,7 @@ class ForecastMod:
                 journal=self._journal(context),
             )
         except Exception as problem:
-            is_refused = isinstance(problem, TraceError) and not self._fallback
-            if is_refused and not isinstance(device, Machine):
+            if isinstance(problem, TraceError) and not isinstance(device, Machine):
                 raise
             # Whatever it was, it must not cost a training on a real device.
             record = {"error": self._failed(problem)}
@@ -273,19 +250,17 @@ class ForecastMod:
 
     @cached_property
     def _forecaster(self) -> "Forecaster":
-        from fedstale.traces.forecast import Forecaster, embedded  # noqa: PLC0415
+        from fedstale.traces.forecast import Forecaster, forecaster_folder  # noqa: PLC0415
 
-        return embedded(self._fleet) if self._folder is None else Forecaster.load(self._folder)
+        return Forecaster.load(forecaster_folder(self._name))
 
     def _journal(self, context: Context) -> "JournalHistory | None":
-        folder, available = (
-            context.node_config.get(key, default) for key, default in self._recorded.items()
-        )
-        if folder is None:
+        said = context.node_config
+        if "journal" not in said:
             return None
         from fedstale.client.journal_history import JournalHistory  # noqa: PLC0415 - see above
 
-        key = str(folder), str(available)
+        key = str(said["journal"]), str(said.get("available", "online"))
         # What was read of a journal is kept between messages.
         return self._journals.setdefault(key, JournalHistory(*key))
 

@@ -89,7 +89,7 @@ def test_stated_work_is_the_work_of_the_forecast(bench):
 def test_a_device_takes_the_forecaster_of_its_fleet():
     chances = {}
     for fleet in ("any", "phones", "desktops", "cars"):
-        bench = Bench(ForecastMod(fleet=fleet))
+        bench = Bench(ForecastMod(f"embedded:{fleet}"))
         bench.go(7200.0)
         chances[fleet] = bench.ask()["p_available"]
     assert len(set(chances.values())) == 4
@@ -98,7 +98,7 @@ def test_a_device_takes_the_forecaster_of_its_fleet():
 
 
 def test_an_unknown_fleet_is_an_error_that_names_those_known(caplog):
-    bench = Bench(ForecastMod(fleet="satellites"))
+    bench = Bench(ForecastMod("embedded:satellites"))
     assert set(bench.ask()) == {"error"}
     assert "expected one of any, phones" in caplog.text
 

@@ -11,6 +11,7 @@ from tiny import COSTS, counting_app, message_to
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
 from fedstale.client.device import MessageHistory
 from fedstale.simulation import TraceGrid
+from fedstale.simulation.nodes import NodeConfigs
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.recording.monitor import ResourceMonitor
 
@@ -57,9 +58,10 @@ def always_there():
     return replace(fleet_with_future(1), availability=Availability.always(3))
 
 
-def forecasts_of(traces, client=None, *, until=T + 3_000.0):
+def forecasts_of(traces, client=None, *, own=None, until=T + 3_000.0):
     """Return (trained at, node, forecast) of every reply, in a run that always asks everyone."""
-    grid = TraceGrid(traces, client or forecasting_app(), costs=COSTS, seed=3)
+    nodes = NodeConfigs(traces.device_ids, own=own)
+    grid = TraceGrid(traces, client or forecasting_app(), costs=COSTS, seed=3, nodes=nodes)
     said = []
     with grid.running():
         while grid.now() < until:
@@ -87,10 +89,9 @@ def test_no_forecast_changes_when_the_future_changes():
 
 
 def test_a_journal_of_the_machine_that_simulates_is_not_read(tmp_path, caplog):
-    app = ForecastMod(journal=tmp_path / "missing").client_app()
-    app.train()(counting_app()._registered_funcs["train.default"])
     traces = fleet_with_future(1)
-    assert forecasts_of(traces, app, until=3_000.0) == forecasts_of(traces, until=3_000.0)
+    own = {key: {"journal": str(tmp_path / "missing")} for key in traces.device_ids}
+    assert forecasts_of(traces, own=own, until=3_000.0) == forecasts_of(traces, until=3_000.0)
     assert caplog.text == ""
 
 

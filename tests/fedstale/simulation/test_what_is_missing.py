@@ -9,7 +9,7 @@ from tiny import COSTS, counting_app, fleet, message_to
 
 import fedstale
 from fedstale.agents import AgentSelector
-from fedstale.client import FORECAST_RECORD, ForecastMod
+from fedstale.client import ForecastMod
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import FedBuff, ForecastRequest
 from fedstale.strategies.selection import Enough
@@ -83,15 +83,13 @@ def test_where_time_is_real_a_strategy_starts_without_its_agent_and_notes_it(tmp
     assert "no agent.toml there" in hint
 
 
-@pytest.mark.parametrize(("fallback", "status"), [(False, "client-error"), (True, "reported")])
-def test_a_simulated_device_fails_without_its_forecaster(tmp_path, fallback, status):
-    client = trains(ForecastMod(tmp_path / "nowhere", fallback=fallback).client_app())
+def test_a_simulated_device_fails_without_its_forecaster(tmp_path):
+    client = trains(ForecastMod(tmp_path / "nowhere").client_app())
     grid = TraceGrid(TraceSet.ideal(1), client, costs=COSTS)
     with grid.running():
         (reply,) = grid.send_and_receive([message_to(1000)])
-    assert grid.events()["status"].to_pylist() == [status]
-    said = reply.error.reason if reply.has_error() else reply.content[FORECAST_RECORD]["error"]
-    assert "TraceError" in said
+    assert grid.events()["status"].to_pylist() == ["client-error"]
+    assert "TraceError" in reply.error.reason
 
 
 def test_a_run_without_any_forecast_says_what_the_first_device_says(tmp_path):

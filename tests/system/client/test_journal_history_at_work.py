@@ -16,13 +16,6 @@ from fedstale.client.device import MessageHistory
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15, a Wednesday, UTC
 
 
-def bench_at(instant, **options):
-    """Return a bench whose clock is so many s after the midnight."""
-    bench = Bench(ForecastMod(**options))
-    bench.wall = MIDNIGHT + instant
-    return bench
-
-
 RECORDER = """
 import sys, time
 from pathlib import Path
@@ -43,8 +36,10 @@ with Journal(Path(sys.argv[1]), about, max_bytes=10**7) as journal:
 def test_a_device_forecasts_while_its_recorder_writes_and_after_that_was_killed(tmp_path, caplog):
     command = [sys.executable, "-W", "ignore", "-c", RECORDER, str(tmp_path / "j"), str(MIDNIGHT)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    bench, ages = bench_at(0.0, journal=tmp_path / "j"), []
-    journal = bench.mod._journal(context())
+    bench, ages = Bench(ForecastMod(), node_config={"journal": str(tmp_path / "j")}), []
+    here = context()
+    here.node_config = bench.node_config
+    journal = bench.mod._journal(here)
     try:
         for _ in range(10):
             k = [int(process.stdout.readline()) for _ in range(20)][-1]
