@@ -114,12 +114,6 @@ def up(
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides as in flwr run.")
     ] = "",
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            help="Strategy in the run config of an app that has it there, as 'FedBuff(20, 5)'."
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -141,8 +135,6 @@ def up(
     from fedstale.simulation import FlowerApp
 
     found = FlowerApp.find(app)
-    if strategy is not None:
-        run_config = found.overrides_with(run_config, strategy)
     folder = out or Path("runs") / f"up-{found.directory.name}"
     with deployed(found, folder, nodes, run_config, overwrite=overwrite) as deployment:
         show = (lambda line: None) if as_json else typer.echo

@@ -5,7 +5,6 @@ combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what
 clients can be trained together, and which key of the run config takes the seed of a run.
 """
 
-import json
 import os
 import re
 import sys
@@ -283,24 +282,6 @@ class FlowerApp:
         if isinstance(text := run_config.get(_STRATEGY), str):
             run_config[_STRATEGY] = with_whole_paths(text)
         return run_config, named
-
-    def overrides_with(self, overrides: str, strategy: str) -> str:
-        """Return overrides of the run config, as `flwr run` takes them, with a strategy.
-
-        Raises:
-            ConfigError: there is no such strategy, or the app does not read it there.
-        """
-        from fedstale.strategies import parse, with_whole_paths  # noqa: PLC0415
-
-        parse(strategy)
-        if not self.says_strategy:
-            raise ConfigError(
-                f"strategy = {strategy!r}: on real devices an app starts its own; expected one "
-                "whose run config has such a text, which its ServerApp gives to "
-                "fedstale.strategies.parse, as those of `fedstale new` do"
-            )
-        values = {**overrides_in([overrides], "run-config"), _STRATEGY: with_whole_paths(strategy)}
-        return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
 
     @property
     def says_strategy(self) -> bool:

@@ -369,15 +369,6 @@ def test_variants_of_a_plan_name_their_strategies(small):
     assert built_in.config("a", 1).strategy is None
 
 
-def test_overrides_for_real_devices_hold_the_strategy_where_the_app_reads_it(small):
-    text = "FedBuff(4, 2, selector=Oort())"
-    overrides = FlowerApp.find("digits").overrides_with("seed=7 alpha=0.1", text)
-    found = FlowerApp.find("digits").run_config(overrides)
-    assert (found["strategy"], found["seed"], found["alpha"]) == (text, 7, 0.1)
-    with pytest.raises(ConfigError, match="on real devices an app starts its own"):
-        FlowerApp.find(small).overrides_with("", NAMED)
-
-
 def test_the_command_says_which_strategy_ran_and_what_may_be_amiss(small, tmp_path):
     words = ["simulate", small, "--traces", "ideal:6", "--until", "2 rounds"]
     lacking = "FedBuff(4, 2, selector=AgentSelector('nowhere', fallback=True))"
@@ -389,9 +380,3 @@ def test_the_command_says_which_strategy_ran_and_what_may_be_amiss(small, tmp_pa
         assert f"strategy: {text} in the place of FedAvg" in result.stdout
         (line,) = [line for line in result.stdout.splitlines() if line.startswith("hint: ")]
         assert hint in line
-
-
-def test_a_deployment_on_this_machine_refuses_a_strategy_that_the_app_does_not_read(small):
-    result = CliRunner().invoke(command, ["up", str(small), "--strategy", NAMED])
-    assert result.exit_code == 2
-    assert "on real devices an app starts its own" in result.stderr
