@@ -1,4 +1,4 @@
-"""Metrics of a run on real devices for Prometheus, and its health and readiness.
+"""Metrics of a run on real devices for Prometheus.
 
 `Exporter` is a callback of the run, and its numbers live in this process alone: each run counts
 from zero, also one that resumes another. The text format, counters and histograms are those of
@@ -7,7 +7,7 @@ Prometheus's client library.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as version_of
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from fedstale import __version__
@@ -26,10 +26,6 @@ from fedstale.live.server import listening
 from fedstale.live.watching import Watcher
 from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
 from fedstale.strategies.types import ClientUpdate
-
-TURN_LIMIT_S = 300.0
-"""A loop that has not turned for longer is not healthy; while it waits, it turns each second. A
-server step and an evaluation on the server must take less."""
 
 _TYPES = ("train", "evaluate", "query")
 _SECONDS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -67,7 +63,7 @@ class Exporter(Watcher):
         except ImportError:
             raise ConfigError(f"metrics-port {needs('prometheus_client')}") from None
         registry: CollectorRegistry = CollectorRegistry()
-        self.registry = registry
+        self.registry, self._turned_at = registry, time.perf_counter()
         ProcessCollector(registry=registry)
 
         def made(kind: type, name: str, about: str, *labels: str, **options: Any) -> Any:
@@ -78,7 +74,7 @@ class Exporter(Watcher):
             **about, flwr=version_of("flwr")
         ).set(1)
         made(Gauge, "turn_age_seconds", "Since the loop has last turned.").set_function(
-            self.turn_age_s
+            lambda: time.perf_counter() - self._turned_at
         )
         self._version = made(Gauge, "model_version", "Number of the latest version.")
         self._versions = made(Count, "versions", "Versions made.")
@@ -102,22 +98,19 @@ class Exporter(Watcher):
         """Type of each message that has had no reply, and when it was sent."""
         self._checks: Counter[str] | None = None
         self._named: set[tuple[str, str]] = set()
-        self._has_model = self._has_nodes = False
-        self._turned_at = time.perf_counter()
 
     # What a run tells.
 
     def started(self, run: Runtime) -> None:
-        """Note that there is a model to send."""
+        """Begin to count what is rejected."""
         self._turned()
         # What a resumed run has rejected before is no news.
-        self._has_model, self._checks = True, None
+        self._checks = None
 
     def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
         """Count a message."""
         self._turned()
-        about, self._has_model = message.metadata, True
-        kind = _type(about.message_type)
+        kind = _type(message.metadata.message_type)
         if not message_id:
             self._n_ended.labels(kind, "not sent").inc()
             return
@@ -174,61 +167,19 @@ class Exporter(Watcher):
 
     def look(self, run: Runtime) -> None:
         """Note where the run is."""
-        n_online = run.n_online()
-        self._has_nodes = n_online > 0
-        self._online.set(n_online)
+        self._online.set(run.n_online())
         self._in_flight.set(run.n_in_flight())
-
-    # What is asked of it.
-
-    def turn_age_s(self) -> float:
-        """Return how long ago the loop has last turned, in s."""
-        return time.perf_counter() - self._turned_at
-
-    def unhealthy(self) -> str:
-        """Return why the run counts as stuck; empty if it does not."""
-        age = self.turn_age_s()
-        if age <= TURN_LIMIT_S:
-            return ""
-        return f"the loop has not turned for {age:.0f} s: expected {TURN_LIMIT_S:g} at most"
-
-    def unready(self) -> str:
-        """Name the obstacles to training; empty without any."""
-        missing = {"no model yet": self._has_model, "no node online": self._has_nodes}
-        return ", ".join(name for name, is_there in missing.items() if not is_there)
 
     def _turned(self) -> None:
         self._turned_at = time.perf_counter()
-
-
-def _routes(exporter: Exporter) -> list[Route]:
-    """Answer with metrics, or with whether something is amiss."""
-    from prometheus_client import exposition  # noqa: PLC0415 - an extra
-
-    async def metrics(request: Request) -> Response:
-        encode, kind = exposition.choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(exporter.registry), media_type=kind)
-
-    def status_of(amiss: Callable[[], str]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def answer(request: Request) -> Response:
-            why = amiss()
-            return PlainTextResponse(f"{why or 'ok'}\n", 503 if why else 200)
-
-        return answer
-
-    return [
-        Route("/metrics", metrics),
-        Route("/healthz", status_of(exporter.unhealthy)),
-        Route("/readyz", status_of(exporter.unready)),
-    ]
 
 
 @contextmanager
 def exported(grid: Grid, port: int, *, app: str = "", run_id: int = 0) -> Iterator[Grid]:
     """Export a run on real devices to Prometheus on this machine while the block runs.
 
-    `/metrics`, `/healthz` and `/readyz` are at 127.0.0.1. A simulation, whose seconds are not those
-    of a clock on a wall, is left as it is.
+    `/metrics` is at 127.0.0.1. A simulation, whose seconds are not those of a clock on a wall, is
+    left as it is.
 
     Args:
         grid: of a ServerApp.
@@ -247,7 +198,13 @@ def exported(grid: Grid, port: int, *, app: str = "", run_id: int = 0) -> Iterat
         yield grid
         return
     exporter = Exporter(app=app, run_id=run_id)
-    with listening(_routes(exporter), port, setting="metrics-port"):
+    from prometheus_client import exposition  # noqa: PLC0415 - an extra
+
+    async def metrics(request: Request) -> Response:
+        encode, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(exporter.registry), media_type=kind)
+
+    with listening([Route("/metrics", metrics)], port, setting="metrics-port"):
         own.runtime.add(exporter)
         report_stock_strategies()
         yield own

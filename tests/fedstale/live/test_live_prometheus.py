@@ -101,36 +101,13 @@ def test_flowers_own_strategy_is_counted_too():
     assert 'fedstale_reply_seconds_count{type="train"} 4.0' in text
 
 
-def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop_turns():
-    grid, port, seen = PlainGrid(good), PORT, []
-    grid._grid.online = lambda now: [10] if now > 100.0 else []
-
-    class Ask(Exporter):
-        def time_moved(self, run):
-            if grid._grid.time in (0.0, 60.0) or run.n_online():
-                seen.append((get(port, "/readyz"), get(port, "/healthz")[0]))
-
-    with identity(), exported(grid, port) as watched:
-        assert get(port, "/readyz") == (503, "no model yet, no node online\n")
-        for callbacks in grid.runtime.listeners.values():
-            for told in callbacks:
-                if isinstance(getattr(told, "__self__", None), Exporter):
-                    told.__self__._every_s = 0.0
-        grid.runtime.add(Ask())
-        StaleStrategy(seed=1, schedule=schedule.k_batch_async(1, 1)).start(
-            watched, arrays(0.0), num_rounds=1, timeout=60.0
-        )
-    assert seen[0] == ((503, "no node online\n"), 200)
-    assert seen[-1] == ((200, "ok\n"), 200)
-
-
-def test_a_loop_that_does_not_turn_is_not_healthy(monkeypatch):
-    monkeypatch.setattr("fedstale.live.prometheus.TURN_LIMIT_S", -1.0)
-    grid, port = PlainGrid(good), PORT
-    with exported(grid, port):
-        status, text = get(port, "/healthz")
-    assert status == 503
-    assert "has not turned for 0 s" in text
+def test_the_age_of_the_last_turn_is_known_while_the_loop_stands_still():
+    with exported(PlainGrid(good), PORT):
+        first, second = (get(PORT, "/metrics")[1] for _ in range(2))
+    ages = [
+        float(re.search(r"^fedstale_turn_age_seconds (\S+)$", t, re.M)[1]) for t in (first, second)
+    ]
+    assert 0.0 <= ages[0] < ages[1]
 
 
 def test_a_port_that_is_taken_is_one_sentence():

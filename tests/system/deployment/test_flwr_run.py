@@ -64,7 +64,6 @@ def test_a_run_of_digits_is_scraped_and_watched_while_it_goes_on(deployment):
     text = texts[-1]
     samples = dict(re.findall(r"^(fedstale_\S+) (\S+)$", text, re.MULTILINE))
     shown = json.loads(get(live, "/data.json"))
-    assert get(metrics, "/healthz") == get(metrics, "/readyz") == "ok\n"
     assert "<!doctype html>" in get(live, "/")
     run.end()
     assert samples["fedstale_nodes_online"] == "3.0"
