@@ -397,67 +397,24 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
 
 
 def _show_run(run: "Run") -> None:
-    """Print the end of a run."""
-    from fedstale.live import duration
-    from fedstale.reports import REPORT
+    """Print what stands at the head of a run's page, and how its jobs ended."""
+    from fedstale.reports import REPORT, cards, client_errors_in_words, lead
     from fedstale.runs import LOG
 
-    summary = run.summary
-    title = f"{summary['app']} on {summary['devices']} devices"
-    table = Table(Column(), Column(justify="right"), title=title, title_justify="left")
-    table.show_header = False
-    for name, value in summary["metrics"].items():
-        table.add_row(name, _number(value))
-    if summary["rounds"]:
-        table.add_row("rounds", str(summary["rounds"]))
-    table.add_row("virtual time", duration(summary["virtual_s"]))
-    accounts = ("device_s", "device-hours", "", 3600.0), ("bytes", "traffic", " MB", 1e6)
-    for name, label, unit, scale in accounts:
-        parts = summary[name]
-        share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
-        table.add_row(label, f"{parts['total'] / scale:,.1f}{unit}")
-        table.add_row(f"{label} wasted", f"{share:.0%}")
-    for status, count in summary["jobs"].items():
-        table.add_row(f"jobs {status}", f"{count:,}")
-    kinds = summary["messages"]
-    for kind, found in kinds.items() if set(kinds) != {"train"} else ():
-        moved = f"{found['bytes'] / 1e6:,.1f} MB"
-        table.add_row(kind, f"{found['sent']:,} sent, {found['reported']:,} used, {moved}")
-    table.add_row("wall time", f"{summary['wall_s']:.1f} s")
-    speed = summary["virtual_s"] / max(summary["wall_s"], 1e-9)
-    table.add_row("speed", f"{speed:,.0f} virtual s per s")
-    console = Console()
+    table = Table(Column(), Column(justify="right"), show_header=False)
+    for row in cards(run):
+        table.add_row(*row)
+    for status, n in run.summary["jobs"].items():
+        if status != "sent":
+            table.add_row(f"jobs {status}", f"{n:,}")
+    console = Console(highlight=False, markup=False)
     console.print(table)
-    for line in _below(run):
-        typer.echo(line)
-    for name, path in (("report", REPORT), ("log", LOG)):
-        console.print(f"{name}: {run.folder / path}", soft_wrap=True, highlight=False)
-
-
-def _below(run: "Run") -> Iterator[str]:
-    """Yield what is said of a run below its table."""
-    from fedstale.reports import besides_training, client_errors_in_words, not_numbers_in_words
-
-    summary = run.summary
-    if run.status not in _WORDS:
-        yield f"{run.status}: {run.reason}"
-    if own := summary.get("in_place_of"):
-        yield f"strategy: {summary['strategy']} in the place of {own}"
-    if hint := summary.get("hint"):
-        yield f"hint: {hint}"
-    if not_numbers := not_numbers_in_words(run):
-        yield not_numbers
-    yield from (f"client error: {line}" for line in client_errors_in_words(run))
+    typer.echo(lead(run))
+    for line in client_errors_in_words(run):
+        typer.echo(f"client error: {line}")
     if run.advice:
-        yield f"what cost most: {run.advice[0]}"
-    if besides := besides_training(run):
-        yield besides
-    if record := summary.get("record"):
-        yield f"record: {record['lines']:,} lines, head {record['head']}"
-
-
-def _number(value: float | None) -> str:
-    """Return a metric in a few digits; a summary has None for what is not finite."""
-    if value is None:
-        return "not a number"
-    return f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}"
+        typer.echo(f"what cost most: {run.advice[0]}")
+    if record := run.summary.get("record"):
+        typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
+    for name, file in (("report", REPORT), ("log", LOG)):
+        typer.echo(f"{name}: {run.folder / file}")

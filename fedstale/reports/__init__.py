@@ -7,11 +7,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.reports.account import STRATEGY, Advice
     from fedstale.reports.advice import advise
-    from fedstale.reports.costs import (
-        besides_training,
-        client_errors_in_words,
-        note_advice,
-    )
+    from fedstale.reports.costs import client_errors_in_words, note_advice
     from fedstale.reports.figure import (
         FROM_ZERO,
         SHARES,
@@ -31,15 +27,12 @@ if TYPE_CHECKING:
         time_unit,
         without_folders,
     )
-    from fedstale.reports.learning import (
-        BOOKKEEPING,
-        by_kind,
-        measured_names,
-        not_numbers_in_words,
-    )
+    from fedstale.reports.learning import BOOKKEEPING, by_kind, measured_names
     from fedstale.reports.page import (
         REPORT,
         Link,
+        cards,
+        lead,
         parts_in_words,
         write_figures,
         write_text,
@@ -63,15 +56,15 @@ __all__ = [
     "accuracy_axis",
     "advise",
     "band",
-    "besides_training",
     "by_kind",
+    "cards",
     "cell_text",
     "client_errors_in_words",
     "curve",
+    "lead",
     "line_mode",
     "measured_names",
     "metric_text",
-    "not_numbers_in_words",
     "note_advice",
     "parts_in_words",
     "parts_of",

@@ -44,8 +44,8 @@ def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path, mo
     run = called("simulate", "digits", *SHORT, "--out", "run")
     assert run.exit_code == 0
     assert all(line.startswith("WARNING :") for line in run.stderr.splitlines())
-    assert "server accuracy" in run.stdout
-    assert "finished: 3 rounds of the app" in run.stdout
+    assert "│ accuracy " in run.stdout
+    assert "devices finished (3 rounds of the app) after " in run.stdout
     assert f"report: run{os.sep}report.html" in run.stdout
     assert f"log: run{os.sep}log.txt" in run.stdout
     names = {p.name for p in (tmp_path / "run").iterdir()}

@@ -43,7 +43,7 @@ def test_a_student_gets_from_the_first_minutes_to_an_app_of_their_own(journey):
     (other,) = journey.read("docs/strategies.md", "In any app")[0].commands
     said = journey.refused(other)
     journey.put("my_app/pyproject.toml", said[said.rindex("[tool.fedstale]") :])
-    assert "FedBuff(20, 5) in the place of FedAvg" in journey.run(other)
+    assert "Strategy: FedBuff in the place of FedAvg" in journey.run(other)
     journey.follow("docs/flower-apps.md", "Costs by options")
     assert "work-per-example = " in journey.printed
     journey.end(MOST_STEPS)

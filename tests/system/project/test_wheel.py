@@ -85,7 +85,7 @@ def test_the_first_run_of_the_readme_leaves_a_page(installed, tmp_path):
     command = ("-m", "fedstale", "simulate", "digits", "--out", "runs/demo", "--overwrite")
     run = ran(installed, *command, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
-    assert "finished: 40 rounds of the app" in run.stdout
+    assert " finished (40 rounds of the app) after " in run.stdout
     page = (tmp_path / "runs" / "demo" / "report.html").read_text(encoding="utf-8")
     assert "Chart.js v4" in page
     assert '<section id="timeline">' in page
@@ -97,7 +97,7 @@ def test_a_new_app_runs(installed, tmp_path):
     command = ("simulate", "mine", "--traces", "ideal:4", "-c", "num-server-rounds=2")
     run = ran(installed, "-m", "fedstale", *command, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
-    assert "finished: 2 rounds of the app" in run.stdout
+    assert " finished (2 rounds of the app) after " in run.stdout
 
 
 def test_every_module_is_imported_but_for_what_other_extras_bring(installed, tmp_path):
