@@ -223,7 +223,7 @@ def runs(
         return
     import pandas as pd
 
-    from fedstale.live import duration
+    from fedstale.reports import time_text
 
     # Clients' own metrics are many, and say less.
     metrics = sorted({key for run in found for key in run if key.startswith("server ")})
@@ -231,7 +231,7 @@ def runs(
     table = pd.DataFrame(found, columns=[*columns], dtype=object).set_index("run")
     for name in ("app", "traces"):
         table[name] = table[name].map(lambda path: Path(path).name, na_action="ignore")
-    table["virtual_s"] = table["virtual_s"].map(duration, na_action="ignore")
+    table["virtual_s"] = table["virtual_s"].map(time_text, na_action="ignore")
     table = table.rename(columns={"virtual_s": "virtual"})
     text = table.to_string(na_rep="", float_format="{:.4f}".format, index_names=False)
     typer.echo(text if found else "no run there")

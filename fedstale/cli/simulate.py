@@ -351,7 +351,7 @@ def _measure_costs(config: "SimulationConfig", traces: "TraceSet", *, as_json: b
 
 def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
     """Print what a run will meet."""
-    from fedstale.live import duration
+    from fedstale.reports import time_text
     from fedstale.simulation import dry_run
 
     found = dry_run(config, traces)
@@ -370,17 +370,17 @@ def _show_dry_run(config: "SimulationConfig", traces: "TraceSet", *, as_json: bo
     ]
     lines += [f"  {reason}: {share:.1%}" for reason, share in found.reasons.items()]
     if found.finished:
-        middle, long = (duration(seconds) for seconds in found.job_s)
+        middle, long = (time_text(seconds) for seconds in found.job_s)
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in found.phases_s.items())
         lines += [
             f"such a job: {middle} in the median, 90% within {long}; {parts}",
-            f"{found.round}: {duration(found.round_s)} on average",
+            f"{found.round}: {time_text(found.round_s)} on average",
         ]
     # On ideal devices no time passes.
     if found.round_s > 0.0:
         fitting = f"such rounds in {hours}: {found.horizon_s / found.round_s:,.0f}"
         n = found.planned_rounds
-        lines.append(f"{n:,} such rounds: {duration(n * found.round_s)}" if n else fitting)
+        lines.append(f"{n:,} such rounds: {time_text(n * found.round_s)}" if n else fitting)
     for line in lines:
         typer.echo(line)
 

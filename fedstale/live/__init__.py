@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         ProgressNotes,
         RepeatedInterrupt,
         Watcher,
-        duration,
         progress_line,
         watched,
     )
@@ -23,7 +22,6 @@ __all__ = [
     "ProgressNotes",
     "RepeatedInterrupt",
     "Watcher",
-    "duration",
     "exported",
     "observed",
     "progress_line",

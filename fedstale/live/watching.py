@@ -15,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fedstale.flower import command_line
+from fedstale.reports import time_text
 from fedstale.strategies.server import Callback, Runtime, SuperLinkGrid, connected
 from fedstale.until import Until
 
@@ -118,7 +119,7 @@ class ProgressNotes(Watcher):
             done, left = f"{share:.0%} done, ", f", {left_s / 60:.1f} min left"
         counts = f"{run.n_online()} online, {run.n_in_flight()} in flight"
         latest = f", {self.latest}" if self.latest else ""
-        self._say(f"{done}round {self.rounds}, {duration(run.now())}, {counts}{latest}{left}")
+        self._say(f"{done}round {self.rounds}, {time_text(run.now())}, {counts}{latest}{left}")
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Say nothing: the result follows."""
@@ -156,19 +157,6 @@ def progress_line(progress: bool | None) -> Iterator[Callable[[str], object] | N
     finally:
         log.removeFilter(cleared)
         say("")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as days, hours and minutes.
-
-    Example:
-        >>> duration(100_000.0)
-        '1d 03:46:40'
-    """
-    days, rest = divmod(round(seconds), 86_400)
-    hours, rest = divmod(rest, 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_runs_are_listed_by_name_or_by_a_figure(place):
     order = [by_accuracy.index(f"runs/{name} ") for name in ("b", "deeper/c", "a", "d")]
     assert order == sorted(order)
     assert "0.9000" in by_accuracy
-    assert "0d 01:00:00" in by_accuracy
+    assert "60 min" in by_accuracy
     assert [(row.get("strategy"), row.get("selector")) for row in by_name] == [
         ("FedBuff", "Oort") if row["status"] == "finished" else (None, None) for row in by_name
     ]

@@ -116,9 +116,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch):
         notes.time_moved(run)
     notes.ended(run, "finished", "")
     assert said == [
-        "10% done, round 1, 0d 00:00:00, 7 online, 2 in flight, 4.5 min left",
-        "30% done, round 3, 0d 00:00:00, 7 online, 2 in flight, 2.3 min left",
-        "40% done, round 4, 0d 00:00:00, 7 online, 2 in flight, 2.2 min left",
+        "10% done, round 1, 0 s, 7 online, 2 in flight, 4.5 min left",
+        "30% done, round 3, 0 s, 7 online, 2 in flight, 2.3 min left",
+        "40% done, round 4, 0 s, 7 online, 2 in flight, 2.2 min left",
     ]
 
 
