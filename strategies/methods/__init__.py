@@ -1,4 +1,4 @@
-"""The published methods, a file each: a class that composes the parts of a `StaleStrategy`.
+"""The published methods: classes that compose the parts of a `StaleStrategy`.
 
 A class adds no behaviour of its own. It takes its own settings first, then any option of
 `StaleStrategy`, which replaces the part that the class would have composed:
@@ -6,10 +6,6 @@ A class adds no behaviour of its own. It takes its own settings first, then any 
 `schedule`, `weighting`, `robust` and `server_optimizer`.
 """
 
-from fedstale.strategies.methods.asyncfeded import AsyncFedED
-from fedstale.strategies.methods.ca2fl import CA2FL
-from fedstale.strategies.methods.fadas import FADAS
-from fedstale.strategies.methods.fedasync import FedAsync
 from fedstale.strategies.methods.fedavg import (
     FedAdagrad,
     FedAdam,
@@ -19,9 +15,16 @@ from fedstale.strategies.methods.fedavg import (
     FedProx,
     FedYogi,
 )
-from fedstale.strategies.methods.fedbuff import FedBuff
+from fedstale.strategies.methods.fedbuff import (
+    CA2FL,
+    FADAS,
+    AsyncFedED,
+    DirectionAware,
+    FedAsync,
+    FedBuff,
+    GapAware,
+)
 from fedstale.strategies.methods.fedstale import FedStale
-from fedstale.strategies.methods.gap_aware import DirectionAware, GapAware
 from fedstale.strategies.methods.refl import REFL
 
 __all__ = [
