@@ -1,10 +1,18 @@
 """Strategies of a server: selection of nodes, schedules, weighting of updates, server steps.
 
-The strategies are here; their parts are in `selection`, `schedule`, `weighting`, `robust` and
-`server_optimizer`: `weighting.Gap()`, `schedule.k_async(20, 5)`.
+The strategies are here; their parts are in `selection`, `schedule`, `pace`, `weighting`, `robust`
+and `server_optimizer`: `weighting.Gap()`, `schedule.k_async(20, 5)`.
 """
 
-from fedstale.strategies import robust, schedule, selection, server_optimizer, stages, weighting
+from fedstale.strategies import (
+    pace,
+    robust,
+    schedule,
+    selection,
+    server_optimizer,
+    stages,
+    weighting,
+)
 from fedstale.strategies.expression import parse, with_arguments, with_whole_paths
 from fedstale.strategies.methods import (
     CA2FL,
@@ -72,6 +80,7 @@ __all__ = [
     "Stage",
     "StaleStrategy",
     "Validation",
+    "pace",
     "parse",
     "read_checkpoint",
     "robust",

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Strategy
 from fedstale.errors import ConfigError, FedstaleError, not_loaded
 from fedstale.strategies import (
     methods,
+    pace,
     robust,
     schedule,
     selection,
@@ -39,16 +40,13 @@ GROUP = "fedstale.strategies"
 """Entry points that add names, each of a class or a function that makes a part."""
 _ROOMS = {
     room.__name__.rpartition(".")[2]: room
-    for room in (methods, selection, schedule, weighting, robust, server_optimizer, stages)
+    for room in (methods, selection, schedule, pace, weighting, robust, server_optimizer, stages)
 }
 _BASES = (
     *(Strategy, selection.Selector, weighting.Weighting, robust.Rule, stages.Stage),
-    server_optimizer.ServerOptimizer,
+    *(pace.Pace, server_optimizer.ServerOptimizer),
 )
-_SETTINGS = (
-    *(schedule.Schedule, schedule.AdaSync),
-    *(selection.OortSettings, selection.Exponents),
-)
+_SETTINGS = (schedule.Schedule, selection.OortSettings, selection.Exponents)
 _MOST_TEXT, _MOST_DEEP, _MOST_NUMBER = 10_000, 100, 2**64
 """Characters of a text, nodes in nodes of what it says, and whole numbers in it: beyond, to read or
 to show it would take long, or more of the stack than there is."""

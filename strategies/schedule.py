@@ -2,25 +2,23 @@
 
 `Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
 the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
-step (their K). The buffer size may grow with progress (`AdaSync`). Where a run stands in its
-schedule is its `Pace`.
+step (their K). A `Pace` may decide both anew for each step. Where a run stands in its schedule is
+its `Standing`.
 
 Reference:
-    Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
-    and AdaSync).
+    Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family).
     Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019 (over-selection).
 """
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, sqrt
+from math import ceil, inf
 from typing import Annotated, Literal
 
 from fedstale.strategies.types import (
     AtLeastOne,
     Count,
-    Decay,
     PositiveShare,
     Purpose,
     Seconds,
@@ -42,62 +40,6 @@ RECHECK_S = 30.0
 _LAST_WAIT_S = 5.0
 _DURATIONS_KEPT = 200
 
-# Rounding must not turn a size that is exactly whole into the next one.
-_SLACK = 1e-9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaSync:
-    """A buffer size that grows with the square root of how far the training loss has fallen.
-
-    Early on any update helps and waiting is the cost; later the noise of a small buffer is.
-
-    Example:
-        >>> adasync = AdaSync(start=2, most=16)
-        >>> [adasync.size(first_loss=2.0, loss=loss, concurrency=16) for loss in (2.0, 0.5, 0.01)]
-        [2, 4, 16]
-    """
-
-    start: Count = 1
-    """k0, the buffer size at the first loss, >= 1."""
-    most: Count
-    """Largest buffer size, >= start."""
-    form: Literal["batch", "worker"] = "batch"
-    """"batch" for schedules that send after each reply, "worker" for K-sync and K-async."""
-    smoothing: Decay = 0.9
-    """Decay of the running mean of the training loss, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require(self.most >= self.start, "AdaSync.most", self.most, "an integer >= start")
-
-    def size(self, *, first_loss: float, loss: float, concurrency: int) -> int:
-        """Return the buffer size for a training loss.
-
-        With the batch form k = k0 sqrt(F0 / F); with the worker form k is the positive root of
-        k^2 / (P - k) = k0^2 / (P - k0) F0 / F, which stays below P workers. Both are rounded up,
-        and kept between k0 and the largest size.
-
-        Args:
-            first_loss: F0, smoothed training loss at the beginning; NaN while unknown.
-            loss: F, smoothed training loss now.
-            concurrency: P, jobs in flight.
-        """
-        if not isfinite(first_loss) or not isfinite(loss) or first_loss <= 0.0:
-            return self.start
-        if loss <= 0.0:
-            return self.most
-        fall = first_loss / loss
-        if self.form == "batch":
-            k = self.start * sqrt(fall)
-        elif self.start >= concurrency:
-            k = float(concurrency)
-        else:
-            c = self.start**2 / (concurrency - self.start) * fall
-            # The same root as (sqrt(c^2 + 4 c P) - c) / 2, without the cancellation for large c.
-            k = 2.0 * concurrency / (1.0 + sqrt(1.0 + 4.0 * concurrency / c))
-        return min(max(ceil(k - _SLACK), self.start), self.most)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -110,7 +52,7 @@ class Schedule:
 
     concurrency: Count | None = None
     """Jobs in flight, >= 1; None sends to every free node, or to `fraction_train` of them."""
-    buffer_size: Updates | AdaSync | None = None
+    buffer_size: Updates | None = None
     """Updates of a server step, >= 1; None waits for every job that was sent."""
     send: Literal["after_step", "after_reply"] = "after_step"
     """Send again after a server step, or whenever a job has ended. With "after_step" and a buffer
@@ -135,7 +77,6 @@ class Schedule:
     def __post_init__(self) -> None:
         check_fields(self)
         jobs, size, share = self.concurrency, self.buffer_size, self.fraction_train
-        most = size.most if isinstance(size, AdaSync) else size
         after_step = self.send == "after_step"
         if jobs is not None or not after_step:
             accepted = '1, with a concurrency or send = "after_reply"'
@@ -143,31 +84,31 @@ class Schedule:
         if not after_step:
             accepted = 'an integer >= 1 when send = "after_reply"'
             require(size is not None, "Schedule.buffer_size", size, accepted)
-        elif jobs is not None and most is not None:
+        elif jobs is not None and size is not None:
             accepted = f"at most concurrency = {jobs}, or more could never arrive"
-            require(most <= jobs, "Schedule.buffer_size", most, accepted)
+            require(size <= jobs, "Schedule.buffer_size", size, accepted)
 
 
 @checked
-def k_sync(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
+def k_sync(concurrency: Count, buffer_size: Updates) -> Schedule:
     """Wait for the first K devices, cancel the others, and send to all again."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size)
 
 
 @checked
-def k_batch_sync(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
+def k_batch_sync(concurrency: Count, buffer_size: Updates) -> Schedule:
     """Wait for the first K updates, several from a fast device; cancel the other jobs."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size, send="after_reply")
 
 
 @checked
-def k_async(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
+def k_async(concurrency: Count, buffer_size: Updates) -> Schedule:
     """Wait for the first K devices and send to these again; the others become stale."""
     return Schedule(concurrency=concurrency, buffer_size=buffer_size, stragglers="keep")
 
 
 @checked
-def k_batch_async(concurrency: Count, buffer_size: Updates | AdaSync) -> Schedule:
+def k_batch_async(concurrency: Count, buffer_size: Updates) -> Schedule:
     """Send again after every reply and step after every K; the schedule of FedBuff."""
     return Schedule(
         concurrency=concurrency, buffer_size=buffer_size, send="after_reply", stragglers="keep"
@@ -191,24 +132,25 @@ def semi_synchronous(
     return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)
 
 
-class Pace(Stateful):
+class Standing(Stateful):
     """The state of a run in its schedule: jobs to send, updates missing, and the end of a wait.
 
-    A schedule that sends after a reply keeps `concurrency` jobs out. One that sends after a step
-    sends once for each buffer; a job of it that is lost is replaced by another node, as long as the
-    buffer waits for a number of updates.
+    A schedule that sends after a reply keeps `n_jobs` out. One that sends after a step sends once
+    for each buffer; a job of it that is lost is replaced by another node, as long as the buffer
+    waits for a number of updates.
 
     Example:
-        >>> pace = Pace(k_async(2, AdaSync(start=1, most=2, smoothing=0.5)), {"train": 0}, 60.0)
-        >>> for loss in (4.0, 2.0, float("nan")):
-        ...     pace.learn(loss)
-        >>> pace.first_loss, pace.loss, pace.n_missing(0)
-        (4.0, 3.0, 2)
+        >>> standing = Standing(k_async(4, 2), {"train": 3}, 60.0)
+        >>> standing.room(), standing.n_missing(0)
+        (1, 2)
+        >>> standing.n_jobs, standing.size = 2, 1
+        >>> standing.room(), standing.n_missing(0)
+        (-1, 1)
     """
 
     saved = (
         *("most_out", "may_send", "is_short", "n_to_replace", "failed_nodes"),
-        *("durations_s", "changed_at", "deadline", "first_loss", "loss"),
+        *("durations_s", "changed_at", "deadline", "n_jobs", "size"),
     )
 
     def __init__(
@@ -231,12 +173,14 @@ class Pace(Stateful):
         """Nodes whose job has failed since the buffer opened, and that replace no other."""
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         """Of the latest jobs that were answered, in s."""
-        self.first_loss = self.loss = float("nan")
-        """The training loss of the first step, and its running mean; `AdaSync` reads both."""
         self.open(now)
 
     def open(self, now: float) -> None:
-        """Begin a buffer."""
+        """Begin a buffer, with the schedule's numbers; a pace has others."""
+        self.n_jobs: float = self._schedule.concurrency or inf
+        """Jobs in flight until the next buffer."""
+        self.size = self._schedule.buffer_size
+        """Updates of the step; None waits for every job that was sent."""
         self.may_send = True
         """Whether more may be sent than what replaces lost jobs."""
         self.is_short = False
@@ -253,7 +197,7 @@ class Pace(Stateful):
     def room(self) -> float:
         """Return the number of jobs that may be sent now, where nodes are free."""
         self.is_short = False
-        room = (self._schedule.concurrency or inf) - self._n_out["train"]
+        room = self.n_jobs - self._n_out["train"]
         return room if self.may_send else min(room, self.n_to_replace)
 
     def n_of(self, n_free: int, room: float) -> int:
@@ -288,7 +232,7 @@ class Pace(Stateful):
         """
         if node_id is not None:
             self.failed_nodes[node_id] = None
-        if self._after_step and self._schedule.buffer_size is not None:
+        if self._after_step and self.size is not None:
             self.n_to_replace += 1
 
     def begin_again(self) -> None:
@@ -300,20 +244,7 @@ class Pace(Stateful):
 
     def n_missing(self, n: int) -> int | None:
         """Return how many more than n updates a step waits for; None if not for a number."""
-        size = self._schedule.buffer_size
-        if isinstance(size, AdaSync):
-            jobs = self._schedule.concurrency or max(self.most_out, 1)
-            size = size.size(first_loss=self.first_loss, loss=self.loss, concurrency=jobs)
-        return None if size is None else max(size - n, 0)
-
-    def learn(self, loss: float) -> None:
-        """Note the training loss of a step, where the buffer grows with it."""
-        size = self._schedule.buffer_size
-        if not isinstance(size, AdaSync) or not isfinite(loss):
-            return
-        if not isfinite(self.first_loss):
-            self.first_loss = self.loss = loss
-        self.loss = size.smoothing * self.loss + (1.0 - size.smoothing) * loss
+        return None if self.size is None else max(self.size - n, 0)
 
     # When to go on anyway.
 

@@ -39,7 +39,8 @@ from fedstale.strategies import (
     FedStale,
     StaleStrategy,
 )
-from fedstale.strategies.schedule import AdaSync, k_async
+from fedstale.strategies.pace import AdaSync
+from fedstale.strategies.schedule import k_async
 from fedstale.strategies.selection import Oort
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.types import Array
@@ -159,7 +160,7 @@ STRATEGIES: dict[str, Trial] = {
         make=lambda rate, seed: late_come_too(ByAge(polynomial(0.5)), rate, seed, "buffer_size")
     ),
     "FedBuff, Oort": Trial(make=buffered(selector=Oort)),
-    "FedBuff, AdaSync": Trial(make=buffered(buffer_size=AdaSync(start=2, most=IN_FLIGHT))),
+    "FedBuff, AdaSync": Trial(make=buffered(buffer_size=2, pace=AdaSync)),
     # Mixing whole models is unstable above 1.
     "FedAsync": Trial(
         make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, seed=seed),

@@ -21,7 +21,7 @@ import argparse
 import heapq
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from math import inf
+from copy import deepcopy
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
-from fedstale.strategies.schedule import AdaSync, Pace, k_async
+from fedstale.strategies.pace import AdaSync, Progress
 from fedstale.strategies.types import Array, Model
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -45,8 +45,8 @@ CLOSE = 1.05
 
 Form = Literal["K-batch-async", "K-async"]
 FORMS: dict[Form, AdaSync] = {
-    "K-batch-async": AdaSync(start=1, most=P),
-    "K-async": AdaSync(start=1, most=P, form="worker"),
+    "K-batch-async": AdaSync(P),
+    "K-async": AdaSync(P, form="worker"),
 }
 
 
@@ -55,7 +55,7 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
 
     Args:
         form: whether a worker that is done gets work at once, or after the next merge.
-        size: updates of a merge.
+        size: updates of a merge, or what decides them.
         seed: of the labels, the initial weights, the examples and the times.
         horizon_s: length in s.
     """
@@ -63,7 +63,7 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
     x, y = _data(rng)
     # As PyTorch draws them.
     model = initial(lambda n, shape: rng.uniform(-(n**-0.5), n**-0.5, shape).astype(np.float32))
-    pace = Pace(k_async(P, size), {"train": P}, inf)
+    pace, n_due = deepcopy(size), 1 if isinstance(size, AdaSync) else size
     due = [(float(rng.exponential()), worker) for worker in range(P)]
     heapq.heapify(due)
     received = [model] * P
@@ -80,10 +80,12 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
         merge.append(change)
         losses.append(loss)
         waiting.append(worker)
-        if pace.n_missing(len(merge)) == 0:
+        if len(merge) == n_due:
             step = np.float32(RATE / len(merge))
             model = {n: a - step * sum(g[n] for g in merge) for n, a in model.items()}
-            pace.learn(float(np.mean(losses)))
+            if isinstance(pace, AdaSync):
+                at = Progress(concurrency=P, buffer_size=1, loss=float(np.mean(losses)))
+                n_due = pace.numbers(at)[1] or 1
             merge, losses = [], []
         if form == "K-batch-async" or not merge:
             for free in waiting:

@@ -7,7 +7,9 @@ drawn by chance, so this is not what a strategy that chooses makes of them.
 """
 
 import tempfile
+from bisect import bisect_right
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +24,11 @@ from fedstale.simulation.costs import CostModel, kind_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import enrolled
 from fedstale.simulation.run import simulate
-from fedstale.strategies.schedule import RECHECK_S, AdaSync, Schedule
+from fedstale.strategies.pace import Pace, Progress, numbers_of
+from fedstale.strategies.schedule import RECHECK_S, Schedule
 from fedstale.strategies.server import HEARTBEAT_S, Callback, Runtime
 from fedstale.strategies.stages import asked_share
+from fedstale.strategies.types import Candidates
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.until import Until
 
@@ -74,13 +78,15 @@ class _First(Callback):
 
     messages: Sequence[Message] = ()
     schedule, timeout_s = Schedule(), np.inf
+    pace: Pace | None = None
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
         """Keep the messages and what ends their round, and send none."""
         self.messages = [m for m in messages if kind_of(m).startswith("train")]
         if self.messages:
             own = getattr(run.strategy, "schedule", None)
-            self.schedule = own if isinstance(own, Schedule) else self.schedule
+            if isinstance(own, Schedule):
+                self.schedule, self.pace = own, deepcopy(getattr(run.strategy, "run_pace", None))
             self.timeout_s = min(run.timeout_s, self.messages[0].metadata.ttl)
             raise RunEnded("looked ahead")
 
@@ -176,21 +182,41 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED, 1)))
     schedule, most = first.schedule, min(found.planned_rounds or INSTANTS, INSTANTS)
     size, limit_s = schedule.buffer_size, min(first.timeout_s, schedule.deadline_s)
-    size = size.start if isinstance(size, AdaSync) else size
+    n_out = limit = schedule.concurrency or traces.n_devices
     if again := schedule.send == "after_reply":
-        n_out, step = schedule.concurrency or traces.n_devices, size or 1
-        most = min(most, max(_MOST_REPLIES // step, 1))
-        words = f"a server step, with buffer size {step:,} and {n_out:,} jobs in flight"
+        most = min(most, max(_MOST_REPLIES // (size or 1), 1))
+        words = f"a server step, with buffer size {size or 1:,} and {n_out:,} jobs in flight"
     else:
-        n_out, step, waited = found.n_asked, 1, f"the first {size:,}" if size else "all"
+        n_out, waited = found.n_asked, f"the first {size:,}" if size else "all"
         words = f"a round of {n_out:,} that waits for {waited}, at most {limit_s:,.4g} s"
+    if first.pace is not None:
+        words = f"a server step by {first.pace!r}, with up to {limit:,} jobs in flight"
     everyone, free_at = np.arange(traces.n_devices), np.zeros(traces.n_devices)
     availability = traces.channel("availability")
     now, ends = 0.0, list[float]()
-    while now < found.horizon_s and len(ends) < most * step + n_out * again:
+    # Of replies after which jobs are sent again a step takes several; else `ends` has one a round.
+    n_made, n_before, step = -1, 0, 0
+    while now < found.horizon_s:
+        n_ended = bisect_right(ends, now) if again else len(ends)
+        n_busy = again * int(np.count_nonzero(free_at > now))
+        while n_ended >= n_before + step and n_made < most:
+            n_made, n_before = n_made + 1, n_before + step
+            if first.pace is not None:
+                at = Progress(
+                    version=n_made,
+                    now=now,
+                    concurrency=limit,
+                    buffer_size=schedule.buffer_size,
+                    n_in_flight=n_busy,
+                    find=lambda: Candidates.of(everyone),
+                )
+                n_out, size = numbers_of(first.pace, at, schedule)
+            step = (size or 1) if again else 1
+        if n_made == most:
+            break
         idle = availability.is_available(everyone, np.full(everyone.size, now))
         idle &= (free_at <= now) | (not again)
-        room = n_out - np.count_nonzero(free_at > now) * again
+        room = max(n_out - n_busy, 0)
         devices = rng.permutation(everyone[idle])[:room]
         trips = traces.trips(devices, np.full(devices.size, now), job, free_at[devices])
         reported = np.where(trips.status == Status.REPORTED, trips.reported, np.inf)
@@ -200,12 +226,12 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
         free_at[devices] = seen_at if again else trips.ended
         later = now + RECHECK_S if devices.size < room else np.inf
         if again:
-            ends += reported[reported < np.inf].tolist()
+            ends = sorted([*ends, *reported[reported < np.inf].tolist()])
             later = min(later, free_at[free_at > now].min(initial=np.inf))
         elif devices.size:
             later = min(np.sort(reported if size else seen_at)[:size][-1], now + limit_s)
             ends.append(later)
         now = later
-    ends = sorted(ends)[: most * step]
-    round_s = float(ends[-1]) * step / len(ends) if ends else np.nan
-    return replace(found, round=words, round_s=round_s)
+    ends = ends[:n_before] if n_made == most else ends
+    n_rounds = n_made + (len(ends) - n_before) / step
+    return replace(found, round=words, round_s=ends[-1] / n_rounds if ends else np.nan)

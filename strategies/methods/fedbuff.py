@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from fedstale.strategies.schedule import AdaSync, Updates, k_batch_async
+from fedstale.strategies.schedule import Updates, k_batch_async
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import SGD, AMSGrad, DelayAdaptive, Rate, ServerOptimizer
 from fedstale.strategies.types import Count, Positive, Share
@@ -24,7 +24,7 @@ INVERSE_ROOT = polynomial(0.5)
 
 def buffered(
     concurrency: Count,
-    buffer_size: Updates | AdaSync,
+    buffer_size: Updates,
     weighting: Weighting,
     server_optimizer: ServerOptimizer,
 ) -> Options:
@@ -42,7 +42,7 @@ class FedBuff(StaleStrategy):
 
     Args:
         concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        buffer_size: updates of a server step, >= 1.
         staleness: weight of an update as a function of its staleness tau, exactly 1 at 0.
         eta: the server's learning rate, > 0, or a function of the number of the step.
         **options: of `StaleStrategy`.
@@ -59,7 +59,7 @@ class FedBuff(StaleStrategy):
     def __init__(
         self,
         concurrency: Count,
-        buffer_size: Updates | AdaSync = 10,
+        buffer_size: Updates = 10,
         *,
         staleness: AgeCurve = INVERSE_ROOT,
         eta: Rate = 1.0,
@@ -74,7 +74,7 @@ class GapAware(StaleStrategy):
 
     Args:
         concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        buffer_size: updates of a server step, >= 1.
         of: one gap for each "parameter", for each "layer" or for the "model".
         eta: the server's learning rate, > 0, or a function of the number of the step.
         **options: of `StaleStrategy`.
@@ -86,7 +86,7 @@ class GapAware(StaleStrategy):
     def __init__(
         self,
         concurrency: Count,
-        buffer_size: Updates | AdaSync = 10,
+        buffer_size: Updates = 10,
         *,
         of: Grain = "parameter",
         eta: Rate = 1.0,
@@ -100,7 +100,7 @@ class DirectionAware(StaleStrategy):
 
     Args:
         concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        buffer_size: updates of a server step, >= 1.
         share: of the plain gap that counts in any direction, in [0, 1].
         eta: the server's learning rate, > 0, or a function of the number of the step.
         **options: of `StaleStrategy`.
@@ -109,7 +109,7 @@ class DirectionAware(StaleStrategy):
     def __init__(
         self,
         concurrency: Count,
-        buffer_size: Updates | AdaSync = 10,
+        buffer_size: Updates = 10,
         *,
         share: Share = 0.1,
         eta: Rate = 1.0,
@@ -124,7 +124,7 @@ class CA2FL(StaleStrategy):
 
     Args:
         concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        buffer_size: updates of a server step, >= 1.
         eta: the server's learning rate, > 0, or a function of the number of the step.
         n_clients: number of devices that there are, if it is known; >= 1.
         **options: of `StaleStrategy`.
@@ -137,7 +137,7 @@ class CA2FL(StaleStrategy):
     def __init__(
         self,
         concurrency: Count,
-        buffer_size: Updates | AdaSync = 10,
+        buffer_size: Updates = 10,
         *,
         eta: Rate = 1.0,
         n_clients: Count | None = None,
@@ -152,7 +152,7 @@ class FADAS(StaleStrategy):
 
     Args:
         concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        buffer_size: updates of a server step, >= 1.
         eta: the server's learning rate, > 0, or a function of the number of the step.
         tau_c: largest staleness that leaves eta alone, an integer >= 1.
         **options: of `StaleStrategy`.
@@ -165,7 +165,7 @@ class FADAS(StaleStrategy):
     def __init__(
         self,
         concurrency: Count,
-        buffer_size: Updates | AdaSync = 10,
+        buffer_size: Updates = 10,
         *,
         eta: Rate = 0.1,
         tau_c: Count = 1,

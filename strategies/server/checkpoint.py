@@ -29,7 +29,7 @@ from fedstale.strategies.types import Array, Checked, Count, State, Whole
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 11
+FORMAT = 12
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

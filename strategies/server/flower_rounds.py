@@ -7,7 +7,6 @@ waiting for replies and evaluating on the server are the wrapper's.
 """
 
 from collections.abc import Iterable
-from math import inf
 from typing import TYPE_CHECKING
 
 from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -56,14 +55,14 @@ class FlowerRounds(EventLoop):
         """Choose nodes, waiting until enough of them are free, and return their messages."""
         self._take_over(server_round - 1, arrays)
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
+        self._open()
         now = self.clock.now()
-        self.buffer.open()
-        self.pace.open(now)
         while len(free := self._free_nodes(now)) < self.schedule.min_available_nodes:
             self.clock.wait(now + self.schedule.recheck_s)
             now = self.clock.now()
-        k = self.pace.n_of(len(free), inf)
-        return self._messages(self._choose(free, k, now, DEFAULT_TTL), "train")
+        k = self.standing.n_of(len(free), self.standing.room())
+        chosen = self.dispatcher.choose(free, k, now, self._context(now))
+        return self._messages(chosen, "train")
 
     def aggregate_train(
         self, replies: Iterable[Message]

@@ -19,7 +19,8 @@ from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError, first_line, quoted
 from fedstale.flower import ErrorCode
-from fedstale.strategies.schedule import Pace
+from fedstale.strategies.pace import Progress, numbers_of
+from fedstale.strategies.schedule import Standing
 from fedstale.strategies.server.buffer import Buffer, EvaluateFn, Evaluations
 from fedstale.strategies.server.checks import Checks
 from fedstale.strategies.server.jobs import Dispatcher, OpenJobs
@@ -64,7 +65,7 @@ class EventLoop(Stateful):
     """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
-        *("selector", "buffer", "evaluations", "started_at", "pace"),
+        *("selector", "pace", "buffer", "evaluations", "started_at", "standing"),
         *("failures", "jobs", "history", "checks"),
     )
 
@@ -83,8 +84,11 @@ class EventLoop(Stateful):
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
-        self.selector, weighting, optimizer, stages = deepcopy(
-            (strategy.selector, strategy.weighting, strategy.server_optimizer, strategy.run_stages)
+        self.selector, self.pace, weighting, optimizer, stages = deepcopy(
+            (
+                *(strategy.selector, strategy.run_pace, strategy.weighting),
+                *(strategy.server_optimizer, strategy.run_stages),
+            )
         )
         for part in self.selector.faulty():
             grid.runtime.fault(part.fault, is_allowed=part.fallback)
@@ -123,7 +127,7 @@ class EventLoop(Stateful):
         strategy.rejections = grid.runtime.rejections = self.checks.counts
         self.rng = np.random.default_rng(strategy.seed)
         self.started_at = now = self.clock.now()
-        self.pace = Pace(self.schedule, self.jobs.n_out, timeout_s, now)
+        self.standing = Standing(self.schedule, self.jobs.n_out, timeout_s, now)
         self.dispatcher = Dispatcher(
             grid=grid,
             strategy=strategy,
@@ -168,6 +172,7 @@ class EventLoop(Stateful):
         try:
             if resume is None:
                 begin_stages(self)
+                self._open()
                 self._evaluate()
             else:
                 continue_from(self, resume, jobs_survive=jobs_survive)
@@ -199,31 +204,30 @@ class EventLoop(Stateful):
 
     def _send(self, now: float) -> None:
         """Send to as many nodes as there is room for, if enough are free."""
-        room = self.pace.room()
+        room = self.standing.room()
         if room < 1:
             return
         free = self._free_nodes(now)
-        k = self.pace.n_of(len(free), room)
+        k = self.standing.n_of(len(free), room)
         if not k or (self.asking is not None and self._query_free_nodes(self.asking, free, now)):
             return
-        chosen = self._choose(free, k, now, self.pace.left_s(now))
-        self.pace.picked(len(chosen))
+        chosen = self.dispatcher.choose(free, k, now, self._context(now))
+        self.standing.picked(len(chosen))
         self._count_sent(self.dispatcher.send(chosen, "train", now))
-        self.pace.sent(len(chosen), room)
+        self.standing.sent(len(chosen), room)
 
-    def _choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
-        """Pick at most k of the free nodes by the selector; replies count until a deadline."""
-        n_missing = self.pace.n_missing(len(self.buffer.updates))
+    def _context(self, now: float) -> SelectionContext:
+        """Describe where the run stands, for a choice of nodes."""
+        n_missing = self.standing.n_missing(len(self.buffer.updates))
         size = 0 if n_missing is None else n_missing + len(self.buffer.updates)
-        context = SelectionContext(
+        return SelectionContext(
             n_in_flight=self.jobs.n_out["train"],
             buffer_size=size,
             n_missing=n_missing or 0,
             keeps_stragglers=self.schedule.stragglers == "keep",
             version=self.versions.version,
-            deadline_s=min(deadline_s, self.dispatcher.ttl_s["train"]),
+            deadline_s=min(self.standing.left_s(now), self.dispatcher.ttl_s["train"]),
         )
-        return self.dispatcher.choose(free, k, now, context)
 
     def _query_free_nodes(self, asking: Stage, free: NodeSet, now: float) -> bool:
         """Ask the free nodes that a stage wants to ask; return whether answers are waited for."""
@@ -235,11 +239,11 @@ class EventLoop(Stateful):
 
     def _free_nodes(self, now: float) -> NodeSet:
         but = self.checks.resting(now) if self.checks.records else set()
-        replaces = not self.pace.may_send
+        replaces = not self.standing.may_send
         if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
         if replaces:
-            but |= self.pace.failed_nodes.keys()
+            but |= self.standing.failed_nodes.keys()
         return self.jobs.idle(self.grid.online_nodes(), but)
 
     def _count_sent(self, jobs: list[Job]) -> None:
@@ -251,7 +255,7 @@ class EventLoop(Stateful):
             elif job.purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
             elif job.purpose == "train":
-                self.pace.lose(job.node_id)
+                self.standing.lose(job.node_id)
 
     # Waiting and receiving.
 
@@ -261,8 +265,8 @@ class EventLoop(Stateful):
         if self.checks.records:
             instants.append(self.checks.next_return(now))
         if self.buffer.updates:
-            instants.append(self.pace.next_instant(now))
-        if self.pace.is_short and (self.jobs.out or self.buffer.updates):
+            instants.append(self.standing.next_instant(now))
+        if self.standing.is_short and (self.jobs.out or self.buffer.updates):
             instants.append(now + self.schedule.recheck_s)
         return min(instants)
 
@@ -272,17 +276,17 @@ class EventLoop(Stateful):
         now = self.clock.now()
         self._receive(replies, now)
         for job in self.jobs.expired(now):
-            self.pace.changed_at = now
+            self.standing.changed_at = now
             reason = f"no reply within {self.dispatcher.ttl_s[job.purpose]:g} s"
             logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
             self._fail(job, "timed out", reason)
-        if self.pace.n_to_replace and not self.jobs.n_out["train"] and not self.done:
+        if self.standing.n_to_replace and not self.jobs.n_out["train"] and not self.done:
             # Before the step that would do without: nothing else is waited for.
             self._send(now)
         if self.buffer.updates and not self.done and self._is_due(now):
             self._step(now)
         if not self.jobs.n_out["train"] and not self.buffer.updates:
-            self.pace.begin_again()
+            self.standing.begin_again()
 
     def _receive(self, replies: Iterable[Message], now: float) -> None:
         known: list[tuple[int, Message]] = []
@@ -295,7 +299,7 @@ class EventLoop(Stateful):
                 known.append((job.job_id, reply))
         for _, reply in sorted(known, key=itemgetter(0)):
             self._receive_one(reply, now)
-            if self.pace.n_missing(len(self.buffer.updates)) == 0 and not self.done:
+            if self.standing.n_missing(len(self.buffer.updates)) == 0 and not self.done:
                 self._step(now)
 
     def _reject_stray(self, reply: Message) -> None:
@@ -311,7 +315,7 @@ class EventLoop(Stateful):
         if job is None:
             self._reject_stray(reply)
             return
-        self.pace.changed_at = now
+        self.standing.changed_at = now
         if reply.has_error():
             reason = f"error {reply.error.code}: {quoted(reply.error.reason)}"
             self._fail(job, "failed", reason, crashed=reply.error.code not in _AWAY)
@@ -343,7 +347,7 @@ class EventLoop(Stateful):
         reason = f"too stale: more than max_staleness = {most} versions behind"
         self.failures, self._crashes = 0, None
         duration = now - job.sent_at
-        self.pace.durations_s.append(duration)
+        self.standing.durations_s.append(duration)
         loss, square_loss = self.checks.losses(update)
         facts: dict[str, Any] = {
             "duration_s": duration,
@@ -362,7 +366,7 @@ class EventLoop(Stateful):
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.checks.ignore("too stale")
             self.runtime.rejected(job.message_id, reason=reason)
-            self.pace.lose()
+            self.standing.lose()
         else:
             self.end(job, End("accepted", facts=facts))
             self.buffer.add(update)
@@ -374,7 +378,7 @@ class EventLoop(Stateful):
         for update, problem in self.buffer.rejected:
             self.checks.reject(update.node_id, problem, now)
             self._leave_out(update, str(problem))
-            self.pace.lose(update.node_id)
+            self.standing.lose(update.node_id)
         self.buffer.rejected.clear()
 
     def _leave_out(self, update: ClientUpdate, reason: str) -> None:
@@ -402,16 +406,16 @@ class EventLoop(Stateful):
         if job.purpose != "train":
             return
         self.history.failed(job.node_id)
-        self.pace.lose(job.node_id)
+        self.standing.lose(job.node_id)
         self.failures += 1
-        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.pace.most_out):
+        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.standing.most_out):
             raise FedstaleError(
                 f"{self.failures} jobs failed one after the other, the last one with: "
                 f"{first_line(reason)}"
             )
         if self._crashes is not None:
             self._crashes[job.node_id] = self._crashes.get(job.node_id, 0) + 1 if crashed else 0
-            jobs = self.schedule.concurrency or self.pace.most_out
+            jobs = self.schedule.concurrency or self.standing.most_out
             if crashed and all_crash(self._crashes, jobs, self.grid):
                 raise FedstaleError(
                     f"every client fails: each of the {len(self._crashes)} nodes that were asked "
@@ -423,17 +427,18 @@ class EventLoop(Stateful):
 
     def _is_due(self, now: float) -> bool:
         """Return whether to step with what there is, because nothing is worth waiting for."""
-        if now >= self.pace.deadline and self.buffer.is_enough():
+        if now >= self.standing.deadline and self.buffer.is_enough():
             return True
-        if self.jobs.n_out["train"] or (self.pace.n_to_replace and self.jobs.n_out["query"]):
+        if self.jobs.n_out["train"] or (self.standing.n_to_replace and self.jobs.n_out["query"]):
             return False
-        return self.pace.is_over(now)
+        return self.standing.is_over(now)
 
     def _step(self, now: float) -> None:
         """Make the next version of the model out of the buffer, or discard it."""
         try:
             snapshot = self.buffer.step()
         except ProtocolError as problem:
+            loss = nan
             self._reject_early(now)
             for update in self.buffer.updates:
                 logger.info("node %d: its update is left out: %s", update.node_id, problem)
@@ -441,12 +446,33 @@ class EventLoop(Stateful):
         else:
             if self.buffer.rejected:
                 self._reject_early(now)
-            self._advance(snapshot)
-        # A step and its evaluation take time on real devices.
-        self.buffer.open()
-        self.pace.open(self.clock.now())
+            loss = self._advance(snapshot)
+        self._open(loss)
 
-    def _advance(self, snapshot: Snapshot) -> None:
+    def _open(self, loss: float = nan) -> None:
+        """Begin a buffer, after a step with a training loss; the pace has a say in its numbers."""
+        self.buffer.open()
+        # A step and its evaluation take time on real devices.
+        now, schedule, rule = self.clock.now(), self.schedule, self.strategy.robust
+        self.standing.open(now)
+        if self.pace is None or schedule.concurrency is None:
+            return
+        at = Progress(
+            version=self.versions.version,
+            now=now,
+            concurrency=schedule.concurrency,
+            buffer_size=schedule.buffer_size,
+            n_in_flight=self.jobs.n_out["train"],
+            loss=loss,
+            find=lambda: self.history.candidates(
+                self._free_nodes(now), self._context(now), self.jobs.nodes_out
+            ),
+        )
+        least = 1 if rule is None else rule.least
+        self.standing.n_jobs, self.standing.size = numbers_of(self.pace, at, schedule, least)
+
+    def _advance(self, snapshot: Snapshot) -> float:
+        """Make a version, and return the mean training loss of its updates."""
         version = self.versions.advance(snapshot)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
@@ -456,13 +482,13 @@ class EventLoop(Stateful):
         self.strategy.result.arrays = arrays = self.dispatcher.record()
         self.runtime.new_version(version, arrays, self.buffer.updates)
         metrics = self.buffer.metrics()
-        self.pace.learn(metrics.get(self.strategy.validation.loss_key, nan))
         self.evaluations.note("train", version, metrics)
         if self.evaluations.is_due(version):
             self._evaluate()
         self._check_done()
         if self.should_stop is not None and self.should_stop(version, self.strategy.result):
             self.done = True
+        return metrics.get(self.strategy.validation.loss_key, nan)
 
     # Measuring.
 
@@ -499,7 +525,7 @@ class EventLoop(Stateful):
             self.end(left, End("cancelled"))
         if not self.evaluations.is_due(self.versions.version):
             self._evaluate()
-        patience_s = self.pace.patience_s()
+        patience_s = self.standing.patience_s()
         until = self.clock.now() + patience_s
         while self.jobs.out and self.clock.now() < until:
             self._advance_to_event(min(self.jobs.next_deadline, until))

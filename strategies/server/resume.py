@@ -137,10 +137,11 @@ def _kinds(loop: "EventLoop") -> dict[str, str]:
     parts = {
         "strategy": loop.strategy,
         "selector": loop.selector,
+        "pace": loop.pace,
         "weighting": loop.buffer.weighting,
         "optimizer": loop.buffer.optimizer,
     }
-    kinds = {name: type(part).__name__ for name, part in parts.items()}
+    kinds = {k: "None" if part is None else type(part).__name__ for k, part in parts.items()}
     fixed = [stage for stage in loop.strategy.stages if "same settings" in stage.requires]
     return kinds | {"seed": str(loop.strategy.seed), "stages": repr(fixed)}
 

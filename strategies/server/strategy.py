@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.strategies.pace import Pace
 from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
@@ -63,6 +64,7 @@ class Options(TypedDict, total=False):
 
     selector: Selector | None
     schedule: Schedule | None
+    pace: Pace | None
     weighting: Weighting | None
     server_optimizer: ServerOptimizer | None
     normalise: Normalise
@@ -123,6 +125,8 @@ class StaleStrategy(Checked, Strategy):
     Args:
         selector: which nodes to send to; `Random()` if not given.
         schedule: when to send and what to wait for; if not given, all nodes and all replies.
+        pace: decides anew for each step how many jobs are in flight and how many updates make it,
+            such as `Ramp(50)`; if not given, the selector if it is a `Pace`, or the schedule.
         weighting: of stale updates; if not given, age does not matter.
         server_optimizer: `SGD(eta=1)` if not given.
         normalise: divide the sum of a buffer by the "examples" behind it (FedAvg), by its
@@ -189,6 +193,7 @@ class StaleStrategy(Checked, Strategy):
         *,
         selector: Annotated[Selector, _SELECTOR] | None = None,
         schedule: Annotated[Schedule, "a schedule such as k_async(20, 5)"] | None = None,
+        pace: Annotated[Pace, "a pace such as Ramp(50)"] | None = None,
         weighting: Annotated[Weighting, "a weighting such as Gap()"] | None = None,
         server_optimizer: Annotated[ServerOptimizer, "an optimizer such as Adam()"] | None = None,
         normalise: Normalise = "examples",
@@ -212,6 +217,7 @@ class StaleStrategy(Checked, Strategy):
         self.schedule = Schedule() if schedule is None else schedule
         if robust is not None and self.schedule.send == "after_reply":
             self.schedule = replace(self.schedule, distinct=True)
+        self.pace = pace
         self.weighting = ByAge(constant()) if weighting is None else weighting
         self.server_optimizer = SGD() if server_optimizer is None else server_optimizer
         self.normalise: Normalise = normalise
@@ -244,6 +250,8 @@ class StaleStrategy(Checked, Strategy):
         if rule is not None and isinstance(size, int):
             accepted = f"at least {rule.least} for {rule!r}"
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
+        if self.run_pace is not None:
+            self.run_pace.check(self.schedule)
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
@@ -262,6 +270,12 @@ class StaleStrategy(Checked, Strategy):
                 "normalise = 'weights' with buffer_size = 1 divides each update by its own weight, "
                 "which undoes every penalty: choose 'buffer_size' or 'examples'"
             )
+
+    @property
+    def run_pace(self) -> Pace | None:
+        """The pace of a run: a selector may be one, where the schedule states a concurrency."""
+        own = self.selector if self.schedule.concurrency is not None else None
+        return self.pace or (own if isinstance(own, Pace) else None)
 
     @property
     def run_stages(self) -> tuple[Stage, ...]:
@@ -410,7 +424,7 @@ class StaleStrategy(Checked, Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("until", "checkpoints", "resume")),
+            (self, usual, ("pace", "until", "checkpoints", "resume")),
         ):
             for name in names:
                 value = getattr(part, name)

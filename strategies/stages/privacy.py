@@ -21,7 +21,6 @@ import numpy as np
 from annotated_types import Gt
 
 from fedstale.errors import ConfigError, needs
-from fedstale.strategies.schedule import AdaSync
 from fedstale.strategies.stages.base import Stage, StageRun
 from fedstale.strategies.types import (
     Array,
@@ -76,7 +75,7 @@ class Privacy(Stage):
     Without noise there is no guarantee and no epsilon; with `clip_norm=inf` and no noise a strategy
     is what it was, to the last bit.
 
-    It needs `normalise="buffer_size"`, a buffer size that follows no losses, and a weighting that
+    It needs `normalise="buffer_size"`, a pace that follows no losses, and a weighting that
     looks at no other update (by age or by a gap).
 
     Args:
@@ -131,9 +130,9 @@ class Privacy(Stage):
         accepted = "None with Privacy, which clips to its own norm"
         cap = strategy.validation.norm_cap
         require(cap is None, "validation.norm_cap", cap, accepted)
-        size = strategy.schedule.buffer_size
-        accepted = "a number with Privacy: AdaSync follows losses that get no noise"
-        require(not isinstance(size, AdaSync), "schedule.buffer_size", size, accepted)
+        pace = strategy.run_pace
+        accepted = "one that follows no losses with Privacy, as Ramp does: they get no noise"
+        require(pace is None or not pace.reads_replies, "pace", pace, accepted)
         accepted = "one that looks at a single update, as ByAge and Gap do, with Privacy"
         weighting = strategy.weighting
         require(weighting.from_update_alone, "weighting", weighting, accepted)

@@ -22,6 +22,7 @@ NEEDED = {
     "d": 3,
     "f": 1,
     "most": 9,
+    "every": 50,
     "topology": "ring",
     "n_sites": 5,
     "rank": 2,

@@ -22,7 +22,8 @@ from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies import Checkpoints, FedBuff, StaleStrategy, read_checkpoint
-from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_synchronous
+from fedstale.strategies.pace import AdaSync, Ramp
+from fedstale.strategies.schedule import Schedule, k_batch_async, semi_synchronous
 from fedstale.strategies.selection import Oort, Random
 from fedstale.strategies.server import checkpoint
 from fedstale.strategies.server.checkpoint import unpacked
@@ -87,9 +88,8 @@ STRATEGIES = {
     ),
     "deadline": lambda: StaleStrategy(schedule=semi_synchronous(4, 2.5), selector=Random()),
     "sync, cancelled": lambda: StaleStrategy(schedule=Schedule(concurrency=6, buffer_size=4)),
-    "adasync": lambda: StaleStrategy(
-        schedule=k_batch_async(concurrency=6, buffer_size=AdaSync(start=1, most=4))
-    ),
+    "adasync": lambda: StaleStrategy(schedule=k_batch_async(6, 1), pace=AdaSync(4)),
+    "ramp": lambda: StaleStrategy(schedule=k_batch_async(6, 3), pace=Ramp(3, 2)),
 }
 MODEL = {"w": np.zeros(3, np.float32), "b": np.zeros((2, 2)), "n": np.zeros(1, np.int64)}
 

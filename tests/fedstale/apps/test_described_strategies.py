@@ -57,7 +57,8 @@ EVERY = [
         )
     ),
     "FedAvg(schedule=semi_synchronous(10, 60.0), server_optimizer=Yogi())",
-    "FedBuff(10, AdaSync(start=2, most=8), validation=Validation(), until='2h')",
+    "FedBuff(10, 2, pace=AdaSync(8), validation=Validation(), until='2h')",
+    "FedBuff(10, 2, pace=Ramp(50))",
 ]
 
 

@@ -55,6 +55,8 @@ def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
     [
         (None, "a round of 8 that waits for all, at most 3,600 s"),
         ("FedBuff(8, 4)", "a server step, with buffer size 4 and 8 jobs in flight"),
+        ("FedBuff(8, 4, pace=Ramp(10))", "a server step by Ramp(10, start=1), with up to 8 jobs"),
+        ("FedAvg(8, pace=Ramp(10))", "a server step by Ramp(10, start=1), with up to 8 jobs"),
         ("FedAvg(schedule=k_sync(6, 3))", "a round of 6 that waits for the first 3, at most"),
     ],
     ids=str,

@@ -30,8 +30,9 @@ from fedstale.strategies import (
     Validation,
     weighting,
 )
+from fedstale.strategies.pace import AdaSync
 from fedstale.strategies.robust import TrimmedMean
-from fedstale.strategies.schedule import AdaSync, k_async, k_batch_async
+from fedstale.strategies.schedule import k_async, k_batch_async
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.types import norm_of
 from fedstale.strategies.weighting import (
@@ -383,7 +384,7 @@ def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
         (lambda p: REFL(4, 2, stages=[p]), "normalise"),
         (lambda p: REFL(4, 2, normalise="buffer_size", stages=[p]), "weighting"),
         (lambda p: CA2FL(4, 2, stages=[p]), "weighting"),
-        (lambda p: FedBuff(4, AdaSync(most=4), stages=[p]), "buffer_size"),
+        (lambda p: FedBuff(4, 2, pace=AdaSync(), stages=[p]), "pace"),
         (lambda p: FedBuff(4, 2, validation=Validation(norm_cap=2.0), stages=[p]), "norm_cap"),
         (
             lambda p: StaleStrategy(
