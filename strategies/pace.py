@@ -16,7 +16,6 @@ from math import ceil, isfinite, nan, sqrt
 from typing import ClassVar, Literal
 
 from fedstale.errors import FedstaleError
-from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.types import Candidates, Count, Decay, Part, is_count, require
 
 # Rounding must not turn a size that is exactly whole into the next one.
@@ -35,6 +34,10 @@ class Progress:
     """Of the schedule: the most jobs that may be in flight."""
     buffer_size: int | None
     """Of the schedule: updates of a server step; None where it waits for all that was sent."""
+    after_step: bool = False
+    """Whether jobs are sent after a step, which then takes no more updates than jobs."""
+    least: int = 1
+    """Updates that a step needs, such as those of a robust rule."""
     n_in_flight: int = 0
     """Training jobs that are out."""
     loss: float = nan
@@ -62,15 +65,13 @@ class Pace(Part, ABC):
             at: where the run stands.
 
         Returns:
-            At least one job and at most `at.concurrency`, and at least one update. Where jobs are
-            sent after a step, no more updates than jobs, or None to wait for all that are sent.
+            At least one job and at most `at.concurrency`, and at least `at.least` updates. Where
+            jobs are sent after a step, no more updates than jobs, or None to wait for all of them.
             Jobs that are out beyond the first number go on; none is sent until fewer are.
         """
 
-    def check(self, schedule: Schedule) -> None:
-        """Raise ConfigError unless it suits a schedule."""
-        accepted = "an integer >= 1 with a pace: the most jobs in flight"
-        require(schedule.concurrency is not None, "schedule.concurrency", None, accepted)
+    def check(self, at: Progress) -> None:
+        """Raise ConfigError unless it suits a schedule, whose numbers are those of a begin."""
 
 
 class Ramp(Pace):
@@ -92,11 +93,10 @@ class Ramp(Pace):
         """Set the versions from one job more to the next, and the jobs at first; both >= 1."""
         self.every, self.start = every, start
 
-    def check(self, schedule: Schedule) -> None:
+    def check(self, at: Progress) -> None:
         """Raise ConfigError if it starts above the schedule's concurrency."""
-        super().check(schedule)
-        accepted = f"at most concurrency = {schedule.concurrency}"
-        require(self.start <= (schedule.concurrency or 0), "Ramp.start", self.start, accepted)
+        accepted = f"at most concurrency = {at.concurrency}"
+        require(self.start <= at.concurrency, "Ramp.start", self.start, accepted)
 
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return the jobs in flight at a version, and the buffer size if these are as many."""
@@ -140,17 +140,14 @@ class AdaSync(Pace):
         self.first_loss = self.loss = nan
         """The training loss of the first step, and its running mean."""
 
-    def check(self, schedule: Schedule) -> None:
+    def check(self, at: Progress) -> None:
         """Raise ConfigError unless the largest size can arrive, and is none below the first."""
-        super().check(schedule)
-        jobs, size = schedule.concurrency or 0, schedule.buffer_size or 0
-        accepted = "an integer >= 1 with AdaSync"
-        require(size > 0, "schedule.buffer_size", schedule.buffer_size, accepted)
-        most = size if self.most is None else self.most
-        require(most >= size, "AdaSync.most", most, f"at least buffer_size = {size}")
-        accepted = f"at most concurrency = {jobs}, or more could never arrive"
-        is_possible = schedule.send == "after_reply" or most <= jobs
-        require(is_possible, "AdaSync.most", most, accepted)
+        size, most = at.buffer_size, self.most or at.concurrency
+        require(size is not None, "schedule.buffer_size", size, "an integer >= 1 with AdaSync")
+        accepted = f"at least buffer_size = {size}"
+        require(self.most is None or most >= (size or 0), "AdaSync.most", most, accepted)
+        accepted = f"at most concurrency = {at.concurrency}, or more could never arrive"
+        require(not at.after_step or most <= at.concurrency, "AdaSync.most", most, accepted)
 
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return all jobs that may be in flight, and the number of updates for the loss."""
@@ -178,31 +175,19 @@ class AdaSync(Pace):
         return min(max(ceil(k - _SLACK), start), most)
 
 
-def numbers_of(
-    pace: Pace, at: Progress, schedule: Schedule, least: int = 1
-) -> tuple[int, int | None]:
-    """Return the numbers of a pace.
-
-    Args:
-        pace: that is asked.
-        at: where the run stands.
-        schedule: whose numbers they replace.
-        least: updates that a step needs, such as those of a robust rule.
+def numbers_of(pace: Pace, at: Progress) -> tuple[int, int | None]:
+    """Ask a pace for its numbers.
 
     Raises:
         FedstaleError: it breaks its contract.
     """
     jobs, size = pace.numbers(at)
-    is_rounds = schedule.send == "after_step"
     is_fit = is_count(jobs) and jobs <= at.concurrency
-    if size is None:
-        is_fit &= is_rounds
-    else:
-        is_fit &= is_count(size, least) and not (is_rounds and size > jobs)
-    if not is_fit:
-        bound = ", and no more than jobs" if is_rounds else ""
+    is_fit &= at.after_step if size is None else is_count(size, at.least)
+    if not is_fit or (at.after_step and size is not None and size > jobs):
+        bound = ", and no more than jobs" if at.after_step else ""
         raise FedstaleError(
             f"pace {pace!r} returned {(jobs, size)} at version {at.version}: expected 1 to "
-            f"{at.concurrency} jobs in flight, and {least} updates of a step or more{bound}"
+            f"{at.concurrency} jobs in flight, and {at.least} updates of a step or more{bound}"
         )
-    return int(jobs), None if size is None else int(size)
+    return int(jobs), size and int(size)

@@ -24,9 +24,9 @@ from fedstale.simulation.costs import CostModel, kind_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.nodes import enrolled
 from fedstale.simulation.run import simulate
-from fedstale.strategies.pace import Pace, Progress, numbers_of
-from fedstale.strategies.schedule import RECHECK_S, Schedule
-from fedstale.strategies.server import HEARTBEAT_S, Callback, Runtime
+from fedstale.strategies.pace import numbers_of
+from fedstale.strategies.schedule import RECHECK_S
+from fedstale.strategies.server import HEARTBEAT_S, Callback, Runtime, StaleStrategy
 from fedstale.strategies.stages import asked_share
 from fedstale.strategies.types import Candidates
 from fedstale.traces import Job, Status, TraceSet
@@ -77,16 +77,14 @@ class _First(Callback):
     """Ends a run before the first training is sent."""
 
     messages: Sequence[Message] = ()
-    schedule, timeout_s = Schedule(), np.inf
-    pace: Pace | None = None
+    strategy, timeout_s = StaleStrategy(), np.inf
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
         """Keep the messages and what ends their round, and send none."""
         self.messages = [m for m in messages if kind_of(m).startswith("train")]
         if self.messages:
-            own = getattr(run.strategy, "schedule", None)
-            if isinstance(own, Schedule):
-                self.schedule, self.pace = own, deepcopy(getattr(run.strategy, "run_pace", None))
+            own = run.strategy
+            self.strategy = own if isinstance(own, StaleStrategy) else self.strategy
             self.timeout_s = min(run.timeout_s, self.messages[0].metadata.ttl)
             raise RunEnded("looked ahead")
 
@@ -180,17 +178,18 @@ def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int
 def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: int) -> DryRun:
     """Add the mean time of the rounds that the schedule makes from the run's beginning on."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED, 1)))
-    schedule, most = first.schedule, min(found.planned_rounds or INSTANTS, INSTANTS)
+    pace, schedule = deepcopy(first.strategy.run_pace), first.strategy.schedule
+    most = min(found.planned_rounds or INSTANTS, INSTANTS)
     size, limit_s = schedule.buffer_size, min(first.timeout_s, schedule.deadline_s)
-    n_out = limit = schedule.concurrency or traces.n_devices
+    n_out = schedule.concurrency or traces.n_devices
     if again := schedule.send == "after_reply":
         most = min(most, max(_MOST_REPLIES // (size or 1), 1))
         words = f"a server step, with buffer size {size or 1:,} and {n_out:,} jobs in flight"
     else:
         n_out, waited = found.n_asked, f"the first {size:,}" if size else "all"
         words = f"a round of {n_out:,} that waits for {waited}, at most {limit_s:,.4g} s"
-    if first.pace is not None:
-        words = f"a server step by {first.pace!r}, with up to {limit:,} jobs in flight"
+    if pace is not None:
+        words = f"a server step by {pace!r}, with up to {schedule.concurrency:,} jobs in flight"
     everyone, free_at = np.arange(traces.n_devices), np.zeros(traces.n_devices)
     availability = traces.channel("availability")
     now, ends = 0.0, list[float]()
@@ -201,16 +200,14 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
         n_busy = again * int(np.count_nonzero(free_at > now))
         while n_ended >= n_before + step and n_made < most:
             n_made, n_before = n_made + 1, n_before + step
-            if first.pace is not None:
-                at = Progress(
+            if pace is not None:
+                at = first.strategy.progress(
                     version=n_made,
                     now=now,
-                    concurrency=limit,
-                    buffer_size=schedule.buffer_size,
                     n_in_flight=n_busy,
                     find=lambda: Candidates.of(everyone),
                 )
-                n_out, size = numbers_of(first.pace, at, schedule)
+                n_out, size = numbers_of(pace, at)
             step = (size or 1) if again else 1
         if n_made == most:
             break

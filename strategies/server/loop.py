@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError, first_line, quoted
 from fedstale.flower import ErrorCode
-from fedstale.strategies.pace import Progress, numbers_of
+from fedstale.strategies.pace import numbers_of
 from fedstale.strategies.schedule import Standing
 from fedstale.strategies.server.buffer import Buffer, EvaluateFn, Evaluations
 from fedstale.strategies.server.checks import Checks
@@ -453,23 +453,19 @@ class EventLoop(Stateful):
         """Begin a buffer, after a step with a training loss; the pace has a say in its numbers."""
         self.buffer.open()
         # A step and its evaluation take time on real devices.
-        now, schedule, rule = self.clock.now(), self.schedule, self.strategy.robust
-        self.standing.open(now)
-        if self.pace is None or schedule.concurrency is None:
+        self.standing.open(now := self.clock.now())
+        if self.pace is None:
             return
-        at = Progress(
+        at = self.strategy.progress(
             version=self.versions.version,
             now=now,
-            concurrency=schedule.concurrency,
-            buffer_size=schedule.buffer_size,
             n_in_flight=self.jobs.n_out["train"],
             loss=loss,
             find=lambda: self.history.candidates(
                 self._free_nodes(now), self._context(now), self.jobs.nodes_out
             ),
         )
-        least = 1 if rule is None else rule.least
-        self.standing.n_jobs, self.standing.size = numbers_of(self.pace, at, schedule, least)
+        self.standing.n_jobs, self.standing.size = numbers_of(self.pace, at)
 
     def _advance(self, snapshot: Snapshot) -> float:
         """Make a version, and return the mean training loss of its updates."""

@@ -13,7 +13,7 @@ from inspect import Parameter, Signature, signature
 from math import ceil
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypedDict, get_args
+from typing import Annotated, Any, Literal, Self, TypedDict, get_args
 
 from annotated_types import MinLen
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies.pace import Pace
+from fedstale.strategies.pace import Pace, Progress
 from fedstale.strategies.robust import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection import Random, Selector
@@ -251,7 +251,10 @@ class StaleStrategy(Checked, Strategy):
             accepted = f"at least {rule.least} for {rule!r}"
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
         if self.run_pace is not None:
-            self.run_pace.check(self.schedule)
+            accepted = "an integer >= 1 with a pace: the most jobs in flight"
+            jobs = self.schedule.concurrency
+            require(jobs is not None, "schedule.concurrency", jobs, accepted)
+            self.run_pace.check(self.progress())
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
@@ -276,6 +279,16 @@ class StaleStrategy(Checked, Strategy):
         """The pace of a run: a selector may be one, where the schedule states a concurrency."""
         own = self.selector if self.schedule.concurrency is not None else None
         return self.pace or (own if isinstance(own, Pace) else None)
+
+    def progress(self, **where: Any) -> Progress:
+        """Describe to the pace where a run stands, by fields of `Progress`, and its schedule."""
+        return Progress(
+            concurrency=self.schedule.concurrency or 1,
+            buffer_size=self.schedule.buffer_size,
+            after_step=self.schedule.send == "after_step",
+            least=1 if self.robust is None else self.robust.least,
+            **where,
+        )
 
     @property
     def run_stages(self) -> tuple[Stage, ...]:

@@ -59,7 +59,16 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
 
 @pytest.mark.parametrize(
     "part",
-    ["messages", "robust", "schedule", "selection", "server_optimizer", "types", "weighting"],
+    [
+        "messages",
+        "pace",
+        "robust",
+        "schedule",
+        "selection",
+        "server_optimizer",
+        "types",
+        "weighting",
+    ],
 )
 def test_a_part_of_a_strategy_speaks_of_types_alone(part):
     paths = [*(ROOT / "strategies").glob(f"{part}.py"), *(ROOT / "strategies" / part).rglob("*.py")]
@@ -82,7 +91,7 @@ DOORS = {name_of(path): path for folder in FOLDERS for path in (ROOT / folder).r
 """The `__init__.py` of each package, by its import name."""
 
 
-ONE_FILE = {"fedstale.strategies.schedule", "fedstale.strategies.server_optimizer"}
+ONE_FILE = {f"fedstale.strategies.{name}" for name in ("pace", "schedule", "server_optimizer")}
 """Parts of a strategy that are a file each, and so their own doors."""
 
 
