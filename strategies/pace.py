@@ -12,14 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, isfinite, nan, sqrt
+from math import ceil, inf, isfinite, nan, sqrt
 from typing import ClassVar, Literal
 
 from fedstale.errors import FedstaleError
 from fedstale.strategies.types import Candidates, Count, Decay, Part, is_count, require
-
-# Rounding must not turn a size that is exactly whole into the next one.
-_SLACK = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +67,6 @@ class Pace(Part, ABC):
             Jobs that are out beyond the first number go on; none is sent until fewer are.
         """
 
-    def check(self, at: Progress) -> None:
-        """Raise ConfigError unless it suits a schedule, whose numbers are those of a begin."""
-
 
 class Ramp(Pace):
     """Begins with few jobs in flight, and has one more every few versions.
@@ -93,11 +87,6 @@ class Ramp(Pace):
         """Set the versions from one job more to the next, and the jobs at first; both >= 1."""
         self.every, self.start = every, start
 
-    def check(self, at: Progress) -> None:
-        """Raise ConfigError if it starts above the schedule's concurrency."""
-        accepted = f"at most concurrency = {at.concurrency}"
-        require(self.start <= at.concurrency, "Ramp.start", self.start, accepted)
-
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return the jobs in flight at a version, and the buffer size if these are as many."""
         n = min(self.start + at.version // self.every, at.concurrency)
@@ -111,7 +100,7 @@ class AdaSync(Pace):
     F0 the smoothed loss at the beginning, F that of now, P jobs in flight and k0 the schedule's
     buffer size, the batch form has k = k0 sqrt(F0 / F); with the worker form k is the positive root
     of k^2 / (P - k) = k0^2 / (P - k0) F0 / F, which stays below P workers. Both are rounded up, and
-    kept between k0 and the largest size.
+    kept between k0 and the largest size; where jobs are sent after a step, that is P at most.
 
     Example:
         >>> adasync = AdaSync(16, smoothing=0.0)
@@ -140,39 +129,31 @@ class AdaSync(Pace):
         self.first_loss = self.loss = nan
         """The training loss of the first step, and its running mean."""
 
-    def check(self, at: Progress) -> None:
-        """Raise ConfigError unless the largest size can arrive, and is none below the first."""
-        size, most = at.buffer_size, self.most or at.concurrency
-        require(size is not None, "schedule.buffer_size", size, "an integer >= 1 with AdaSync")
-        accepted = f"at least buffer_size = {size}"
-        require(self.most is None or most >= (size or 0), "AdaSync.most", most, accepted)
-        accepted = f"at most concurrency = {at.concurrency}, or more could never arrive"
-        require(not at.after_step or most <= at.concurrency, "AdaSync.most", most, accepted)
-
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return all jobs that may be in flight, and the number of updates for the loss."""
         if isfinite(at.loss):
             if not isfinite(self.first_loss):
                 self.first_loss = self.loss = at.loss
             self.loss = self.smoothing * self.loss + (1.0 - self.smoothing) * at.loss
-        return at.concurrency, self._size(at.buffer_size or 1, at.concurrency)
+        jobs, start = at.concurrency, at.buffer_size or 1
+        most = self.most or max(jobs, start)
+        require(most >= start, "AdaSync.most", most, f"at least buffer_size = {start}")
+        k = self._root(start, jobs) if self.first_loss > 0.0 else start
+        # Rounding must not turn a size that is exactly whole into the next one.
+        size = most if k >= most else max(ceil(k - 1e-9), start)
+        return jobs, min(size, jobs) if at.after_step else size
 
-    def _size(self, start: int, concurrency: int) -> int:
-        most = self.most or max(concurrency, start)
-        if not isfinite(self.first_loss) or self.first_loss <= 0.0:
-            return start
+    def _root(self, start: int, jobs: int) -> float:
         if self.loss <= 0.0:
-            return most
+            return inf
         fall = self.first_loss / self.loss
         if self.form == "batch":
-            k = start * sqrt(fall)
-        elif start >= concurrency:
-            k = float(concurrency)
-        else:
-            c = start**2 / (concurrency - start) * fall
-            # The same root as (sqrt(c^2 + 4 c P) - c) / 2, without the cancellation for large c.
-            k = 2.0 * concurrency / (1.0 + sqrt(1.0 + 4.0 * concurrency / c))
-        return min(max(ceil(k - _SLACK), start), most)
+            return start * sqrt(fall)
+        if start >= jobs:
+            return jobs
+        c = start**2 / (jobs - start) * fall
+        # The same root as (sqrt(c^2 + 4 c P) - c) / 2, without the cancellation for large c.
+        return 2.0 * jobs / (1.0 + sqrt(1.0 + 4.0 * jobs / c))
 
 
 def numbers_of(pace: Pace, at: Progress) -> tuple[int, int | None]:

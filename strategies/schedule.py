@@ -168,7 +168,6 @@ class Standing(Stateful):
         self._after_step = schedule.send == "after_step"
         self.most_out = 0
         """Most training jobs that were out at a time."""
-        self.n_to_replace = 0
         self.failed_nodes: dict[int, None] = {}
         """Nodes whose job has failed since the buffer opened, and that replace no other."""
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
@@ -181,15 +180,14 @@ class Standing(Stateful):
         """Jobs in flight until the next buffer."""
         self.size = self._schedule.buffer_size
         """Updates of the step; None waits for every job that was sent."""
-        self.may_send = True
-        """Whether more may be sent than what replaces lost jobs."""
         self.is_short = False
         """Whether there were too few nodes, so that it is worth looking again."""
         self.changed_at = now
         """When the buffer was opened, or a job last ended."""
         self.deadline = now + self._schedule.deadline_s
         """When the buffer closes with what is in it."""
-        self.n_to_replace = 0
+        self.may_send, self.n_to_replace = True, 0
+        """Whether more may be sent than what replaces lost jobs, and the number of these."""
         self.failed_nodes.clear()
 
     # What may be sent.

@@ -13,6 +13,7 @@ from fedstale.strategies.methods.fedavg import (
     FedAvgM,
     FedAvgOverSelected,
     FedProx,
+    FedStale,
     FedYogi,
 )
 from fedstale.strategies.methods.fedbuff import (
@@ -24,7 +25,6 @@ from fedstale.strategies.methods.fedbuff import (
     FedBuff,
     GapAware,
 )
-from fedstale.strategies.methods.fedstale import FedStale
 from fedstale.strategies.methods.refl import REFL
 
 __all__ = [

@@ -5,7 +5,8 @@ from typing import Unpack
 from fedstale.strategies.schedule import Overhead, Schedule, over_selection
 from fedstale.strategies.server import Options, StaleStrategy
 from fedstale.strategies.server_optimizer import Adagrad, Adam, Momentum, Rate, Yogi
-from fedstale.strategies.types import Count, Decay, NotNegative, Positive, PositiveShare
+from fedstale.strategies.types import Count, Decay, NotNegative, Positive, PositiveShare, Share
+from fedstale.strategies.weighting import CachedUpdates
 
 
 class RoundOptions(Options, total=False):
@@ -186,3 +187,31 @@ class FedAdagrad(FedAvg):
     ) -> None:
         optimizer = Adagrad(eta, tau=tau)
         super().__init__(concurrency, **(RoundOptions(server_optimizer=optimizer) | options))
+
+
+class FedStale(FedAvg):
+    """Runs FedAvg, all devices alike, with the last update of those who do not take part.
+
+    At beta = 1 this is FedVARP. It shares this package's name and nothing else.
+
+    Args:
+        concurrency: as for `FedAvg`.
+        beta: how far cached updates count, in [0, 1].
+        n_clients: number of devices that there are, if it is known; >= 1.
+        **options: of `FedAvg`.
+
+    Reference:
+        Rodio, Neglia. FedStale: Leveraging Stale Client Updates in Federated Learning. ECAI 2024.
+    """
+
+    def __init__(
+        self,
+        concurrency: Count | None = None,
+        *,
+        beta: Share = 0.5,
+        n_clients: Count | None = None,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        cached = CachedUpdates(beta, n_clients=n_clients)
+        parts = RoundOptions(weighting=cached, normalise="buffer_size")
+        super().__init__(concurrency, **(parts | options))

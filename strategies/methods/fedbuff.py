@@ -73,11 +73,8 @@ class GapAware(StaleStrategy):
     """Runs FedBuff with updates divided by the gap instead of the root of their age.
 
     Args:
-        concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1.
         of: one gap for each "parameter", for each "layer" or for the "model".
-        eta: the server's learning rate, > 0, or a function of the number of the step.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
     Reference:
         Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
@@ -99,11 +96,8 @@ class DirectionAware(StaleStrategy):
     """Runs FedBuff with updates divided by the directional gap; fedstale's own.
 
     Args:
-        concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1.
         share: of the plain gap that counts in any direction, in [0, 1].
-        eta: the server's learning rate, > 0, or a function of the number of the step.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
     """
 
     def __init__(
@@ -123,11 +117,8 @@ class CA2FL(StaleStrategy):
     """Runs FedBuff, whatever the age, with updates calibrated by the last one of every device.
 
     Args:
-        concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1.
-        eta: the server's learning rate, > 0, or a function of the number of the step.
         n_clients: number of devices that there are, if it is known; >= 1.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
     Reference:
         Wang, Cao, Wu, Chen, Chen. Tackling the Data Heterogeneity in Asynchronous Federated
@@ -151,11 +142,8 @@ class FADAS(StaleStrategy):
     """Steps after every few updates, whatever their age, by AMSGrad with a delay-adaptive rate.
 
     Args:
-        concurrency: jobs in flight, >= 1.
-        buffer_size: updates of a server step, >= 1.
-        eta: the server's learning rate, > 0, or a function of the number of the step.
         tau_c: largest staleness that leaves eta alone, an integer >= 1.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
     Reference:
         Wang, Wang, Lu, Chen. FADAS: Towards Federated Adaptive Asynchronous Optimization.
@@ -180,10 +168,9 @@ class FedAsync(StaleStrategy):
     """Mixes each reply into the model: theta <- (1 - a s(tau)) theta + a s(tau) theta_i.
 
     Args:
-        concurrency: jobs in flight, >= 1.
         mix: a, > 0, or a function of the number of the step.
         staleness: s, a function of the staleness tau, exactly 1 at 0.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
     Reference:
         Xie, Koyejo, Gupta. Asynchronous Federated Optimization. 2019.
@@ -205,10 +192,9 @@ class AsyncFedED(StaleStrategy):
     """Steps by each update as it comes, times lambda / (gamma + epsilon).
 
     Args:
-        concurrency: jobs in flight, >= 1.
         lam: lambda, > 0.
         epsilon: number > 0; gamma is how far the model has moved, in lengths of the update.
-        **options: of `StaleStrategy`.
+        **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
     Reference:
         Wang, Yang, He, Shi, Chen. AsyncFedED: Asynchronous Federated Learning with Euclidean

@@ -524,8 +524,6 @@ class Checks(Stateful):
 
     def resting(self, now: float) -> set[int]:
         """Return the nodes that rest, and are not sent jobs, at an instant in s."""
-        if not self.records:
-            return set()
         return {node_id for node_id, (_, _, until) in self.records.items() if until > now}
 
     def next_return(self, now: float) -> float:

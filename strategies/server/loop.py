@@ -289,15 +289,12 @@ class EventLoop(Stateful):
             self.standing.begin_again()
 
     def _receive(self, replies: Iterable[Message], now: float) -> None:
-        known: list[tuple[int, Message]] = []
-        # Rejections change the view of awaited ids, which a grid may read while it answers.
-        for reply in list(replies):
+        # All first: rejections change the view of awaited ids, which a grid may read meanwhile.
+        found: list[tuple[int, Message]] = []
+        for reply in replies:
             job = self.jobs.out.get(reply.metadata.reply_to_message_id)
-            if job is None:
-                self._reject_stray(reply)
-            else:
-                known.append((job.job_id, reply))
-        for _, reply in sorted(known, key=itemgetter(0)):
+            found.append((-1 if job is None else job.job_id, reply))
+        for _, reply in sorted(found, key=itemgetter(0)):
             self._receive_one(reply, now)
             if self.standing.n_missing(len(self.buffer.updates)) == 0 and not self.done:
                 self._step(now)

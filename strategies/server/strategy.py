@@ -254,7 +254,6 @@ class StaleStrategy(Checked, Strategy):
             accepted = "an integer >= 1 with a pace: the most jobs in flight"
             jobs = self.schedule.concurrency
             require(jobs is not None, "schedule.concurrency", jobs, accepted)
-            self.run_pace.check(self.progress())
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
