@@ -243,12 +243,19 @@ class Account:
 
     @cached_property
     def concurrency(self) -> float:
-        """Jobs in flight that the strategy asks for; NaN where it does not say."""
+        """Jobs in flight that the strategy asks for; NaN where it does not say, or a pace does."""
         text = self.strategy
         with suppress(ConfigError):
             text = repr(parse(text))
         stated = re.search(r"\bconcurrency=(\d+)", text)
-        return float(stated[1]) if stated else nan
+        return float(stated[1]) if stated and not self.is_paced else nan
+
+    @cached_property
+    def is_paced(self) -> bool:
+        """Whether a pace decides the numbers of the schedule: no rule knows what it would do."""
+        with suppress(ConfigError):
+            return getattr(parse(self.strategy), "run_pace", None) is not None
+        return "pace=" in self.strategy
 
     def saving(
         self,

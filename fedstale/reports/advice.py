@@ -164,7 +164,10 @@ def _timeout(account: Account, late: pd.DataFrame) -> tuple[float, str]:
 
 
 def _over_selected(account: Account, cut: pd.DataFrame) -> Advice:
-    jobs = account.jobs
+    jobs, what = account.jobs, "replies came when the server had enough"
+    if account.is_paced:
+        do = "Have fewer jobs in flight, or keep late replies as FedBuff does"
+        return account.advice(cut, what, setting="pace", do=do)
     rounds = jobs[jobs["kind"].isin(cut["kind"].unique()) & np.isfinite(jobs["stopped_at"])]
     by_round = rounds.groupby("round")
     n_sent = int(by_round.size().median())
@@ -186,7 +189,7 @@ def _over_selected(account: Account, cut: pd.DataFrame) -> Advice:
     named = {"schedule": f"k_sync({value}, {n_used})"} if has_schedule else {"concurrency": value}
     return account.advice(
         cut,
-        "replies came when the server had enough",
+        what,
         setting="concurrency",
         value=float(value),
         saves=saved,
@@ -444,7 +447,7 @@ def _waiting(account: Account) -> Advice | None:
     """Return advice on rounds that wait for their last replies."""
     jobs = account.training
     rounds = jobs[np.isfinite(jobs["stopped_at"])]
-    if account.keeps_stragglers or rounds.empty or not account.end_s:
+    if account.keeps_stragglers or account.is_paced or rounds.empty or not account.end_s:
         return None
     is_used, by_round = rounds["status"] == REPORTED, rounds["round"].groupby(rounds["round"])
     n_sent = int(by_round.size().median())
@@ -515,7 +518,8 @@ def _large_buffer(account: Account) -> Advice | None:
 def _few_at_work(account: Account) -> Advice | None:
     online, (mean, most) = account.online(), account.in_flight
     value = int(min(4.0 * account.updates, online / 4.0)) if online > 0.0 else 0
-    if not (account.keeps_stragglers and most) or mean > MUCH * online or value < 2 * most:
+    is_known = account.keeps_stragglers and most and not account.is_paced
+    if not is_known or mean > MUCH * online or value < 2 * most:
         return None
     return _slow(
         account,

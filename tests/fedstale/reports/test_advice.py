@@ -139,13 +139,15 @@ def test_a_server_that_waits_for_no_round_is_told_of_no_setting_of_rounds(stalen
     assert "For 60% of the time nobody logged the devices" in str(found)
 
 
-def of_concurrency(n, text, **columns):
+def of_concurrency(n, text, n_online=30.0, **columns):
     """Return jobs that are sent one after another, as replies that are a version behind."""
     sent = np.arange(n) * 10.0
     usual = {"sent_at": sent, "delivered_at": sent + 40.0, "reported_at": sent + 40.0}
     usual |= {"staleness": 1.0, "aggregated_version": np.arange(n) // 2}
     jobs = with_causes(table(**{**usual, **columns}))
-    return advise(jobs, end_s=n * 10.0 + 40.0, run_config={"strategy": text}, online=lambda: 30.0)
+    return advise(
+        jobs, end_s=n * 10.0 + 40.0, run_config={"strategy": text}, online=lambda: n_online
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,21 @@ def of_concurrency(n, text, **columns):
 def test_what_a_concurrency_does_is_looked_at(text, cause, change):
     found = {a.cause: a.change.get("strategy") for a in of_concurrency(100, text)}
     assert found == ({} if cause is None else {cause: change})
+
+
+@pytest.mark.parametrize("text", ["FedBuff(40, 2)", "FedBuff(1, 2)", "FedBuff(4, 2)"])
+def test_no_number_is_proposed_that_a_pace_would_change(text):
+    paced = text.replace(")", ", pace=Ramp(50))")
+    assert of_concurrency(100, text, n_online=300.0)
+    assert not of_concurrency(100, paced, n_online=300.0)
+    jobs = with_causes(of_rounds([10.0] * 4 + [300.0] * 9, next_at_s=10.0, status="unclaimed"))
+    fixed, free = (
+        [a for a in advise(jobs, end_s=400.0, run_config={"strategy": f"FedAvg(schedule={s})"})]
+        for s in ("k_sync(13, 4)", "k_sync(13, 4), pace=Ramp(5)")
+    )
+    (own,) = (a for a in free if a.cause == "over-selected")
+    assert (own.setting, own.value, own.change) == ("pace", None, {})
+    assert {a.cause for a in free} <= {a.cause for a in fixed} - {"waiting"}
 
 
 def test_forecasts_that_say_no_more_than_one_number_are_told():
