@@ -56,6 +56,8 @@ class FlowerRounds(EventLoop):
         self._take_over(server_round - 1, arrays)
         self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
         self._open()
+        # A selector may be a pace: the other loop waits for all replies.
+        self.standing.size = None
         now = self.clock.now()
         while len(free := self._free_nodes(now)) < self.schedule.min_available_nodes:
             self.clock.wait(now + self.schedule.recheck_s)

@@ -22,8 +22,8 @@ from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies import Checkpoints, FedBuff, StaleStrategy, read_checkpoint
-from fedstale.strategies.pace import AdaSync, Ramp
-from fedstale.strategies.schedule import Schedule, k_batch_async, semi_synchronous
+from fedstale.strategies.pace import AdaSync, Pace, Ramp
+from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, semi_synchronous
 from fedstale.strategies.selection import Oort, Random
 from fedstale.strategies.server import checkpoint
 from fedstale.strategies.server.checkpoint import unpacked
@@ -62,6 +62,19 @@ def fleet(n=7):
     return {key: node(key) for key in calls}
 
 
+class Counting(Pace):
+    """Goes by how often it was asked, and so notices if it is asked again for the same step."""
+
+    saved = ("n_asked",)
+
+    def __init__(self):
+        self.n_asked = 0
+
+    def numbers(self, at):
+        self.n_asked += 1
+        return 2 + self.n_asked % 4, 1 + self.n_asked % 2
+
+
 STRATEGIES = {
     "deviation": lambda: StaleStrategy(
         schedule=k_batch_async(concurrency=6, buffer_size=4), weighting=RelevanceAware()
@@ -89,6 +102,7 @@ STRATEGIES = {
     "deadline": lambda: StaleStrategy(schedule=semi_synchronous(4, 2.5), selector=Random()),
     "sync, cancelled": lambda: StaleStrategy(schedule=Schedule(concurrency=6, buffer_size=4)),
     "adasync": lambda: StaleStrategy(schedule=k_batch_async(6, 1), pace=AdaSync(4)),
+    "a pace with a state": lambda: StaleStrategy(schedule=k_async(5, 2), pace=Counting()),
     "ramp": lambda: StaleStrategy(schedule=k_batch_async(6, 3), pace=Ramp(3, 2)),
 }
 MODEL = {"w": np.zeros(3, np.float32), "b": np.zeros((2, 2)), "n": np.zeros(1, np.int64)}
@@ -170,6 +184,9 @@ def test_a_checkpoint_of_another_model_or_of_other_parts_is_refused(tmp_path):
     other = record(**{**MODEL, "b": np.zeros((2, 3))})
     with pytest.raises(ResumeError, match="another model: 'b' float64"):
         StaleStrategy(resume=tmp_path).start(VirtualGrid(fleet()), other, 4, 20.0)
+    paced = StaleStrategy(resume=tmp_path, schedule=k_async(5, 2), pace=Ramp(5))
+    with pytest.raises(ResumeError, match="with pace None, and this run has Ramp"):
+        paced.start(VirtualGrid(fleet()), record(**MODEL), 4, 20.0)
     with pytest.raises(ResumeError, match="weighting ByAge, and this run has Gap"):
         StaleStrategy(resume=tmp_path, weighting=Gap()).start(
             VirtualGrid(fleet()), record(**MODEL), 4, 20.0

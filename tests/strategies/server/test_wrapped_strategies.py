@@ -22,6 +22,8 @@ from fedstale.strategies import (
     FedProx,
     FedYogi,
 )
+from fedstale.strategies.pace import Pace, Ramp
+from fedstale.strategies.selection import Random
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
@@ -149,6 +151,7 @@ def test_second_start_begins_anew():
         (FedBuff(4, 2), "FedBuff cannot be wrapped: with send='after_reply'"),
         (FedAsync(4), "FedAsync cannot be wrapped: with send='after_reply'"),
         (FedAvgOverSelected(3), "FedAvgOverSelected cannot be wrapped: with buffer_size=3"),
+        (FedAvg(3, pace=Ramp(5)), r"FedAvg cannot be wrapped: with pace=Ramp"),
         (FedAvg(until="60s"), "FedAvg cannot be wrapped: with until="),
         (
             FedAvg(resume="somewhere"),
@@ -165,6 +168,22 @@ def test_strategies_without_rounds_refuse_a_wrapper_before_anything_is_sent(stra
     with pytest.raises(ConfigError, match=says):
         fixed(strategy).start(grid, record(w=np.zeros(5)))
     assert not grid.sent
+
+
+class OneMore(Random, Pace):
+    """A selector that is a pace: one job at first, one more in each round."""
+
+    def numbers(self, at):
+        return min(at.version + 1, at.concurrency), 1
+
+
+@pytest.mark.parametrize(("selector", "sent"), [(None, [3, 3, 3]), (OneMore(), [1, 2, 3])])
+def test_a_wrapped_strategy_sends_to_as_many_nodes_as_it_says(selector, sent):
+    result, grid = run(fixed(FedAvg(3, selector=selector)), num_rounds=3)
+    rounds = [message.metadata.group_id for _, message in grid.sent]
+    assert [rounds.count(round_) for round_ in dict.fromkeys(rounds)] == sent
+    # All replies of a round are waited for.
+    assert len(result.train_metrics_clientapp) == 3
 
 
 def test_asynchronous_strategies_refuse_a_wrapper_with_a_loop_of_its_own():
