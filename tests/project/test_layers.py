@@ -91,7 +91,9 @@ DOORS = {name_of(path): path for folder in FOLDERS for path in (ROOT / folder).r
 """The `__init__.py` of each package, by its import name."""
 
 
-ONE_FILE = {f"fedstale.strategies.{name}" for name in ("pace", "schedule", "server_optimizer")}
+ONE_FILE = {
+    f"fedstale.strategies.{name}" for name in ("methods", "pace", "schedule", "server_optimizer")
+}
 """Parts of a strategy that are a file each, and so their own doors."""
 
 

@@ -71,6 +71,14 @@ def test_parts_of_a_strategy_are_searched_as_expressions():
     )
 
 
+@pytest.mark.parametrize("pace", ["None", "Ramp(50)"])
+def test_a_pace_is_searched_beside_the_numbers_of_a_schedule(pace):
+    found = space(search={"strategy.pace": ["None", "Ramp(50)"], "strategy.buffer_size": [1, 2]})
+    (run, _) = found.runs({"strategy.pace": pace, "strategy.buffer_size": 1}, Path("out"))
+    text = f"FedBuff(concurrency=10, buffer_size=1, pace={pace})"
+    assert run.config.run_config["strategy"] == text
+
+
 def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
     plan = space(objective="time to accuracy 0.8").plan(
         {"best": {"run-config": {"batch-size": 15}}, "defaults": {}},
