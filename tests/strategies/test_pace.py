@@ -101,6 +101,15 @@ CASES = {
         *(k_sync(4, 4), [(2, 2), (1, 1)], [3.0, 1.0, 1.0], (1,)),
         *({0.0: 2, 1.0: 1, 3.0: 1, 4.0: 1, 5.0: 1, 6.0: 1}, [3.0, 4.0, 5.0, 6.0, 7.0]),
     ),
+    # So it is where the schedule itself waits for all that were sent, and the other way round.
+    "after a step, a job fails that is waited for": (
+        *(Schedule(concurrency=4), [(2, 2), (1, 1)], [3.0, 1.0, 1.0], (1,)),
+        *({0.0: 2, 1.0: 1, 3.0: 1, 4.0: 1}, [3.0, 4.0, 5.0]),
+    ),
+    "after a step, a job fails and no other is waited for": (
+        *(k_sync(4, 4), [(2, None), (1, 1)], [3.0, 1.0, 1.0], (1,)),
+        *({0.0: 2, 3.0: 1, 4.0: 1}, [3.0, 4.0, 5.0]),
+    ),
     "all that were sent": (
         *(Schedule(concurrency=4), [(4, None), (1, None), (2, 1)], [1.0, 1.0, 1.0, 2.0, 1.0], ()),
         *({0.0: 4, 2.0: 1, 3.0: 2, 4.0: 2, 5.0: 2}, [2.0, 3.0, 4.0, 5.0, 6.0]),

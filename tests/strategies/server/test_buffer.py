@@ -9,8 +9,7 @@ from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies import StaleStrategy, Validation
-from fedstale.strategies.robust import Median, TrimmedMean
-from fedstale.strategies.robust.base import heaviest
+from fedstale.strategies.robust import Median, TrimmedMean, heaviest
 from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, capped
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.checks import Checks

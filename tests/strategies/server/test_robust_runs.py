@@ -9,14 +9,16 @@ from virtual_grid import VirtualGrid, adder, content, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import FedAvg, StaleStrategy, Validation
-from fedstale.strategies.robust.base import (
+from fedstale.strategies.robust import (
     CTMA,
+    Bulyan,
     CentredClipping,
     GeometricMedian,
+    Krum,
     Median,
+    MultiKrum,
     TrimmedMean,
 )
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, semi_synchronous
 from fedstale.strategies.weighting import Gap
 

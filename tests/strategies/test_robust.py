@@ -9,17 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.robust.base import (
+from fedstale.strategies.robust import (
     CTMA,
+    Bulyan,
     CentredClipping,
     GeometricMedian,
+    Krum,
     Median,
+    MultiKrum,
     TrimmedMean,
     aggregate,
     heaviest,
+    scores,
     weighted_median,
 )
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum, scores
 
 RULES = {
     "median": lambda f: Median(f=f),
@@ -226,7 +229,7 @@ def test_a_setting_out_of_range_is_named(make, field):
 def test_rules_look_at_models_of_any_size_block_by_block(monkeypatch):
     rows = np.random.default_rng(1).normal(size=(7, 23))
     whole = {name: merged(make(1), rows) for name, make in RULES.items()}
-    monkeypatch.setattr("fedstale.strategies.robust.base.BLOCK", 21)
+    monkeypatch.setattr("fedstale.strategies.robust.BLOCK", 21)
     for name, make in RULES.items():
         np.testing.assert_allclose(merged(make(1), rows), whole[name], rtol=1e-9, atol=1e-12)
 

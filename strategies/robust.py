@@ -1,9 +1,9 @@
-"""Rules that combine updates although some are adversarial: by coordinates and by centres.
+"""Rules that combine updates although some are adversarial: by coordinates, centres, or selection.
 
 A rule with parameter f withstands f adversarial updates among n, whatever they hold. Every rule
 takes weights, which must be the server's own or capped by it: a rule then withstands any f updates,
-the heaviest ones too. With equal weights the rules are those of the papers. See `krum` for rules
-that select whole updates, and `server.buffer` for their place in a strategy.
+the heaviest ones too. With equal weights the rules are those of the papers. See `server.buffer` for
+their place in a strategy.
 
 Rules are called robust with coefficient kappa if, for every set S of n - f updates,
 
@@ -11,14 +11,22 @@ Rules are called robust with coefficient kappa if, for every set S of n - f upda
 
 Reference:
     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan. Fixing by Mixing: A Recipe for Optimal
-    Byzantine ML under Heterogeneity. AISTATS 2023 (the definition, and kappa for each rule).
+    Byzantine ML under Heterogeneity. AISTATS 2023 (the definition, and kappa for each rule; Krum
+    over n - f neighbours).
     Fang, Yang, Bajwa. BRIDGE: Byzantine-resilient Decentralized Gradient Descent. IEEE TSIPN 2022
     (the same rules as screening of neighbours: trimmed mean, median, Krum, Bulyan).
+    Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS 2017.
+    El Mhamdi, Guerraoui, Rouault. The Hidden Vulnerability of Distributed Learning in Byzantium.
+    ICML 2018.
 
 A rule looks at all updates of a buffer at once, block by block in float64 (`Stack`). Blocks of some
 thousand coordinates keep that from needing a float64 copy of every update; distances are sums over
 blocks of squared differences, which neither go negative nor lose small updates beside a huge one,
 as Gram matrices do.
+
+Krum, MultiKrum and Bulyan select whole updates. A score is the mean squared distance to the nearest
+updates, those that hold all the weight but that of the f heaviest; with equal weights these are the
+n - f nearest, the update itself among them.
 """
 
 from abc import ABC, abstractmethod
@@ -356,3 +364,86 @@ class CTMA(Rule):
         counted = np.zeros(len(updates))
         counted[order] = np.minimum(left, weights[order])
         return weighted_sum(counted / budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Krum(Rule):
+    """Takes the one update that is nearest to its neighbours.
+
+    kappa = 6 (1 + f / (n - 2f)).
+
+    Differences from the paper: n - f neighbours instead of n - f - 1, both counted with the update
+    itself, as in the analysis of kappa; so n >= 2 f + 1 is enough.
+    """
+
+    def fit(self, updates: Stack, weights: Array) -> BlockRule:
+        """Return the rule that takes the chosen row."""
+        best = int(np.argmin(scores(updates.squared_distances(), weights, self.f)))
+        return lambda block: np.asarray(block[best])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiKrum(Rule):
+    """Averages the n - f updates with the best scores of Krum, by their weights."""
+
+    def fit(self, updates: Stack, weights: Array) -> BlockRule:
+        """Return the mean of the chosen rows."""
+        n = len(updates)
+        order = np.argsort(scores(updates.squared_distances(), weights, self.f), kind="stable")
+        chosen = np.zeros(n)
+        best = order[: n - self.f]
+        chosen[best] = weights[best]
+        return weighted_sum(chosen / chosen.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bulyan(Rule):
+    """Chooses n - 2f updates by repeated Krum; averages the values nearest to their median.
+
+    Of each coordinate the n - 4f values nearest to the median of the chosen ones are averaged.
+    No kappa is claimed.
+    """
+
+    @property
+    def least(self) -> int:
+        """4 f + 3."""
+        return 4 * self.f + 3
+
+    def fit(self, updates: Stack, weights: Array) -> BlockRule:
+        """Return the mean around the median of the chosen rows."""
+        squares, left = updates.squared_distances(), list(range(len(updates)))
+        chosen = []
+        for _ in range(len(updates) - 2 * self.f):
+            best = int(np.argmin(scores(squares[np.ix_(left, left)], weights[left], self.f)))
+            chosen.append(left.pop(best))
+        own, keep = weights[chosen], len(chosen) - 2 * self.f
+
+        def around_median(block: Array) -> Array:
+            values = block[chosen]
+            away = np.abs(values - weighted_median(values, own))
+            nearest = np.argsort(away, axis=0, kind="stable")[:keep]
+            mass = own[nearest]
+            return np.asarray(
+                np.einsum("ij,ij->j", mass / mass.sum(0), np.take_along_axis(values, nearest, 0))
+            )
+
+        return around_median
+
+
+def scores(squares: Array, weights: Array, f: int) -> Array:
+    """Return the mean squared distance of every update to its nearest; shape (n,).
+
+    Args:
+        squares: squared distances between updates; shape (n, n).
+        weights: > 0; shape (n,).
+        f: the weight of as many heaviest updates is left out at the far end.
+    """
+    order = np.argsort(squares, axis=1, kind="stable")
+    mass = weights[order]
+    upto = np.cumsum(mass, axis=1)
+    # Late choices of Bulyan leave fewer updates than f: the nearest ones, the update itself, count.
+    budget = max(float(weights.sum()) - heaviest(weights, min(f, len(weights) - 1)), 0.0)
+    counted = np.maximum(np.minimum(upto, budget) - (upto - mass), 0.0)
+    nearest = np.take_along_axis(squares, order, 1)
+    # 0 times infinity would be NaN: an update so far away counts only where it must.
+    return np.asarray(np.where(counted > 0.0, counted * nearest, 0.0).sum(1) / budget)
