@@ -110,9 +110,8 @@ class FedProx(FedAvg):
     that does not is a client of FedAvg.
 
     Args:
-        concurrency: as for `FedAvg`.
         proximal_mu: mu, >= 0; Flower's default is 0.
-        **options: of `FedAvg`.
+        **options: of `FedAvg`; other arguments as for `FedAvg`.
 
     Reference:
         Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020.
@@ -137,10 +136,9 @@ class FedAvgM(FedAvg):
     """Runs FedAvg with momentum on the server.
 
     Args:
-        concurrency: as for `FedAvg`.
         server_learning_rate: number > 0, or a function of the number of the step.
         server_momentum: in [0, 1); Flower's default is 0, which is FedAvg.
-        **options: of `FedAvg`.
+        **options: of `FedAvg`; other arguments as for `FedAvg`.
 
     Reference:
         Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
@@ -163,12 +161,11 @@ class FedAdam(FedAvg):
     """Runs FedAvg with Adam on the server.
 
     Args:
-        concurrency: as for `FedAvg`.
         eta: the server's learning rate, > 0, or a function of the number of the step.
         beta_1: decay of the first moment, in [0, 1).
         beta_2: decay of the second moment, in [0, 1).
         tau: degree of adaptability, > 0.
-        **options: of `FedAvg`.
+        **options: of `FedAvg`; other arguments as for `FedAvg`.
 
     Reference:
         Reddi et al. Adaptive Federated Optimization. ICLR 2021.
@@ -189,11 +186,7 @@ class FedAdam(FedAvg):
 
 
 class FedYogi(FedAvg):
-    """Runs FedAvg with Yogi on the server; arguments as for `FedAdam`.
-
-    Reference:
-        Reddi et al. Adaptive Federated Optimization. ICLR 2021.
-    """
+    """Runs FedAvg with Yogi on the server; arguments and reference as for `FedAdam`."""
 
     def __init__(
         self,
@@ -210,11 +203,7 @@ class FedYogi(FedAvg):
 
 
 class FedAdagrad(FedAvg):
-    """Runs FedAvg with Adagrad on the server; arguments as for `FedAdam`.
-
-    Reference:
-        Reddi et al. Adaptive Federated Optimization. ICLR 2021.
-    """
+    """Runs FedAvg with Adagrad on the server; arguments and reference as for `FedAdam`."""
 
     def __init__(
         self,
@@ -234,10 +223,9 @@ class FedStale(FedAvg):
     At beta = 1 this is FedVARP. It shares this package's name and nothing else.
 
     Args:
-        concurrency: as for `FedAvg`.
         beta: how far cached updates count, in [0, 1].
         n_clients: number of devices that there are, if it is known; >= 1.
-        **options: of `FedAvg`.
+        **options: of `FedAvg`; other arguments as for `FedAvg`.
 
     Reference:
         Rodio, Neglia. FedStale: Leveraging Stale Client Updates in Federated Learning. ECAI 2024.
@@ -288,16 +276,13 @@ class REFL(StaleStrategy):
 
 
 def buffered(
-    concurrency: Count,
-    buffer_size: Updates,
-    weighting: Weighting,
-    server_optimizer: ServerOptimizer,
+    concurrency: Count, buffer_size: Updates, weighting: Weighting, optimizer: ServerOptimizer
 ) -> Options:
     """Return the options of FedBuff and what is like it but for its weights and its steps."""
     return Options(
         schedule=k_batch_async(concurrency, buffer_size),
         weighting=weighting,
-        server_optimizer=server_optimizer,
+        server_optimizer=optimizer,
         normalise="buffer_size",
     )
 

@@ -6,7 +6,7 @@ which their jobs were sent, so that their order of arrival within one instant ch
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from math import inf, nan
@@ -218,12 +218,10 @@ class EventLoop(Stateful):
 
     def _context(self, now: float) -> SelectionContext:
         """Describe where the run stands, for a choice of nodes."""
-        n_missing = self.standing.n_missing(len(self.buffer.updates))
-        size = 0 if n_missing is None else n_missing + len(self.buffer.updates)
         return SelectionContext(
             n_in_flight=self.jobs.n_out["train"],
-            buffer_size=size,
-            n_missing=n_missing or 0,
+            buffer_size=self.standing.size or 0,
+            n_missing=self.standing.n_missing(len(self.buffer.updates)) or 0,
             keeps_stragglers=self.schedule.stragglers == "keep",
             version=self.versions.version,
             deadline_s=min(self.standing.left_s(now), self.dispatcher.ttl_s["train"]),
@@ -333,10 +331,22 @@ class EventLoop(Stateful):
                 self._accept(job, self.checks.open(reply, job, self.versions), now)
                 if not self._is_first_seen:
                     self._is_first_seen = True
-                    hint_of_unread(self.grid.runtime, self.checks.arrays_key, reply, self.stages)
+                    self._hint_of_unread(reply)
         except ProtocolError as problem:
             self.checks.reject(job.node_id, problem, now)
             self._fail(job, "rejected", quoted(problem))
+
+    def _hint_of_unread(self, reply: Message) -> None:
+        """Hint at the arrays of an accepted reply that nothing reads, if there are any."""
+        key, records = self.checks.arrays_key, reply.content.array_records
+        # A stage of a user's own may read them.
+        is_ours = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
+        if len(records) > 1 and is_ours:
+            others = [name[:40] for name in records if name != key][:5]
+            self.grid.runtime.hint(
+                f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
+                f"{others} is not read: a Stage of your own may do so"
+            )
 
     def _accept(self, job: Job, update: ClientUpdate, now: float) -> None:
         most = self.strategy.validation.max_staleness
@@ -536,21 +546,3 @@ def all_crash(crashes: Mapping[int, int], jobs: int, grid: RuntimeGrid) -> bool:
     if min(crashes.values()) < _CRASHES_OF_EACH:
         return False
     return len(crashes) >= min(jobs, len(grid.online_nodes().everyone.ids))
-
-
-def hint_of_unread(runtime: Runtime, key: str, reply: Message, stages: Sequence[Stage]) -> None:
-    """Hint at the arrays of an accepted reply that nothing reads, if there are any.
-
-    Args:
-        runtime: gets the hint.
-        key: name of the ArrayRecord with the model.
-        reply: the first that was accepted.
-        stages: of the run; one of a user's own may read them.
-    """
-    records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
-    if len(records) > 1 and all(type(s).__module__.startswith("fedstale.") for s in stages):
-        others = [name[:40] for name in records if name != key][:5]
-        runtime.hint(
-            f"of the ArrayRecords in a reply {key!r} is the model, by arrayrecord_key, and "
-            f"{others} is not read: a Stage of your own may do so"
-        )

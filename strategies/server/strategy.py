@@ -250,10 +250,11 @@ class StaleStrategy(Checked, Strategy):
         if rule is not None and isinstance(size, int):
             accepted = f"at least {rule.least} for {rule!r}"
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
-        if self.run_pace is not None:
-            accepted = "an integer >= 1 with a pace: the most jobs in flight"
-            jobs = self.schedule.concurrency
-            require(jobs is not None, "schedule.concurrency", jobs, accepted)
+        accepted, jobs = (
+            "an integer >= 1 with a pace: the most in flight",
+            self.schedule.concurrency,
+        )
+        require(self.pace is None or jobs is not None, "schedule.concurrency", jobs, accepted)
         accepted = "another one with a robust rule: numbers of steps are a device's own"
         by_steps = self.normalise == "steps"
         require(rule is None or not by_steps, "normalise", self.normalise, accepted)
@@ -276,8 +277,9 @@ class StaleStrategy(Checked, Strategy):
     @property
     def run_pace(self) -> Pace | None:
         """The pace of a run: a selector may be one, where the schedule states a concurrency."""
-        own = self.selector if self.schedule.concurrency is not None else None
-        return self.pace or (own if isinstance(own, Pace) else None)
+        if self.pace is None and self.schedule.concurrency and isinstance(self.selector, Pace):
+            return self.selector
+        return self.pace
 
     def progress(self, **where: Any) -> Progress:
         """Describe to the pace where a run stands, by fields of `Progress`, and its schedule."""
