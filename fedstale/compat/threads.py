@@ -1,24 +1,32 @@
-"""The threads of a ServerApp: how they begin, use the grid in turns, and end.
+"""The threads of a ServerApp: how they begin, take turns on a virtual clock, and end.
 
 An app may ask clients from threads of its own, a pool or an event loop of asyncio. Those that it
-starts while it runs are of the app, and take turns on the virtual clock (`turns`); what they wait
-in is in `waits`. Threads that a library starts for itself see wall time.
+starts while it runs are of the app, and one of them runs at a time: until it waits for an instant
+or an event of the clock, or for another thread; what they wait in is in `waits`. Then the next one
+goes on whose wait is over, in the order in which they began to wait and were started; so a run
+repeats. If no wait is over, the clock moves to the first instant that a thread waits for. Threads
+that a library starts for itself see wall time.
+
+A thread that waits for what is not seen here, such as a socket, is found by its processor clock,
+which stands still, and the others go on without it. Who waits for a turn looks for that now and
+then; no thread watches.
 """
 
 import logging
 import threading
+import time
 import weakref
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
 from typing import NoReturn, ParamSpec, TypeVar
 
 from fedstale.compat.callers import pools_of, set_app
-from fedstale.compat.turns import AppThread, Ended, Turns
-from fedstale.compat.waits import release_lock, waiting_on
+from fedstale.compat.virtual_time import VirtualTime
+from fedstale.compat.waits import Mutex, acquire_lock, release_lock, waiting_on
 from fedstale.errors import ConfigError, FedstaleError, RunEnded
 from fedstale.strategies.server import Callback, Runtime
 
@@ -26,19 +34,335 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_sleep, _wall, _wall_ns = time.sleep, time.perf_counter, time.perf_counter_ns
+_clock_of = getattr(time, "pthread_getcpuclockid", None)
+_clock_ns: Callable[[int], int] = getattr(time, "clock_gettime_ns", lambda _: 0)
+
+_LOOK_S, _POLL_S = 1.0, 0.002
+"""Wall time from one look at the thread whose turn it is to the next; and, while all wait for what
+no thread of the app does, at what they wait for."""
+_IDLE_S, _IDLE_SHARE = 5.0, 0.05
+"""Wall time for which a thread stands still; it may have run for a share of it, since it may look
+from time to time."""
+_DEADLOCK_S, _LONG_S = 5.0, 60.0
+"""Wall time after which threads that wait for each other end the run, and after which one that runs
+on is told of."""
+_SPINS = 100
+"""Calls at one instant that wait for nothing, after which each takes time."""
 _GIVEN_UP_S = 10.0
 """Wall time for which a thread stands still that is left behind when the app has ended."""
 
 
-class ServerThreads(Turns, Callback):
+Ended = FedstaleError | RunEnded | KeyboardInterrupt
+"""What ends a run in one thread, and so in all."""
+
+
+@dataclass(eq=False, slots=True)
+class AppThread:
+    """A thread of the app, and what it waits for."""
+
+    order: int
+    """Of being started."""
+    thread: threading.Thread
+    until: float = -inf
+    """Instant in s at which its wait is over in any case."""
+    event: Callable[[], bool] | None = None
+    """Tells whether it is over for what has arrived; then it waits for the next event too."""
+    ready: Callable[[], bool] | None = None
+    """Tells whether it is over for what another thread has done; None for a wait in the grid."""
+    target: float = -inf
+    """Instant in s to which it moves the clock, once chosen; -inf if its wait is over."""
+    asked: int = 0
+    """Turns that had been taken when it began to wait."""
+    waiting: bool = False
+    chosen: bool = False
+    raises: bool = False
+    """Whether its wait ends with the end of the run."""
+    not_of_app: bool = False
+    """Whether it may wait for what no thread of the app does."""
+    away_since: float = inf
+    """Wall time since which the others go on without it, for it stands still; inf if not."""
+    depth: int = 0
+    """Operations of the grid that it is in."""
+    spins: int = 0
+    go: LockType = field(default_factory=allocate_lock)
+
+    def __post_init__(self) -> None:
+        acquire_lock(self.go)
+
+
+class ServerThreads(Callback):
     """The threads of one app; the first is the one that runs it."""
 
-    _pools: tuple[Callable[[], ThreadPoolExecutor | None], ...] = ()
-    """Those of the app, as long as it holds them."""
-    first: int | None = None
-    """Identity of the thread that runs the app, while it runs."""
-    _n_started = 1
-    _of_loop: int | None = None
+    def __init__(
+        self,
+        virtual: VirtualTime,
+        next_event: Callable[[], float],
+        advance: Callable[[float], object],
+    ) -> None:
+        """Begin without a thread.
+
+        Args:
+            virtual: tells which threads see virtual time.
+            next_event: returns the instant in s of the next reply or failure; inf for none.
+            advance: moves the clock to an instant.
+        """
+        self.time, self._next_event, self._advance = virtual, next_event, advance
+        self.several = False
+        """Whether the app has more than one thread now."""
+        self._app: list[AppThread] = []
+        self._by_ident: dict[int, AppThread] = {}
+        self._holder: AppThread | None = None
+        # Python may run anything while it holds this, such as the end of a pool.
+        self._mutex = Mutex()
+        self._gone: list[threading.Thread] = []
+        self.computing: list[Callable[[], bool]] = []
+        """Each tells whether processes work for a thread, which takes no virtual time."""
+        self._n_turns = 0
+        self._seen, self._seen_at = 0, 0.0
+        """Number of the turn that was last looked at, and the wall time at which it was first."""
+        self._stood = 0, 0.0
+        """Processor time in ns of the thread whose turn it is, and since when it is about that."""
+        self._ended: Ended | None = None
+        self._is_closing = False
+        self._n_others = 0
+        """Threads that were there before the run."""
+        self._pools: tuple[Callable[[], ThreadPoolExecutor | None], ...] = ()
+        """Those of the app, as long as it holds them."""
+        self.first: int | None = None
+        """Identity of the thread that runs the app, while it runs."""
+        self._n_started, self._of_loop = 1, 0
+
+    def current(self) -> AppThread | None:
+        """Return this thread, if it is one of the app and sees virtual time."""
+        ident = threading.get_ident()
+        return self._by_ident.get(ident) if ident in self.time.threads else None
+
+    def has(self, thread: threading.Thread) -> bool:
+        """Return whether a thread takes turns; it does until it ends."""
+        return any(one.thread is thread for one in self._app)
+
+    def until(self, until: float, event: Callable[[], bool] | None = None) -> float:
+        """Give others the turn until the clock may move to the instant that this thread waits for.
+
+        Args:
+            until: instant in s.
+            event: tells whether the wait is over for a reply or failure, if it may be.
+
+        Returns:
+            The instant to which the clock is to move, for the next event if that is earlier; -inf
+            if the wait is over, and inf if no thread waits for an instant.
+        """
+        me, now = self._by_ident[threading.get_ident()], self.time.now()
+        me.spins = me.spins + 1 if until <= now else 0
+        if me.spins > _SPINS:
+            # It polls: what it polls for takes time, in steps that grow.
+            until = now + 0.001 * 2 ** min(me.spins - _SPINS, 20)
+            event = self._has_moved(now)
+        self._wait(me, until, event=event)
+        self._check()
+        return me.target
+
+    def _has_moved(self, now: float) -> Callable[[], bool]:
+        return lambda: self.time.now() > now
+
+    def others_wait(self) -> bool:
+        """Return whether another thread waits for an instant, or may go on."""
+        me = self.current()
+        return any(
+            one.ready is None or one.until < inf or one.ready()
+            for one in self._app
+            if one.waiting and one is not me
+        )
+
+    def end(self, problem: RunEnded) -> None:
+        """Note that the run has ended in this thread, if there are others, which end too."""
+        if self.several:
+            self._ended = self._ended or problem
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def wait_until(
+        self,
+        me: AppThread,
+        timeout: float | None,
+        ready: Callable[[], bool],
+        taken: Callable[[], bool] | None = None,
+        *,
+        not_of_app: bool = False,
+    ) -> bool:
+        """Wait for another thread, at most for a time in virtual s; return whether it is ready."""
+        end = inf if timeout is None else self.time.now() + timeout
+        while True:
+            self._wait(me, end, ready=ready, not_of_app=not_of_app)
+            if (taken or ready)():
+                return True
+            if self.time.now() >= end:
+                return False
+            if me.target > -inf:
+                try:
+                    self._advance(me.target)
+                except RunEnded as problem:
+                    self.end(problem)
+                    raise
+
+    def _wait(
+        self,
+        me: AppThread,
+        until: float = inf,
+        *,
+        event: Callable[[], bool] | None = None,
+        ready: Callable[[], bool] | None = None,
+        not_of_app: bool = False,
+        arrived: LockType | None = None,
+    ) -> None:
+        """Give others the turn until this thread's comes, whose wait is over or is the next.
+
+        Raises:
+            RunEnded: the run has ended, and nothing else ends this wait.
+        """
+        with self._mutex:
+            me.until, me.event, me.ready, me.asked = until, event, ready, self._n_turns
+            me.not_of_app, me.chosen, me.away_since, me.waiting = not_of_app, False, inf, True
+            acquire_lock(me.go, False)
+            chooses = self._holder in (me, None)
+            if chooses:
+                self._holder = me
+        if arrived is not None:
+            release_lock(arrived)
+        try:
+            while not me.chosen:
+                if chooses:
+                    self._choose(me)
+                if not me.chosen:
+                    chooses = self._rest(me)
+        except KeyboardInterrupt as problem:
+            # On its way out the app may wait for its threads, which would go on.
+            self._ended = self._ended or problem
+            raise
+        finally:
+            me.waiting = False
+        self._join_finished()
+        if me.raises:
+            me.raises = False
+            assert self._ended is not None
+            raise self._ended
+
+    def _choose(self, me: AppThread) -> None:
+        """Give the turn, which this thread has, to the one that goes on; possibly to this one."""
+        try:
+            one = self._next()
+        except (RunEnded, FedstaleError) as problem:
+            self._ended = self._ended or problem
+            one = self._next()
+        with self._mutex:
+            self._holder = one
+            if one is not None:
+                self._n_turns += 1
+                one.chosen = True
+                if one is not me:
+                    release_lock(one.go)
+
+    def _next(self) -> AppThread | None:
+        """Return the thread whose turn it is; None if all wait for others that do not."""
+        waiting = [one for one in self._app if one.waiting]
+        while not (over := self._ready(waiting)) and any(is_busy() for is_busy in self.computing):
+            _sleep(_POLL_S)
+        if over:
+            one = min(over, key=lambda one: (one.asked, one.order))
+            one.target = -inf
+            return one
+        if self._ended is not None:
+            # Nobody is left to end these waits. The first thread goes first, unless it has ended.
+            held = [one for one in waiting if not (self._is_closing and one.order == 0)]
+            for one in held[:1]:
+                one.raises = True
+            return held[0] if held else None
+        event = self._next_event() if any(one.event for one in waiting) else inf
+        for one in waiting:
+            one.target = min(one.until, event) if one.event else one.until
+        first = min(waiting, key=lambda one: (one.target, one.asked, one.order))
+        if first.target < inf:
+            return first
+        return next((one for one in waiting if one.ready is None), None)
+
+    def _ready(self, waiting: list[AppThread]) -> list[AppThread]:
+        """Return the threads whose wait is over."""
+        now, has_ended = self.time.now(), self._ended is not None
+
+        def is_ready(one: AppThread) -> bool:
+            if one.until <= now:
+                return True
+            if one.ready is not None:
+                return one.ready()
+            return has_ended or (one.event is not None and one.event())
+
+        return [one for one in waiting if is_ready(one)]
+
+    # Threads that wait for what is not seen here.
+
+    def _rest(self, me: AppThread) -> bool:
+        """Wait to be told to choose, or look after a while; return whether to choose now."""
+        # Whoever ends these waits is no thread of the app, and tells nobody.
+        polls = self._holder is None and me is next(one for one in self._app if one.waiting)
+        if acquire_lock(me.go, True, _POLL_S if polls else _LOOK_S):
+            return True
+        with self._mutex:
+            holder = self._holder
+            if holder is None:
+                # First, for whatever lets a lock go looks for one who chooses.
+                self._holder = me
+                self._end_deadlock()
+            elif holder is not me and self._is_blocked(holder):
+                holder.away_since, self._holder = _wall(), me
+            else:
+                return False
+        return True
+
+    def _is_blocked(self, holder: AppThread) -> bool:
+        """Test if the thread in turn has waited for long for something that is not seen."""
+        if holder.waiting or holder.depth or holder.thread.ident not in self.time.threads:
+            return False  # It is in the grid, or runs what sees wall time.
+        lasts_s, now, spent_ns = self._turn_s(), _wall(), _processor_ns(holder.thread)
+        before_ns, since = self._stood
+        if not lasts_s or spent_ns - before_ns > 1e9 * _IDLE_SHARE * (now - since):
+            self._stood = spent_ns, now
+        elif now - since > _IDLE_S:
+            return True
+        if lasts_s > _LONG_S:
+            self._seen_at = inf
+            logger.warning(
+                "for %.0f s the other threads of the app have waited for %r, which does not",
+                *(lasts_s, holder.thread.name),
+            )
+        return False
+
+    def _turn_s(self) -> float:
+        """Return for how long this turn has been looked at, in wall s; 0 at the first look."""
+        if self._seen != self._n_turns:
+            self._seen, self._seen_at = self._n_turns, _wall()
+            return 0.0
+        return _wall() - self._seen_at
+
+    def _end_deadlock(self) -> None:
+        """End a run in which each thread has waited for another one for some wall time."""
+        n_others = threading.active_count() - len(self._app)
+        may_go_on = n_others > self._n_others or any(
+            one.not_of_app or not one.waiting for one in self._app
+        )
+        if self._turn_s() > _DEADLOCK_S and not may_go_on and self._ended is None:
+            self._ended = RunEnded(
+                "nothing can ever happen again: each thread of the app waits for another one",
+                stuck=True,
+            )
+
+    def _join_finished(self) -> None:
+        """Wait until threads have really ended that were the last to run: `is_alive` tells."""
+        while self._gone:
+            thread = self._gone.pop()
+            self.time.outside(thread.join)
 
     # The run.
 
@@ -104,7 +428,7 @@ class ServerThreads(Turns, Callback):
 
     def _wait_to_close(self, main: AppThread, awaited: Callable[[AppThread], bool]) -> None:
         def has_gone(one: AppThread) -> bool:
-            return not one.waiting and perf_counter() - one.away_since > _GIVEN_UP_S
+            return not one.waiting and _wall() - one.away_since > _GIVEN_UP_S
 
         def is_over() -> bool:
             with self._mutex:
@@ -219,3 +543,10 @@ class ServerThreads(Turns, Callback):
                 "starts a strategy while another thread is in the midst of one: expected one "
                 "strategy at a time"
             )
+
+
+def _processor_ns(thread: threading.Thread) -> int:
+    """Return the processor time of a thread in ns; where none is told, it is taken to run."""
+    if _clock_of is None or thread.ident is None:
+        return _wall_ns()
+    return _clock_ns(_clock_of(thread.ident))

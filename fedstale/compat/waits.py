@@ -5,7 +5,7 @@ of a run the methods of Python's locks wait so, and with them conditions, events
 queues, futures and pools, which are built of locks; so do `queue.SimpleQueue`, `Thread.join` and
 the selectors of asyncio. The types stay what they are, and locks that were made before the run wait
 as those made in it. What a library makes or waits for with threads of its own sees wall time, as
-ever. `turns` decides who goes on.
+ever. `threads` decides who goes on.
 """
 
 import os
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fedstale.compat.callers import changed, computing, is_called_by_app, is_called_by_us, is_of_app
 
 if TYPE_CHECKING:
-    from fedstale.compat.threads import ServerThreads
-    from fedstale.compat.turns import AppThread
+    from fedstale.compat.threads import AppThread, ServerThreads
 
 _running: "ServerThreads | None" = None
 """The threads of the run that goes on in this process."""

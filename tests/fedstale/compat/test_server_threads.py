@@ -36,7 +36,7 @@ from flwr.serverapp import ServerApp
 from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale import simulate
-from fedstale.compat import turns
+from fedstale.compat import threads
 from fedstale.errors import ConfigError, RunEnded
 from fedstale.simulation import TraceGrid
 from fedstale.strategies import FedBuff
@@ -548,8 +548,8 @@ def test_threads_left_by_the_app_come_to_their_end_unless_they_are_daemons():
 
 
 def test_threads_that_wait_for_each_other_end_the_run(monkeypatch):
-    monkeypatch.setattr(turns, "_DEADLOCK_S", 0.2)
-    monkeypatch.setattr(turns, "_LOOK_S", 0.05)
+    monkeypatch.setattr(threads, "_DEADLOCK_S", 0.2)
+    monkeypatch.setattr(threads, "_LOOK_S", 0.05)
 
     def main(*_):
         thread = threading.Thread(target=queue.Queue().get)
@@ -669,8 +669,8 @@ def test_threads_that_a_library_starts_see_wall_time():
 
 
 def test_a_thread_that_waits_for_a_socket_does_not_hold_up_the_others(monkeypatch):
-    monkeypatch.setattr(turns, "_IDLE_S", 0.1)
-    monkeypatch.setattr(turns, "_LOOK_S", 0.05)
+    monkeypatch.setattr(threads, "_IDLE_S", 0.1)
+    monkeypatch.setattr(threads, "_LOOK_S", 0.05)
 
     def main(grid, _):
         here, there = socket.socketpair()
