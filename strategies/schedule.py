@@ -51,7 +51,7 @@ class Schedule:
     """
 
     concurrency: Count | None = None
-    """Jobs in flight, >= 1; None sends to every free node, or to `fraction_train` of them."""
+    """Jobs in flight, the most with a pace, >= 1; None sends to every free node, or a share."""
     buffer_size: Updates | None = None
     """Updates of a server step, >= 1; None waits for every job that was sent."""
     send: Literal["after_step", "after_reply"] = "after_step"
