@@ -92,8 +92,7 @@ DOORS = {name_of(path): path for folder in FOLDERS for path in (ROOT / folder).r
 
 
 ONE_FILE = {
-    f"fedstale.strategies.{name}"
-    for name in ("methods", "pace", "robust", "schedule", "server_optimizer")
+    f"fedstale.strategies.{name}" for name in ("pace", "robust", "schedule", "server_optimizer")
 }
 """Parts of a strategy that are a file each, and so their own doors."""
 
