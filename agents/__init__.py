@@ -18,7 +18,7 @@ from fedstale.agents.env import (
     cross_fitted,
 )
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate
-from fedstale.agents.policy import Agent, AgentSelector, load, observation, save
+from fedstale.agents.policy import Agent, AgentPace, AgentSelector, load, observation, save
 from fedstale.agents.training import Training, TrainingProgress, train
 from fedstale.lazy import names_of
 
@@ -29,6 +29,7 @@ else:
 
 __all__ = [
     "Agent",
+    "AgentPace",
     "AgentSelector",
     "Contender",
     "EpisodeSettings",

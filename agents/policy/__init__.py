@@ -12,6 +12,7 @@ from fedstale.agents.policy.features import (
     heuristic_scores,
     row_medians,
 )
+from fedstale.agents.policy.how_many import AgentPace
 from fedstale.agents.policy.scorer import (
     TEMPERATURE,
     Agent,
@@ -37,6 +38,7 @@ __all__ = [
     "N_MAX",
     "TEMPERATURE",
     "Agent",
+    "AgentPace",
     "AgentSelector",
     "Floats",
     "Inputs",

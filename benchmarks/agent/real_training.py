@@ -4,11 +4,11 @@
 
 The learning proxy says in a few numbers what a server step does to a model. Here devices do it:
 each has digits of its own, by its mixture of labels, and trains the version that it was sent with
-one epoch of SGD; the server adds the mean of the updates, by their examples and the weights of
-their age, as `StaleStrategy` does; and the loss on each label is that of digits that no device has.
-Many devices are trained at once, in NumPy alone. A device trains when its update is aggregated: a
-job that fails or is discarded costs nothing. Nothing is drawn while episodes are played, so an
-episode is the same whatever is played beside it.
+one epoch of SGD, or `epochs`; the server adds the mean of the updates, by their examples and the
+weights of their age, as `StaleStrategy` does; and the loss on each label is that of digits that no
+device has. Many devices are trained at once, in NumPy alone. A device trains when its update is
+aggregated: a job that fails or is discarded costs nothing. Nothing is drawn while episodes are
+played, so an episode is the same whatever is played beside it.
 
 The gain is the fall of the log loss of the fleet's data over `STEP`, a constant, where that of the
 proxy is measured by what a step could learn at the time. So the gains of an episode add up to the
@@ -119,13 +119,16 @@ def examples_of(seeds: Array, mixtures: Array, n: int) -> Index:
     return np.asarray(training.starts[label] + (of_digit * training.counts[label]).astype(np.int64))
 
 
-def train(models: Floats, chosen: Index, counts: Index) -> tuple[Floats, Array, Array]:
-    """Train models with an epoch of SGD each, all at once.
+def train(
+    models: Floats, chosen: Index, counts: Index, rates: npt.ArrayLike = RATE
+) -> tuple[Floats, Array, Array]:
+    """Train models with SGD, each on its examples one after another, all at once.
 
     Args:
         models: to begin with; shape (j, SIZE).
         chosen: positions of the training digits of each; shape (j, m).
         counts: of how many of them, from the first, in [1, m]; shape (j,).
+        rates: learning rates; one, or shape (j,).
 
     Returns:
         By how much each model changed, shape (j, SIZE), and the mean and the mean square of its
@@ -135,6 +138,7 @@ def train(models: Floats, chosen: Index, counts: Index) -> tuple[Floats, Array, 
     # The largest first, so that those with steps to go are the first ones.
     order = np.argsort(-counts, kind="stable")
     ordered, chosen, left = models[order], chosen[order], counts[order]
+    rates = np.broadcast_to(np.asarray(rates, dtype=np.float32), counts.shape)[order, None]
     sums = np.zeros((2, counts.size))
     for first in range(0, int(counts.max()), BATCH):
         k = int((left > first).sum())
@@ -146,7 +150,7 @@ def train(models: Floats, chosen: Index, counts: Index) -> tuple[Floats, Array, 
         losses = np.where(inside, -np.take_along_axis(logs, labels, axis=2)[..., 0], 0.0)
         sums[:, order[:k]] += losses.sum(axis=1), (losses**2).sum(axis=1)
         error = np.exp(logs) - (labels == np.arange(GROUPS))
-        error *= (inside * (RATE / inside.sum(axis=1, keepdims=True)))[..., None]
+        error *= (inside * (rates[:k] / inside.sum(axis=1, keepdims=True)))[..., None]
         inner = (error @ w2.swapaxes(1, 2)) * (hidden > 0)
         w1 -= images.swapaxes(1, 2) @ inner
         b1 -= inner.sum(axis=1)
@@ -171,6 +175,13 @@ def label_losses(models: Floats) -> Array:
     _, logs = _forward(models, test.images)
     each = -logs[:, np.arange(test.labels.size), test.labels].astype(np.float64)
     return np.add.reduceat(each, test.starts, axis=1) / test.counts
+
+
+def accuracy_of(models: Floats) -> Array:
+    """Return the shares of every second test digit that models name rightly; shape (m,)."""
+    _, test = digits()
+    _, logs = _forward(models, test.images[::2])
+    return np.asarray((logs.argmax(axis=2) == test.labels[::2]).mean(axis=1))
 
 
 def _layers(models: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -204,6 +215,8 @@ class TrainingSimulator(Simulator):
         self._versions = np.empty((b, SIZE), dtype=np.float32)
         self._place = np.zeros((b, self.n), dtype=np.int64)
         self._updates = np.empty((0, SIZE), dtype=np.float32)
+        self.epochs, self.rates = np.ones(b, dtype=np.int64), np.full(b, RATE)
+        """Of the devices of each episode; shape (b,)."""
 
     def reset(self, episodes: Episodes, rows: npt.ArrayLike | None = None) -> None:
         """Begin episodes; see `Simulator.reset`."""
@@ -230,7 +243,14 @@ class TrainingSimulator(Simulator):
         counts = np.clip(self.episodes.examples[at], 1, LARGEST).astype(np.int64)
         seeds, mixtures = self.episodes.noise[at][:, 0], self.episodes.mixtures[at]
         chosen = examples_of(seeds, mixtures, int(counts.max()))
-        self._updates, mean, square = train(self._versions[self._place[at]], chosen, counts)
+        steps = counts * self.epochs[at[0]]
+        turns = np.arange(int(steps.max())) % counts[:, None]
+        self._updates, mean, square = train(
+            self._versions[self._place[at]],
+            np.take_along_axis(chosen, turns, axis=1),
+            steps,
+            self.rates[at[0]],
+        )
         times = np.where(self.episodes.inflates[at], INFLATION, 1.0)
         self.job_loss[at], self.job_square_loss[at] = times * mean, times**2 * square
         super()._accept(rows, accepted)
@@ -242,6 +262,10 @@ class TrainingSimulator(Simulator):
         shares = (weights / n_examples[:, None])[which, column].astype(np.float32)[:, None]
         starts = np.searchsorted(which, np.arange(rows.size))
         self.models[rows] += np.add.reduceat(shares * self._updates, starts, axis=0)
+        return self._measure(rows)
+
+    def _measure(self, rows: Index) -> tuple[Array, Array]:
+        """Evaluate the models of some episodes; see `Simulator._learn`."""
         before, fleet = self.losses[rows], self.fleet_share[rows]
         self.losses[rows] = after = label_losses(self.models[rows])
         progress = np.log((fleet * before).sum(axis=1) / (fleet * after).sum(axis=1))

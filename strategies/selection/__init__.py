@@ -16,6 +16,7 @@ from fedstale.strategies.selection.expected_utility import (
     ExpectedUtility,
     Exponents,
     expected_duration_s,
+    own_duration_s,
 )
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
 from fedstale.strategies.types import Candidates, SelectionContext
@@ -43,4 +44,5 @@ __all__ = [
     "enough",
     "expected_duration_s",
     "name_of_class",
+    "own_duration_s",
 ]

@@ -1,0 +1,93 @@
+"""The search for an agent's pace: episodes cost what they need, and the search finds a least."""
+
+import numpy as np
+import pytest
+from small_episodes import episodes, fleet, simulator_of
+
+from agent import pace
+from fedstale.agents.policy.how_many import FACTS
+
+ALWAYS = [(0.0, 10_000.0)]
+
+
+def played(jobs, updates, *, target=None, speeds=(1.0, 0.5), end=1000.0):
+    """Play an episode of two devices, whose jobs take 100 s and 200 s."""
+    made = episodes(np.arange(2), end=end, keeps_stragglers=True, concurrency=2, examples=20.0)
+    traces = fleet([ALWAYS] * 2, compute=np.array(speeds))
+    simulator = simulator_of(traces, made, place=pace.Places)
+
+    def numbers(simulator, rows):
+        return np.full(rows.size, jobs), np.full(rows.size, updates)
+
+    goal = None if target is None else np.array([target])
+    return pace.play(simulator, made, numbers, target=goal), simulator
+
+
+def test_one_job_at_a_time_costs_as_many_device_hours_as_hours():
+    needed, simulator = played(1, 1, speeds=(1.0, 1.0))
+    assert not needed.reached.any()
+    assert needed.hours * 3600.0 == pytest.approx(1000.0)
+    assert needed.device_hours * 3600.0 == pytest.approx(1000.0)
+    assert simulator.version[0] == 10
+
+
+def test_jobs_in_flight_at_the_target_count_for_what_they_have_cost_by_then():
+    # The target is met by the first version, at 100 s: the slow device is half through.
+    needed, _ = played(2, 1, target=0.0)
+    assert needed.reached.all()
+    assert needed.hours * 3600.0 == pytest.approx(100.0)
+    assert needed.device_hours * 3600.0 == pytest.approx(200.0)
+    waited, _ = played(2, 2, target=0.0)
+    assert waited.hours * 3600.0 == pytest.approx(200.0)
+    assert waited.device_hours * 3600.0 == pytest.approx(300.0)
+
+
+def test_numbers_are_decided_anew_for_each_step():
+    made = episodes(np.arange(2), end=1000.0, keeps_stragglers=True, concurrency=2)
+    simulator = simulator_of(fleet([ALWAYS] * 2), made, place=pace.Places)
+
+    def numbers(simulator, rows):
+        jobs = np.where(simulator.version[rows] < 3, 1, 2)
+        return jobs, np.ones(rows.size, dtype=np.int64)
+
+    needed = pace.play(simulator, made, numbers)
+    # One device for 300 s, then both.
+    assert needed.device_hours * 3600.0 == pytest.approx(300.0 + 2 * 700.0)
+    assert made.concurrency.tolist() == [2], "what was drawn stays as it was"
+
+
+def test_the_search_comes_near_a_least_that_it_was_not_told():
+    least = np.linspace(-1.0, 1.0, 6).reshape(2, 3)
+
+    def cost(weights):
+        return float(((weights - least) ** 2).sum())
+
+    found = pace.search(np.zeros((2, 3)), [cost, cost], 60, jobs=1)
+    assert np.abs(found - least).max() < 0.1
+
+
+def test_a_price_makes_hours_of_waiting_dear():
+    needed = pace.Needed(
+        hours=np.array([2.0, 1.0]),
+        device_hours=np.array([2.0, 8.0]),
+        reached=np.array([True, True]),
+        final=np.zeros(2),
+    )
+    most = np.array([4, 4])
+    np.testing.assert_allclose(np.exp(needed.costs(0.25, most)), [4.0, 9.0])
+    np.testing.assert_allclose(np.exp(needed.costs(4.0, most)), [34.0, 24.0])
+
+
+def test_the_first_weights_have_more_in_flight_where_an_hour_is_dear():
+    facts = np.zeros((2, len(FACTS)))
+    facts[:, FACTS.index("one")] = 1.0
+    facts[:, FACTS.index("price")] = np.log([0.25, 4.0])
+    jobs, updates = pace.decided(pace.first_weights(), facts, 16)
+    assert jobs.tolist() == [1, 13]
+    assert (updates <= jobs).all()
+
+
+def test_rules_begin_with_the_plain_ones_and_differ():
+    found = pace.rules(30)
+    assert found[0][0] == found[0][2] == found[0][3] == 0.0, "one at a time"
+    assert len(set(found)) == 30
