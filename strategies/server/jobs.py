@@ -253,9 +253,6 @@ class Dispatcher:
         Raises:
             FedstaleError: it breaks its contract.
         """
-        if not free.everyone.is_ascending:
-            # A grid may answer in any order; what is picked depends on the set alone.
-            free = NodeSet.of(np.sort(free.ids))
         drawn_from = self.rng.bit_generator.state if self.on_pick else {}
         candidates = self.history.candidates(free, context, self.jobs.nodes_out)
         # A selector of a user's may return what `node_ids` holds.

@@ -242,7 +242,9 @@ class EventLoop(Stateful):
             but |= {update.node_id for update in self.buffer.updates}
         if replaces:
             but |= self.standing.failed_nodes.keys()
-        return self.jobs.idle(self.grid.online_nodes(), but)
+        free = self.jobs.idle(self.grid.online_nodes(), but)
+        # A grid may answer in any order; what is decided depends on the set alone.
+        return free if free.everyone.is_ascending else NodeSet.of(np.sort(free.ids))
 
     def _count_sent(self, jobs: list[Job]) -> None:
         """Count messages sent, and those that the grid did not take."""

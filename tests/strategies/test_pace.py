@@ -180,6 +180,15 @@ def test_a_pace_is_asked_once_a_buffer_and_told_where_the_run_stands():
     assert [(len(free), len(out)) for _, free, out in seen][:3] == [(8, 0), (7, 1), (7, 1)]
 
 
+def test_free_nodes_are_in_ascending_order_whatever_the_grids():
+    grid = fleet()
+    grid.online = lambda now: [3, 1, 2]
+    pace = Seeing()
+    pace.notes = notes = Notes()
+    run(StaleStrategy(schedule=k_batch_async(4, 3), pace=pace), grid, n=1)
+    assert notes[0][1].tolist() == [1, 2, 3]
+
+
 class Notes(list):
     """A list that is not copied with the run."""
 
