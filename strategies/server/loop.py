@@ -340,8 +340,9 @@ class EventLoop(Stateful):
 
     def _hint_of_unread(self, reply: Message) -> None:
         """Hint at the arrays of an accepted reply that nothing reads, if there are any."""
-        key, records = self.checks.arrays_key, reply.content.array_records
-        # A stage of a user's own may read them.
+        # Flower's view of them by kind would keep the reply in memory until cycles are collected.
+        records = [name for name, r in reply.content.items() if isinstance(r, ArrayRecord)]
+        key = self.checks.arrays_key
         is_ours = all(type(stage).__module__.startswith("fedstale.") for stage in self.stages)
         if len(records) > 1 and is_ours:
             others = [name[:40] for name in records if name != key][:5]
