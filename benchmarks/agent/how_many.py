@@ -1,9 +1,9 @@
 """What whom to ask and how many to ask are worth, each by itself, in real training.
 
-Recorded devices train apps under `TraceGrid`, as in `training.py`: the same windows, forecasts and
-targets, which random selection reached on other devices. An arm is a selector and a schedule's two
-numbers, jobs in flight and updates of a step; a pace decides them anew for each step, up to as many
-jobs in flight as the setting has.
+Recorded devices train `digits` under `TraceGrid`, as in `training.py`: the same windows, forecasts
+and targets, which random selection reached on other devices. An arm is a selector and a schedule's
+two numbers, jobs in flight and updates of a step; a pace decides them anew for each step, up to as
+many jobs in flight as the setting has.
 
 A run costs hours x price + device-hours, to its target. The price of an hour is in device-hours,
 here as multiples of the jobs in flight at most: at 1 an hour of waiting is worth the hour of all
@@ -40,7 +40,7 @@ from fedstale.strategies.selection import (
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
-from agent.ratios import SHARES, Row, pairs, ratio
+from agent.ratios import RANDOM, SHARES, Row, pairs, ratio
 from agent.training import LEARN_SEEDS, SEEDS, Run, place
 from lab.apps import opened
 from lab.curves import final
@@ -84,7 +84,7 @@ WHOM = {
     "rule, all that is asked": Arm(selector=lambda: ExpectedUtility(BALANCED), each=False),
     "Oort": Arm(selector=lambda: Oort(RELEASED), each=False),
     "Oort, enough": Arm(selector=lambda: Enough(Oort(RELEASED)), each=False),
-    "random": Arm(selector=Random, each=False),
+    RANDOM: Arm(selector=Random, each=False),
     "random, enough": Arm(selector=lambda: Enough(Random()), each=False),
 }
 """Selectors at the same two numbers; "enough" sends no more jobs than a step is likely to need."""
@@ -103,6 +103,7 @@ HOW_MANY |= {
 }
 """The rule at other numbers, or with a pace."""
 ARMS = WHOM | HOW_MANY
+QUICK = (REFERENCE, "one at a time", RANDOM)
 
 
 def strategy(
@@ -263,28 +264,20 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    some = {"regimes": ("choice",), "fleets": ("phones",)} if options.quick else {}
-    arms = (REFERENCE, "one at a time", "random") if options.quick else tuple(ARMS)
-    runs = wanted(arms, seeds=SEEDS[: 3 if options.quick else None], **some)
-    learn = wanted(
-        ["random"], part="learn", seeds=LEARN_SEEDS[: 2 if options.quick else None], **some
-    )
-    if not options.quick:
-        published = {"regimes": ("published",), "app": "fashion"}
-        runs += wanted(arms, **published)
-        learn += wanted(["random"], part="learn", seeds=LEARN_SEEDS, **published)
-    kept = Kept(options.keep)
+    quick = options.quick
+    some = {"regimes": ("choice",), "fleets": ("phones",)} if quick else {}
+    arms = QUICK if quick else tuple(ARMS)
+    runs = wanted(arms, seeds=SEEDS[: 3 if quick else None], **some)
+    learn = wanted([RANDOM], part="learn", seeds=LEARN_SEEDS[: 2 if quick else None], **some)
+    play_here = partial(played_all, options.recordings, kept=Kept(options.keep), jobs=options.jobs)
     reached: dict[tuple[object, ...], list[float]] = {}
-    for (run, _), each in zip(
-        learn, played_all(options.recordings, learn, kept=kept, jobs=options.jobs), strict=True
-    ):
+    for (run, _), each in zip(learn, play_here(learn), strict=True):
         reached.setdefault(setting(run), []).append(final(np.array(each["accuracy"])))
     targets = {place: float(np.mean(each)) for place, each in reached.items()}
-    found = played_all(options.recordings, runs, kept=kept, jobs=options.jobs)
-    rows = tables(rows_of(runs, found, targets))
-    name = "how_many-quick" if options.quick else "how_many"
+    rows = tables(rows_of(runs, play_here(runs), targets))
+    name = "how_many-quick" if quick else "how_many"
     command = "python benchmarks/agent/how_many.py RECORDINGS --keep RUNS"
-    print(write_result(name, rows, command=command + " --quick" * options.quick))
+    print(write_result(name, rows, command=command + " --quick" * quick))
 
 
 if __name__ == "__main__":
