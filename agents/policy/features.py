@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedstale.strategies.selection import BALANCED
 from fedstale.strategies.types import Candidates
 from fedstale.traces import Array, Mask
+from fedstale.traces.arrays import broadcast
 
 Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]
@@ -129,12 +130,12 @@ def features(
     """
     b, n = mask.shape
     now, k, n_in_flight, version, deadline_s, n_missing, n_expected = (
-        np.broadcast_to(np.asarray(x, dtype=np.float64), (b,))[:, None]
+        broadcast(x, (b,))[:, None]
         for x in (now, k, n_in_flight, version, deadline_s, n_missing, n_expected)
     )
     # A real choice is written feature by feature, so that each is one piece of memory.
-    x = np.moveaxis(np.empty((N_FEATURES, b, n), dtype=np.float32), 0, -1)
-    x = x if b == 1 else np.empty(x.shape, dtype=np.float32)
+    shape, order = ((N_FEATURES, b, n), (1, 2, 0)) if b == 1 else ((b, n, N_FEATURES), (0, 1, 2))
+    x = np.empty(shape, dtype=np.float32).transpose(order)
     heuristic = np.empty((b, n), dtype=np.float32)
 
     @cache
@@ -189,9 +190,9 @@ _FLAGS = (
 def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
     every = slice(None) if mask.shape[1] <= _CHUNK else _sample(np.arange(mask.shape[1]))
-    logs = _log(np.stack([get(name)[:, every] for name in _COMPARED]))
+    logs = _log(np.array([get(name)[:, every] for name in _COMPARED]))
     picked = np.log1p(get("times_picked")[:, every])
-    rows = np.stack([*logs, picked, _expected(*logs[:2])])
+    rows = np.array([*logs, picked, _expected(*logs[:2])])
     each = rows.shape[0] * rows.shape[1], rows.shape[2]
     known = np.broadcast_to(mask[:, every], rows.shape).reshape(each)
     found = row_medians(rows.reshape(each), known).reshape(*rows.shape[:2], 1)
@@ -220,11 +221,11 @@ def _fill(
     """Write all features but the rank of some columns, and return the heuristic's scores."""
 
     def columns(*names: str) -> Array:
-        return np.stack([get(name)[:, part] for name in names])
+        return np.array([get(name)[:, part] for name in names])
 
     # 32 bits are enough from here on, but not for instants, only for their differences.
     then = columns("forecast_at", "last_version", "picked_at", "staleness")
-    ages = np.stack([now - then[0], version - then[1], then[3], now - then[2]]).astype(np.float32)
+    ages = np.array([now - then[0], version - then[1], then[3], now - then[2]], dtype=np.float32)
     stated, counts, compared = (
         columns(*names).astype(np.float32)
         for names in (
@@ -236,7 +237,7 @@ def _fill(
     finished, failed, expected = counts[:3]
     picked, logs = np.log1p(counts[3]), _log(compared)
     ratios = [
-        *(logs - np.stack([medians[name] for name in _COMPARED])),
+        *(logs - np.array([medians[name] for name in _COMPARED])),
         *(logs[:2] - limit.astype(np.float32)),
         picked - medians["times_picked"],
         np.log((finished + 4.0) / (expected + 4.0)),
@@ -248,13 +249,14 @@ def _fill(
     ]
     success = (finished + 1.0) / (finished + failed + 2.0)
     for names, values in (
-        (_LOGITS, _logit(np.stack([*stated, success]))),
+        (_LOGITS, _logit(np.array([*stated, success]))),
         (_AGES, _age(ages)),
-        (_RATIOS, _ratio(np.stack(ratios))),
-        (_FLAGS, np.stack(flags)),
-        (("times_picked",), np.minimum(picked, LIMIT)[None]),
+        (_RATIOS, _ratio(np.array(ratios))),
+        (_FLAGS, flags),
+        (("times_picked",), [np.minimum(picked, LIMIT)]),
     ):
-        x[:, part, [_PLACE[name] for name in names]] = np.moveaxis(values, 0, -1)
+        for name, column in zip(names, values, strict=True):
+            x[:, part, _PLACE[name]] = column
     utilities = np.where(compared[2] == 0.0, _NONE, logs[2])
     return _scores(stated[0], utilities, logs[:2], picked, medians)
 
@@ -295,7 +297,7 @@ def _context(
         ],
         axis=1,
     )
-    return np.clip(context, -LIMIT, LIMIT).astype(np.float32)
+    return _within(context, -LIMIT, LIMIT).astype(np.float32)
 
 
 def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
@@ -337,14 +339,15 @@ def _scores(
     base = np.where(np.isnan(middle), largest, middle)
     # What is not known is the median.
     longer = _expected(*durations) - medians["expected"]
-    chances = np.log(np.clip(np.nan_to_num(p_finish, nan=0.5), _LEAST_P, 1.0))
+    p_finish = np.where(np.isnan(p_finish), 0.5, p_finish)
+    chances = np.log(_within(p_finish, _LEAST_P, 1.0))
     found = (
         _RULE.chance * chances
         + _RULE.utility * (utilities - base)
-        - _RULE.duration * np.nan_to_num(longer)
+        - _RULE.duration * np.where(np.isnan(longer), 0.0, longer)
         - _RULE.picked * picked
     )
-    return np.clip(found, -HEURISTIC_LIMIT, HEURISTIC_LIMIT)
+    return _within(found, -HEURISTIC_LIMIT, HEURISTIC_LIMIT)
 
 
 def _expected(stated: AnyFloats, observed: AnyFloats) -> AnyFloats:
@@ -358,13 +361,18 @@ def _log(x: AnyFloats) -> AnyFloats:
     return np.where(np.isfinite(logs), logs, np.nan)
 
 
+def _within(x: AnyFloats, low: float, high: float) -> AnyFloats:
+    """Clip numbers as `np.clip`, which takes four times as long for a few."""
+    return np.minimum(np.maximum(x, low), high)
+
+
 def _logit(p: AnyFloats) -> AnyFloats:
     logs = np.log(p / (1.0 - p))
-    return np.where(np.isnan(logs), 0.0, np.clip(logs, -_LOGIT, _LOGIT))
+    return np.where(np.isnan(logs), 0.0, _within(logs, -_LOGIT, _LOGIT))
 
 
 def _ratio(x: AnyFloats) -> AnyFloats:
-    return np.where(np.isnan(x), 0.0, np.clip(x, -_RATIO, _RATIO))
+    return np.where(np.isnan(x), 0.0, _within(x, -_RATIO, _RATIO))
 
 
 def _age(x: AnyFloats) -> AnyFloats:
@@ -389,7 +397,7 @@ def row_medians(x: AnyFloats, mask: Mask) -> Array:
 
 def _rank(x: Single, mask: Mask) -> AnyFloats:
     """Return the share of candidates with less, ties counting half, in [0, 1]."""
-    if len(x) > 1 and x.shape[1] <= _SHORT:
+    if x.shape[1] <= _SHORT:
         lower = np.where(mask, x, np.inf)[:, None, :]
         n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
         less, same = (f(lower, x[:, :, None]).sum(axis=2) for f in (np.less, np.equal))
