@@ -16,6 +16,8 @@ DAY_S = 86_400.0
 ROUNDED = 1.0 + 2.0**-49
 """An end times this is after all that fits by it exactly in decimals: rounding moves an instant by
 some units in its last place, and this is up to 16."""
+# So few queries are faster looked up one by one.
+_FEW = 24
 _LINE, _VALUE = 240, 80
 """Characters that `outline` shows at most, and of one value."""
 
@@ -23,7 +25,7 @@ _LINE, _VALUE = 240, 80
 def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
     """Return, for each query, the position of the last key that is at most x.
 
-    All queries are halved together, so the cost grows with the logarithm of the longest range.
+    Many queries are halved together, so the cost grows with the logarithm of the longest range.
 
     Args:
         keys: sorted within each range; shape (m,).
@@ -42,6 +44,10 @@ def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index
     """
     found = first - 1
     if keys.size == 0 or first.size == 0:
+        return found
+    if first.size <= _FEW:
+        each = zip(first.tolist(), last.tolist(), x.tolist(), strict=True)
+        found += [keys[low:high].searchsorted(value, "right") for low, high, value in each]
         return found
     longest, end = int((last - first).max()), keys.size - 1
     step = 1 << max(longest.bit_length() - 1, 0) if longest > 0 else 0

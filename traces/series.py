@@ -441,7 +441,7 @@ class Series(Channel):
         else:
             assert self.starts is not None
             block = last_at_or_before(self.starts[:, 0], first, last, x)
-        return np.clip(block, first, last - 1)
+        return np.minimum(np.maximum(block, first), last - 1)
 
     def starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
         """Return the start of each segment of blocks of rows, in row time; shape (n, 16)."""
@@ -461,7 +461,8 @@ class Series(Channel):
     def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
         block = self.block_at(x, row)
-        widths = np.diff(self.edges_of(block, row, x))
+        edges = self.edges_of(block, row, x)
+        widths = edges[:, 1:] - edges[:, :-1]
         return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
 
     def _reached(self, target: Array, row: npt.NDArray[np.int32]) -> Array:
@@ -472,7 +473,7 @@ class Series(Channel):
         following = self.starts_of(np.minimum(block + 1, last - 1), row)[:, 0]
         block_end = np.where(block + 1 < last, following, self.lengths[row])
         edges = self.edges_of(block, row, block_end)
-        gained = np.cumsum(np.diff(edges) * self.values[block], axis=1)
+        gained = ((edges[:, 1:] - edges[:, :-1]) * self.values[block]).cumsum(axis=1)
         missing = target - self.totals[block]
         column = (gained < missing[:, None]).sum(axis=1)
         # Rounding may leave the last segment a hair short of its target: it ends where it ends.
