@@ -404,7 +404,7 @@ class Series(Channel):
             if self.repeat:
                 # The target is first reached at the end of a cycle, not at the start of the next.
                 cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
-                within = np.clip(target - cycles * total, 0.0, total)
+                within = np.minimum(np.maximum(target - cycles * total, 0.0), total)
                 reachable = (total > 0) & np.isfinite(target)
             else:
                 reachable = target <= total * ROUNDED

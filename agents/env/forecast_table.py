@@ -28,6 +28,7 @@ _CHUNK = 20_000
 SCALES: Array = 2.0 ** np.arange(-3.0, 4.0)
 """Works of a job, over that of the mean device, of which a table has forecasts; between them it is
 read off a line in the logarithm of work, of the chances and of the logarithm of the duration."""
+_LOG_SCALES, _PLACES = np.log(SCALES), np.arange(SCALES.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,16 @@ class ForecastTable:
         step = np.floor((now - self.start) / self.step_s).astype(np.int64)
         rows = self.rows[devices]
         known = (rows >= 0) & (step >= 0)
-        step = np.clip(step, 0, n_steps - 1)
-        place = np.interp(np.log(scale), np.log(SCALES), np.arange(SCALES.size))
+        step = np.minimum(np.maximum(step, 0), n_steps - 1)
+        place = np.interp(np.log(scale), _LOG_SCALES, _PLACES)
         low = np.minimum(place.astype(np.int64), SCALES.size - 2)
-        less, more = (
-            np.where(known, self.values[:, rows, step, kind, i].astype(np.float64), np.nan)
-            for i in (low, low + 1)
-        )
+        both = self.values[:, rows, step, kind, [low, low + 1]].astype(np.float64)
+        (p, more_p), (stays, _), durations = np.where(known, both, np.nan)
         share = place - low
-        p = (1.0 - share) * less[0] + share * more[0]
-        duration = np.exp((1.0 - share) * np.log(less[2]) + share * np.log(more[2]))
+        less, more = np.log(durations)
+        duration = np.exp((1.0 - share) * less + share * more)
         # Whether a device stays does not depend on its job.
-        return p, less[1], duration
+        return (1.0 - share) * p + share * more_p, stays, duration
 
 
 def _made(

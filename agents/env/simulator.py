@@ -223,7 +223,7 @@ class Simulator:
         own = self.episodes
         time = (self.now - own.start) / (own.end - own.start)
         share = np.maximum(time, self.worked_s / own.budget_s)
-        return np.where(self.done, 1.0, np.clip(share, 0.0, 1.0))
+        return np.where(self.done, 1.0, np.minimum(np.maximum(share, 0.0), 1.0))
 
     @property
     def n_missing(self) -> Index:
@@ -247,11 +247,12 @@ class Simulator:
                 picked are 0.
         """
         if columns is None:
-            columns = np.broadcast_to(np.arange(self.n), (rows.size, self.n))
-        flat = (rows[:, None] * self.n + columns).ravel()
+            columns = np.arange(self.n)
+        places = rows[:, None] * self.n + columns
+        flat = places.ravel()
         return features(
             Candidates(flat, self.table, flat),
-            np.take_along_axis(self.mask[rows], columns, axis=1),
+            self.mask.ravel()[places],
             now=self.now[rows],
             k=self.slots[rows],
             n_in_flight=self.n_awaited[rows],
@@ -367,7 +368,8 @@ class Simulator:
         """Return the instant of the next server step or failed job; inf without jobs."""
         episodes, in_flight = self.episodes, self.in_flight[rows]
         visible = np.where(in_flight, self.visible_at[rows], np.inf)
-        arrivals = np.sort(np.where(self.replies[rows], visible, np.inf), axis=1)
+        arrivals = np.where(self.replies[rows], visible, np.inf)
+        arrivals.sort(axis=1)
         failures = np.where(self.replies[rows], np.inf, visible).min(axis=1)
         last_of_buffer = np.minimum(episodes.buffer_size[rows], self.n) - 1
         full = arrivals[np.arange(rows.size), last_of_buffer]
@@ -412,7 +414,7 @@ class Simulator:
         """Aggregate the first updates that have arrived; keep or discard what is in flight."""
         outcome, spent = self._outcome, self.spent_s[rows]
         arrivals = np.where(arrived, self.visible_at[rows], np.inf)
-        order = np.argsort(np.argsort(arrivals, axis=1, kind="stable"), axis=1, kind="stable")
+        order = arrivals.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
         accepted = arrived & (order < self.episodes.buffer_size[rows][:, None])
         self._accept(rows, accepted)
         discards = ~self.episodes.keeps_stragglers[rows]
@@ -513,7 +515,7 @@ class Simulator:
             self.done[waiting[over]] = True
             waiting = waiting[~over]
             now = self.now[waiting, None]
-            self._find_windows(waiting, np.broadcast_to(now, (waiting.size, self.n)))
+            self._find_windows(waiting, now)
             free = self._may_be_free(waiting) & (self.visible_at[waiting] <= now)
             mask = free & (self.window_start[waiting] <= now)
             self.mask[waiting] = mask
@@ -535,11 +537,19 @@ class Simulator:
         return able & (begins[:, None] | (replacing[:, None] & ~self.failed[rows]))
 
     def _find_windows(self, rows: Index, when: Array) -> None:
-        """Find the windows of devices whose last known window is over by an instant; (m, n)."""
+        """Find the windows of devices whose last known window is over by an instant.
+
+        Args:
+            rows: episodes; shape (m,).
+            when: instants in s; shape (m, n), or (m, 1) if it is one for all devices of a row.
+        """
         over = self.episodes.present[rows] & (self.window_end[rows] <= when)
         which, column = np.nonzero(over)
+        if not which.size:
+            return
         at = rows[which], column
-        found = self.availability.window_at_or_after(self.episodes.devices[at], when[which, column])
+        instants = when[which, column if when.shape[1] > 1 else 0]
+        found = self.availability.window_at_or_after(self.episodes.devices[at], instants)
         self.window_start[at], self.window_end[at] = found
 
     def _wait(self, rows: Index) -> None:
@@ -565,7 +575,7 @@ class Simulator:
             episodes.devices[at], episodes.kind[row], episodes.work_scale[at], now
         )
         reported = np.where(episodes.over_reports[at] & ~np.isnan(p), 1.0, p)
-        known["forecast_p_finish"][at] = np.clip(reported, 0.0, 1.0)
-        known["forecast_p_available"][at] = np.clip(available, 0.0, 1.0)
+        known["forecast_p_finish"][at] = np.minimum(np.maximum(reported, 0.0), 1.0)
+        known["forecast_p_available"][at] = np.minimum(np.maximum(available, 0.0), 1.0)
         known["forecast_duration_s"][at] = duration
         known["forecast_at"][at] = np.where(np.isnan(p), np.nan, now)

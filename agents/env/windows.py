@@ -277,8 +277,8 @@ class Rounds:
         # Most devices are offline or busy at most times: only candidates are looked at.
         width = min(int(mask.sum(axis=1).max()), self.n_max)
         keys = np.where(mask, turned(self._order[rows], simulator.n_choices[rows]), 2.0)
-        columns = np.argsort(keys, axis=1)[:, :width]
-        shown = np.take_along_axis(mask, columns, axis=1)
+        columns = keys.argsort(axis=1)[:, :width]
+        shown = mask[np.arange(rows.size)[:, None], columns]
         slots = np.minimum(simulator.slots[rows], shown.sum(axis=1))
         features, context, heuristic = simulator.observation(rows, columns)
         self._columns[rows, :width], self.mask[rows, :width] = columns, shown
@@ -455,7 +455,7 @@ def top(scores: Floats, mask: Mask, k: Index) -> Mask:
         >>> top(np.array([[0.1, 0.5, 0.9]]), np.array([[True, True, False]]), np.array([1]))
         array([[False,  True, False]])
     """
-    order = np.argsort(np.where(mask, -scores, np.inf), axis=1, kind="stable")
+    order = np.where(mask, -scores, np.inf).argsort(axis=1, kind="stable")
     picked = np.zeros(mask.shape, dtype=bool)
-    np.put_along_axis(picked, order, np.arange(mask.shape[1]) < k[:, None], axis=1)
+    picked[np.arange(len(mask))[:, None], order] = np.arange(mask.shape[1]) < k[:, None]
     return picked & mask

@@ -193,12 +193,13 @@ def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     logs = _log(np.array([get(name)[:, every] for name in _COMPARED]))
     picked = np.log1p(get("times_picked")[:, every])
     rows = np.array([*logs, picked, _expected(*logs[:2])])
-    each = rows.shape[0] * rows.shape[1], rows.shape[2]
-    known = np.broadcast_to(mask[:, every], rows.shape).reshape(each)
-    found = row_medians(rows.reshape(each), known).reshape(*rows.shape[:2], 1)
+    # One row after the other, each under the candidates of its choice.
+    known = np.array([mask[:, every]] * len(rows)).reshape(-1, rows.shape[2])
+    found = row_medians(rows.reshape(known.shape), known).reshape(*rows.shape[:2], 1)
     largest = _largest(np.where(mask, get("utility"), np.nan))
     names = (*_COMPARED, "times_picked", "expected", "largest")
-    return {name: x.astype(np.float32) for name, x in zip(names, (*found, largest), strict=True)}
+    singles = np.array([*found, largest], dtype=np.float32)
+    return dict(zip(names, singles, strict=True))
 
 
 def _largest(utility: Array) -> Array:
@@ -388,7 +389,8 @@ def row_medians(x: AnyFloats, mask: Mask) -> Array:
         return np.full((len(x), 1), np.nan)
     known = mask & ~np.isnan(x)
     # NaN sorts last.
-    ordered = np.sort(np.where(known, x, np.nan), axis=1)
+    ordered = np.where(known, x, np.nan)
+    ordered.sort(axis=1)
     n = known.sum(axis=1)
     each = np.arange(len(x))
     middle = 0.5 * (ordered[each, np.maximum(n - 1, 0) // 2] + ordered[each, n // 2])

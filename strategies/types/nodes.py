@@ -365,7 +365,7 @@ class Candidates:
         has 1/2.
         """
         bias = forecast_bias(self.times_finished, self.times_failed, self.expected_finishes)
-        stated = np.clip(self.forecast_p_finish + bias, 0.0, 1.0)
+        stated = np.minimum(np.maximum(self.forecast_p_finish + bias, 0.0), 1.0)
         return np.where(np.isnan(stated), self.share_finished, stated)
 
     @cached_property
