@@ -368,7 +368,7 @@ class Series(Channel):
                 rate, segment_end = self._segment_at(x, row)
                 duration = needed / rate
                 # As in `integral`: what is not reached within its first segment is searched for.
-                long = np.flatnonzero(~(x + duration <= segment_end))
+                long = (~(x + duration <= segment_end)).nonzero()[0]
                 if long.size:
                     duration[long] = self._search(row[long], needed[long], x[long])
         if self.until < np.inf:
@@ -400,17 +400,16 @@ class Series(Channel):
         """Return how long rows take from x, in row time, to accumulate what is needed."""
         length, total = self.lengths[row], self.row_totals[row]
         target = self._accumulated(np.minimum(x, length), row) + needed
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if self.repeat:
-                # The target is first reached at the end of a cycle, not at the start of the next.
-                cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
-                within = np.minimum(np.maximum(target - cycles * total, 0.0), total)
-                reachable = (total > 0) & np.isfinite(target)
-            else:
-                reachable = target <= total * ROUNDED
-                cycles, within = np.zeros(target.shape), np.minimum(target, total)
-            within = np.where(reachable, within, 0.0)
-            duration = self._reached(within, row) + cycles * length - x
+        if self.repeat:
+            # The target is first reached at the end of a cycle, not at the start of the next.
+            cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
+            within = np.minimum(np.maximum(target - cycles * total, 0.0), total)
+            reachable = (total > 0) & np.isfinite(target)
+        else:
+            reachable = target <= total * ROUNDED
+            cycles, within = np.zeros(target.shape), np.minimum(target, total)
+        within = np.where(reachable, within, 0.0)
+        duration = self._reached(within, row) + cycles * length - x
         return np.where(reachable, np.maximum(duration, 0.0), np.inf)
 
     def _segment_at(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Array, Array]:
@@ -480,8 +479,7 @@ class Series(Channel):
         found = np.minimum(column, BLOCK - 1)
         each = np.arange(block.size)
         before = np.where(found > 0, gained[each, found - 1], 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inside = edges[each, found] + (missing - before) / self.values[block, found]
+        inside = edges[each, found] + (missing - before) / self.values[block, found]
         return np.where(
             missing <= 0,
             edges[:, 0],

@@ -14,7 +14,7 @@ Differences from the event loop of `strategies`:
     it may is asked again when something arrives or fails.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,12 +71,17 @@ class RoundOutcome(RowArrays):
     @classmethod
     def zeros(cls, b: int) -> "RoundOutcome":
         """Return rounds in which nothing has happened."""
-        return cls(**{f.name: np.zeros(b) for f in fields(cls)})
+        return cls(**{name: np.zeros(b) for name in cls.__slots__})
+
+    def clear(self, rows: Index) -> None:
+        """Forget what has happened in some episodes."""
+        for name in self.__slots__:
+            getattr(self, name)[rows] = 0.0
 
     def add(self, rows: Index, other: "RoundOutcome") -> None:
         """Add the outcomes of some episodes."""
-        for f in fields(self):
-            getattr(self, f.name)[rows] += getattr(other, f.name)
+        for name in self.__slots__:
+            getattr(self, name)[rows] += getattr(other, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,7 @@ class Simulator:
         self.done[rows] = False
         self._open_buffers(rows)
         self._find_candidates(rows)
-        self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
+        self._outcome.clear(rows)
 
     def proxy_of(self, rows: Index) -> LearningProxy:
         """Return how the models of some episodes learn; all of them alike."""
@@ -338,7 +343,7 @@ class Simulator:
         self._find_candidates(rows)
         self._outcome.time_s[rows] = self.now[rows] - before
         outcome = self._outcome.take(rows)
-        self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
+        self._outcome.clear(rows)
         return outcome
 
     def _train(self, at: tuple[Index, Index]) -> None:
@@ -401,6 +406,8 @@ class Simulator:
 
     def _fail(self, rows: Index, failed: Mask) -> None:
         """Record jobs that brought nothing; shape (m, n)."""
+        if not failed.any():
+            return
         self._end(rows, failed, finished=False)
         n_failed, spent = failed.sum(axis=1), np.where(failed, self.spent_s[rows], 0.0).sum(axis=1)
         self._outcome.failed[rows] += n_failed

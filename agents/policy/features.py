@@ -74,10 +74,9 @@ LIMIT = 8.0
 HEURISTIC_LIMIT = 20.0
 """No score of the heuristic is larger than this, or smaller than its negative."""
 
-# Log-odds beyond these are no longer evidence: a device that claims certainty is a candidate like
-# any other of 98 %.
-_LOGIT = 4.0
 _LEAST_P = 1e-6
+# Log-odds beyond this are no longer evidence: a device that claims certainty is a candidate like
+# any other of 98 %.
 _RATIO = 4.0
 # Stands for the logarithm of 0.
 _NONE = -700.0
@@ -248,11 +247,10 @@ def _fill(
         *np.isnan(logs[:2]),
         ~np.isfinite(compared[2]),
     ]
-    success = (finished + 1.0) / (finished + failed + 2.0)
+    chances = np.array([*stated, (finished + 1.0) / (finished + failed + 2.0)])
     for names, values in (
-        (_LOGITS, _logit(np.array([*stated, success]))),
+        (_LOGITS + _RATIOS, _ratio(np.array([*np.log(chances / (1.0 - chances)), *ratios]))),
         (_AGES, _age(ages)),
-        (_RATIOS, _ratio(np.array(ratios))),
         (_FLAGS, flags),
         (("times_picked",), [np.minimum(picked, LIMIT)]),
     ):
@@ -365,11 +363,6 @@ def _log(x: AnyFloats) -> AnyFloats:
 def _within(x: AnyFloats, low: float, high: float) -> AnyFloats:
     """Clip numbers as `np.clip`, which takes four times as long for a few."""
     return np.minimum(np.maximum(x, low), high)
-
-
-def _logit(p: AnyFloats) -> AnyFloats:
-    logs = np.log(p / (1.0 - p))
-    return np.where(np.isnan(logs), 0.0, _within(logs, -_LOGIT, _LOGIT))
 
 
 def _ratio(x: AnyFloats) -> AnyFloats:
