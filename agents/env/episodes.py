@@ -6,7 +6,7 @@ stragglers are kept, how data are distributed over devices, and whether the serv
 forecasts or has those that came with the last replies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -181,12 +181,12 @@ class RowArrays:
 
     def take(self, which: npt.NDArray[Any]) -> Self:
         """Return some rows, by position or by a mask."""
-        return type(self)(**{name: getattr(self, name)[which] for name in self.__slots__})
+        return type(self)(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     def put(self, rows: Index, other: Self) -> None:
         """Write other rows, of as many devices, into some."""
-        for name in self.__slots__:
-            getattr(self, name)[rows] = getattr(other, name)
+        for f in fields(self):
+            getattr(self, f.name)[rows] = getattr(other, f.name)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

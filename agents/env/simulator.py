@@ -29,7 +29,7 @@ from fedstale.agents.env.episodes import (
     Episodes,
     RowArrays,
 )
-from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of
+from fedstale.agents.env.learning_proxy import entropy_of
 from fedstale.agents.policy import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
 from fedstale.strategies.schedule import RECHECK_S
@@ -178,11 +178,6 @@ class Simulator:
         self._open_buffers(rows)
         self._find_candidates(rows)
         self._outcome.clear(rows)
-
-    def proxy_of(self, rows: Index) -> LearningProxy:
-        """Return how the models of some episodes learn; all of them alike."""
-        del rows
-        return self.proxy
 
     # What a selector sees.
 
@@ -352,10 +347,9 @@ class Simulator:
         turn = self.known["times_picked"][at] % NOISES
         noise = self.episodes.noise[at[0], at[1], turn]
         of_model = (mixture * losses).sum(axis=1)
-        proxy = self.proxy_of(at[0])
-        honest = proxy.reported(of_model, self.entropy[at], noise)
+        honest = self.proxy.reported(of_model, self.entropy[at], noise)
         self.job_loss[at] = np.where(self.episodes.inflates[at], INFLATION, 1.0) * honest
-        each = proxy.reported(losses, 0.0, 0.0)
+        each = self.proxy.reported(losses, 0.0, 0.0)
         mean = np.maximum((mixture * each).sum(axis=1), 1e-12)
         spread = (mixture * each**2).sum(axis=1) / mean**2
         self.job_square_loss[at] = self.job_loss[at] ** 2 * np.maximum(spread, 1.0)
@@ -478,7 +472,8 @@ class Simulator:
                 (m, n). A step divides by the examples alone, as `StaleStrategy` does.
 
         Returns:
-            As `_learn`.
+            By how much the log loss of the fleet's data falls, and that in units of what a step
+            with the fleet's own mixture learns; shape (m,) each.
         """
         examples = self.episodes.examples[rows]
         total_examples = np.where(accepted, examples, 0.0).sum(axis=1)
@@ -487,19 +482,10 @@ class Simulator:
         ratios = mix / np.maximum(total_examples, 1e-12)[:, None] / np.maximum(fleet, 1e-6)
         total = np.maximum(weights.sum(axis=1), 1e-12)
         size = (weights * examples).sum(axis=1) / total / self.mean_examples[rows]
-        return self._learn(rows, ratios, size)
-
-    def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
-        """Update the models of some episodes by a server step; see `LearningProxy.after_step`.
-
-        Returns:
-            By how much the log loss of the fleet's data falls, and that in units of what a step
-            with the fleet's own mixture learns; shape (m,) each.
-        """
-        losses, fleet, proxy = self.losses[rows], self.fleet_share[rows], self.proxy_of(rows)
-        self.losses[rows] = after = proxy.after_step(losses, ratios, sizes)
+        losses = self.losses[rows]
+        self.losses[rows] = after = self.proxy.after_step(losses, ratios, size)
         progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
-        return progress, progress / proxy.fleet_progress(losses)
+        return progress, progress / self.proxy.fleet_progress(losses)
 
     def _end(self, rows: Index, ended: Mask, *, finished: bool) -> None:
         which, column = np.nonzero(ended)
@@ -544,12 +530,7 @@ class Simulator:
         return able & (begins[:, None] | (replacing[:, None] & ~self.failed[rows]))
 
     def _find_windows(self, rows: Index, when: Array) -> None:
-        """Find the windows of devices whose last known window is over by an instant.
-
-        Args:
-            rows: episodes; shape (m,).
-            when: instants in s; shape (m, n), or (m, 1) if it is one for all devices of a row.
-        """
+        """Find the windows of devices whose last one is over by an instant; (m, n) or (m, 1)."""
         over = self.episodes.present[rows] & (self.window_end[rows] <= when)
         which, column = np.nonzero(over)
         if not which.size:

@@ -11,8 +11,8 @@ makes all picks of a choice at once, as a server does.
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,15 @@ from fedstale.agents.policy import (
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, Mask, joined, outline, stream
+from fedstale.traces import Array, Index, Mask, joined, outline, stream, taken
 
 Action = Literal["scores", "ranking"]
 
 BLOCK = 16
 """Windows that are drawn at a time; windows of a seed change with it."""
 
-# Beside many episodes the heuristic plays so many windows ahead, or of so many devices together:
-# that costs little more than a few.
+# The heuristic plays so many windows ahead, or of so many devices together: that costs little more
+# than a few.
 _AHEAD, _DEVICES_AHEAD = 256, 32_768
 # Blocks in which no window has a choice are drawn anew, so often at most.
 _DRAWS = 100
@@ -58,7 +58,8 @@ TERMS = ("reward", "gain", "time", "waste")
 _GROUPS = 6
 
 
-class Windows(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Windows:
     """Some windows."""
 
     episodes: Episodes
@@ -68,17 +69,7 @@ class Windows(NamedTuple):
     expected: Array
     """What the heuristic earns from each choice to the next; shape (m, choices)."""
 
-    def take(self, which: Index) -> "Windows":
-        """Return some of them, by position."""
-        return Windows(self.episodes.take(which), self.order[which], self.expected[which])
-
-
-def _joined(parts: list[Windows]) -> Windows:
-    return Windows(
-        joined([part.episodes for part in parts]),
-        np.concatenate([part.order for part in parts]),
-        np.concatenate([part.expected for part in parts]),
-    )
+    __repr__ = outline
 
 
 class WindowList:
@@ -86,15 +77,15 @@ class WindowList:
 
     Args:
         scenario: where they are.
-        ahead: how many are drawn at once, about; it changes no window.
+        ahead: how many are drawn at once at most, about; it changes no window.
         reward: prices.
         baseline: whether what the heuristic earns is wanted; 0 if not.
     """
 
     def __init__(self, scenario: Scenario, *, ahead: int, reward: Reward, baseline: bool) -> None:
         self._scenario, self._reward, self._baseline = scenario, reward, baseline
-        self._blocks = -(-ahead // BLOCK)
-        self._simulator = scenario.simulator(self._blocks * BLOCK)
+        self._most = -(-ahead // BLOCK)
+        self._simulator = scenario.simulator(self._most * BLOCK)
         self.begin(0)
 
     def begin(self, seed: int, part: int = 0, first: int = 0) -> None:
@@ -106,31 +97,33 @@ class WindowList:
             first: number of the window in the list, >= 0.
         """
         self._seed, self._part, self.next = seed, part, first
-        self._block = first // BLOCK
+        self._block, self._blocks = first // BLOCK, 1
         self._ready: Windows | None = None
 
     def take(self, n: int) -> Windows:
         """Return the next n windows."""
         parts: list[Windows] = [] if self._ready is None else [self._ready]
-        while sum(len(part.episodes) for part in parts) < n:
-            drawn, room = self._drawn(self._block, self._blocks), self._blocks * BLOCK
-            self._block += self._blocks
+        while (missing := n - sum(len(part.episodes) for part in parts)) > 0:
+            # The first window of a list does not wait for many that nobody may ask for.
+            count = min(max(self._blocks, -(-missing // BLOCK)), self._most)
+            drawn, self._blocks = self._drawn(self._block, count), 2 * count
+            self._block += count
             # The list may begin within a block.
-            parts.append(drawn if parts else drawn.take(np.arange(self.next % BLOCK, room)))
-        together = parts[0] if len(parts) == 1 else _joined(parts)
+            skipped = 0 if parts else self.next % BLOCK
+            parts.append(taken(drawn, np.arange(skipped, count * BLOCK)))
+        together = joined(parts)
         rest = np.arange(n, len(together.episodes))
-        self._ready = together.take(rest) if rest.size else None
+        self._ready = taken(together, rest) if rest.size else None
         self.next += n
-        return together.take(np.arange(n))
+        return taken(together, np.arange(n))
 
     def _drawn(self, first: int, count: int) -> Windows:
         """Return the windows of some blocks."""
-        parts = [self._block_of(number) for number in range(first, first + count)]
-        drawn = parts[0] if count == 1 else _joined(parts)
+        drawn = joined([self._block_of(number) for number in range(first, first + count)])
         if self._baseline:
             pick = _Heuristic(self._simulator, drawn.order)
             played = rollout(self._simulator, drawn.episodes, pick, self._reward)
-            drawn = drawn._replace(expected=played.by_choice)
+            drawn = replace(drawn, expected=played.by_choice)
         return drawn
 
     def _block_of(self, number: int) -> Windows:
@@ -232,7 +225,7 @@ class Rounds:
         self.reward = reward or Reward()
         self.simulator = scenario.simulator(b)
         ahead = b // rollouts
-        if baseline and b > 1:
+        if baseline:
             ahead = max(ahead, min(_AHEAD, _DEVICES_AHEAD // self.simulator.n))
         self.windows = WindowList(scenario, ahead=ahead, reward=self.reward, baseline=baseline)
         self._rollouts, self._baseline, self._by_scores = rollouts, baseline, action == "scores"
@@ -259,7 +252,7 @@ class Rounds:
         """Begin the next windows in some episodes, a multiple of `rollouts`; shape (m,)."""
         n, first = rows.size // self._rollouts, self.windows.next
         each = np.repeat(np.arange(n), self._rollouts)
-        windows = self.windows.take(n).take(each)
+        windows = taken(self.windows.take(n), each)
         self.simulator.reset(windows.episodes, rows)
         self._order[rows], self._expected[rows] = windows.order, windows.expected
         self.window[rows] = first + each

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
 from fedstale.agents.env.stable_baselines import SB3VecEnv
+from fedstale.agents.env.windows import WindowList
 from fedstale.errors import ConfigError
 
 
@@ -214,3 +215,22 @@ def test_what_makes_no_sense_is_named(scenario):
     with pytest.raises(ConfigError, match="VectorSelectionEnv"):
         SB3VecEnv(SyncVectorEnv([lambda: SelectionEnv(scenario)]))
     assert env.env_is_wrapped(VecMonitor) == [False, False]
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_one_episode_at_a_time_waits_for_few_windows_at_first_and_plays_more_ahead_later(
+    busy, baseline, monkeypatch
+):
+    drawn, draw = [], WindowList._drawn
+    monkeypatch.setattr(
+        WindowList,
+        "_drawn",
+        lambda self, first, count: drawn.append((first, count)) or draw(self, first, count),
+    )
+    env = SelectionEnv(busy, n_max=16, baseline=baseline)
+    env.reset(seed=3, options={"window": 5})
+    assert drawn == [(0, 1)]
+    seen = [env.reset()[1]["window"] for _ in range(59)]
+    assert seen == list(range(6, 65))
+    # What is not played by the heuristic costs no less when more of it is drawn.
+    assert drawn == ([(0, 1), (1, 2), (3, 4)] if baseline else [(i, 1) for i in range(5)])
