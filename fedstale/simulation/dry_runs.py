@@ -28,7 +28,7 @@ from fedstale.strategies.pace import numbers_of
 from fedstale.strategies.schedule import RECHECK_S
 from fedstale.strategies.server import HEARTBEAT_S, Callback, Runtime, StaleStrategy
 from fedstale.strategies.stages import asked_share
-from fedstale.strategies.types import Candidates
+from fedstale.strategies.types import Candidates, SelectionContext
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.until import Until
 
@@ -190,12 +190,14 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
         words = f"a round of {n_out:,} that waits for {waited}, at most {limit_s:,.4g} s"
     if pace is not None:
         words = f"a server step by {pace!r}, with up to {schedule.concurrency:,} jobs in flight"
+        words += ", as long as replies tell it nothing" * pace.reads_replies
     everyone, free_at = np.arange(traces.n_devices), np.zeros(traces.n_devices)
     availability = traces.channel("availability")
+    where = SelectionContext(keeps_stragglers=schedule.stragglers == "keep")
     now, ends = 0.0, list[float]()
     # Of replies after which jobs are sent again a step takes several; else `ends` has one a round.
     n_made, n_before, step = -1, 0, 0
-    while now < found.horizon_s:
+    while now < found.horizon_s and n_made < most:
         n_ended = bisect_right(ends, now) if again else len(ends)
         n_busy = again * int(np.count_nonzero(free_at > now))
         while n_ended >= n_before + step and n_made < most:
@@ -205,12 +207,10 @@ def _followed(found: DryRun, traces: TraceSet, job: Job, first: _First, seed: in
                     version=n_made,
                     now=now,
                     n_in_flight=n_busy,
-                    find=lambda: Candidates.of(everyone),
+                    find=lambda: Candidates.of(everyone, where),
                 )
                 n_out, size = numbers_of(pace, at)
             step = (size or 1) if again else 1
-        if n_made == most:
-            break
         idle = availability.is_available(everyone, np.full(everyone.size, now))
         idle &= (free_at <= now) | (not again)
         room = max(n_out - n_busy, 0)

@@ -79,6 +79,15 @@ def test_rounds_take_as_long_as_those_of_the_run(tmp_path, strategy, round_):
     assert found.round_s == pytest.approx(run.end_s / 120, rel=0.25)
 
 
+@pytest.mark.parametrize("pace", ["AgentPace(10)", "AdaSync()", "Ramp(10)"])
+@pytest.mark.usefixtures("no_pages")
+def test_a_pace_that_goes_by_replies_is_followed_without_any(small, pace):
+    config = SimulationConfig(app=small, traces="constant", strategy=f"FedBuff(4, 2, pace={pace})")
+    found = dry_run(config, constant(compute=1.0))
+    assert found.round_s > 0.0
+    assert found.round.endswith("as long as replies tell it nothing") == (pace != "Ramp(10)")
+
+
 def test_devices_that_leave_lose_the_share_that_the_traces_say(small):
     config = SimulationConfig(app=small, traces="constant")
     units = dry_run(config, constant(compute=1.0)).phases_s["training"]
