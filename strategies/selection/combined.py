@@ -92,14 +92,16 @@ def enough(
         return pick()
     out = candidates.in_flight
     late = now - out.picked_at > _OVERDUE * own_duration_s(out)
-    working = out.p_finish[~late]
+    # Of a job that is late it no longer counts that it arrives.
+    in_time = candidates.p_within(_OVERDUE)
+    working = in_time * out.p_finish[~late]
     if _n_enough(working, np.zeros(0), step.n_missing, sure) == 0:
         return []
     picked = pick()
     ids = candidates.node_ids
     here = np.flatnonzero(np.isin(ids, np.array(picked, dtype=ids.dtype)))
     chances = dict(zip(ids[here].tolist(), candidates.p_finish[here].tolist(), strict=True))
-    found = np.array([chances[node] for node in picked])
+    found = in_time * np.array([chances[node] for node in picked])
     return picked[: _n_enough(working, found, step.n_missing, sure)]
 
 

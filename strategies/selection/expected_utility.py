@@ -109,10 +109,7 @@ def expected_duration_s(candidates: Candidates) -> Floats:
 
 
 def own_duration_s(candidates: Candidates) -> Floats:
-    """Return how long a job takes of each candidate by its forecast, or its record; NaN if neither.
-
-    What a device states is not trusted to be a duration: only positive numbers are.
-    """
-    stated, observed = candidates.forecast_duration_s, candidates.duration_s
-    found = np.where(np.isfinite(stated) & (stated > 0.0), stated, observed)
+    """Return how long a job takes of each candidate by its forecast or record; NaN if neither."""
+    stated = candidates.forecast_duration_s
+    found = np.where(np.isnan(stated), candidates.duration_s, stated)
     return np.where(found > 0.0, found, np.nan)

@@ -254,6 +254,44 @@ def forecast_bias(
     return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
 
 
+class Calibration:
+    """How what devices state comes out in a fleet: a line, by least squares.
+
+    Where statements differ more than what comes of them, the slope of the latter over the former
+    falls. It begins with 1, as for devices that are right.
+    """
+
+    def __init__(self, jobs: float, spread: float) -> None:
+        """Set as how many jobs it is believed that devices are right, and how far apart those."""
+        self._jobs, self._square = jobs, jobs * spread**2
+        self.slope, self.error = 1.0, 0.0
+        """In [0, 1]; 0 if they speak of others. And the standard deviation around the line."""
+        self.more = self.shift = 0.0
+        """By how much more comes in the mean; and where 0 is stated, by the line."""
+        self._sums = np.zeros(6)
+
+    def add(self, stated: float, came: float, n_before: float) -> None:
+        """Learn from a job; it counts the less the more of its node have ended or follow."""
+        missed = min(max(came - stated, -_MOST_MISSED), _MOST_MISSED)
+        stated, weight = came - missed, 1.0 / (1.0 + n_before)
+        each = 1.0, stated, missed, stated * stated, missed * missed, stated * missed
+        self._sums = (1.0 - weight * _FORGOTTEN) * self._sums + weight * np.array(each)
+        n, stated, missed, square, error, product = self._sums.tolist()
+        square, error = square - stated * stated / n, error - missed * missed / n
+        product -= stated * missed / n
+        less = min(max(-product / (square + self._square), 0.0), 1.0)
+        error += 2.0 * less * product + less * less * square
+        n_both = n + self._jobs
+        self.slope, self.error = 1.0 - less, max(error / n_both, 0.0) ** 0.5
+        self.more = missed / n_both
+        self.shift = self.slope * self.more + less * (stated + missed) / n
+
+
+_MOST_MISSED = 5.0
+"""A duration that is further off than by e^5 counts as that: one device is not all of a fleet."""
+_FORGOTTEN = 1.0 / 256.0
+
+
 def as_float(value: float) -> float:
     """Return a number as a float; infinity for an integer beyond all floats."""
     try:

