@@ -22,7 +22,8 @@ from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import Selector
-from fedstale.strategies.types import FORECAST_RECORD, UNKNOWN, Candidates
+from fedstale.strategies.stages import QUERY, Stage
+from fedstale.strategies.types import FORECAST_RECORD, Candidates
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.arrays import DAY_S, Array, Index, Mask
 from fedstale.traces.forecast import AVAILABLE_S, HORIZONS_S, Forecaster, TraceObserver
@@ -370,96 +371,39 @@ def _lie(lie: Lie, content: RecordDict) -> None:
         forecast["duration_s"] = lie.duration * float(forecast["duration_s"])
 
 
-class Stating(Selector):
-    """Lets another selector choose, with forecasts that devices give when asked.
+class Stating(Stage):
+    """Tells the server before each choice what the candidates forecast, as if it had asked them."""
 
-    What devices stated before their jobs is added up as the server does it that asks them itself:
-    whoever fails more often than stated is believed less.
-    """
+    requires = frozenset({"start"})
+    query = QUERY
 
-    def __init__(
-        self,
-        then: Selector,
-        forecasts: OwnForecasts | None,
-        n_devices: int,
-        *,
-        liars: Liars,
-    ) -> None:
-        """Set who chooses and what is said.
+    def __init__(self, forecasts: OwnForecasts, *, liars: Liars) -> None:
+        """Set what is said.
 
         Args:
-            then: chooses.
-            forecasts: of the window; None if devices say nothing.
-            n_devices: of the window.
+            forecasts: of the window.
             liars: devices of the window that forecast something else than they know.
         """
-        self.then, self._forecasts, self._liars, n = then, forecasts, liars, n_devices
-        self._stated, self._expected = np.full(n, np.nan), np.zeros(n)
-        self._ended, self._finished = np.zeros(n), np.zeros(n)
+        self._forecasts, self._liars = forecasts, liars
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Stating":
-        # A run of a strategy copies its selector; the forecasts are large, and never change.
-        return Stating(self.then, self._forecasts, self._stated.size, liars=self._liars)
+        # A run of a strategy copies its stages; the forecasts are large, and never change.
+        return Stating(self._forecasts, liars=self._liars)
 
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Ask for forecasts, then pick."""
-        places = _places(candidates)
-        self._resolve(places, candidates)
-        if self._forecasts is None:
-            p = available = duration = np.full(places.size, np.nan)
-        else:
-            p, available, duration = self._forecasts.at(places, np.full(places.size, now))
+    def queries(self, candidates: Candidates, now: float) -> list[int]:
+        """Note what the candidates forecast, and ask nobody."""
+        places = candidates.node_ids.astype(np.int64) - FIRST_NODE
+        p, available, duration = self._forecasts.at(places, np.full(places.size, now))
         lies, lie = self._liars.who[places], self._liars.lie
         p = p if lie.chance is None else np.where(lies, lie.chance, p)
         duration = np.where(lies, lie.duration * duration, duration)
-        told = self._told(
-            candidates,
-            forecast_p_finish=p,
-            forecast_p_available=available,
-            forecast_duration_s=duration,
-            forecast_at=np.where(np.isnan(p), np.nan, now),
-        )
-        # Who works said its chance before its job; there is no other way to tell candidates so.
-        told._find_in_flight = lambda: self._told(
-            candidates.in_flight, forecast_p_finish=self._stated[_places(candidates.in_flight)]
-        )
-        chosen = self.then.select(told, k, now, rng)
-        is_chosen = np.isin(candidates.node_ids, np.array(chosen, dtype=np.uint64))
-        self._stated[places[is_chosen]] = p[is_chosen]
-        return chosen
-
-    def _told(self, candidates: Candidates, **forecasts: Array) -> Candidates:
-        """Return what the server knows of candidates, with what they stated."""
-        columns = {
-            name: getattr(candidates, name)
-            for name in UNKNOWN
-            if name not in {"durations_s", "expected_finishes"} and not name.startswith("forecast_")
-        }
-        return Candidates.of(
-            candidates.node_ids,
-            candidates.context,
-            expected_finishes=self._expected[_places(candidates)],
-            **forecasts,
-            **columns,
-        )
-
-    def _resolve(self, places: Index, candidates: Candidates) -> None:
-        """Add what was stated before jobs that have ended since."""
-        finished = candidates.times_finished.astype(np.float64)
-        ended = finished + candidates.times_failed
-        new = ended > self._ended[places]
-        outcome = finished - self._finished[places]
-        stated = self._stated[places]
-        expected = np.where(np.isnan(stated), outcome, stated)
-        self._expected[places] += np.where(new, expected, 0.0)
-        self._ended[places], self._finished[places] = ended, finished
+        stated = np.column_stack([p, available, duration]).tolist()
+        for node, own in zip(candidates.node_ids.tolist(), stated, strict=True):
+            self._run.history.forecast(node, dict(zip(_STATED, own, strict=True)), now)
+        return []
 
 
-def _places(candidates: Candidates) -> Index:
-    """Return the position of each candidate in the window."""
-    return candidates.node_ids.astype(np.int64) - FIRST_NODE
+_STATED = ("p_finish", "p_available", "duration_s")
 
 
 @dataclass(kw_only=True)
@@ -562,8 +506,9 @@ def train(
         trained.accuracy.append(accuracy)
         return MetricRecord({"loss": float(losses.mean())})
 
-    stating = Stating(selector, forecasts, n, liars=lying)
-    made = strategy(stating, seed)
+    if forecasts is not None:
+        grid.runtime.own_stages = (Stating(forecasts, liars=lying),)
+    made = strategy(selector, seed)
     with grid.running(), suppress(RunEnded):
         made.start(grid, app.initial(seed), 10**6, ttl_s, evaluate_fn=evaluate)
     events = grid.events().to_pandas()

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,6 @@ from places import RECORDINGS
 
 from fedstale.apps import client
 from fedstale.strategies.selection import MostReliable, Random, Selector
-from fedstale.strategies.types import History
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.forecast import TraceObserver, embedded
 
@@ -402,7 +402,10 @@ class Spy(Selector):
     def select(self, candidates, k, now, rng):
         """Note, then pick."""
         who = candidates.node_ids.astype(np.int64) - 1000
-        Spy.told.append((who, candidates))
+        names = "loss", "examples", "forecast_p_finish", "expected_finishes"
+        told = {name: getattr(candidates, name) for name in names}
+        told["stated_s"] = candidates._table.columns["forecast_duration_s"][candidates._rows]
+        Spy.told.append((who, SimpleNamespace(now=now, **told)))
         return MostReliable().select(candidates, k, now, rng)
 
 
@@ -475,9 +478,7 @@ def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
     seen = set()
     for (who, true), (_, stated) in zip(*heard, strict=True):
         lies, known = liars.who[who], np.isfinite(true.loss)
-        np.testing.assert_allclose(
-            stated.forecast_duration_s, np.where(lies, 1.0 / 3.0, 1.0) * true.forecast_duration_s
-        )
+        np.testing.assert_allclose(stated.stated_s, np.where(lies, 1.0 / 3.0, 1.0) * true.stated_s)
         np.testing.assert_array_equal(true.examples[known], dealt[who][known])
         np.testing.assert_array_equal(
             stated.examples[known], (np.where(lies, 10, 1) * dealt[who])[known]
@@ -499,48 +500,18 @@ def test_liars_of_loss_train_as_before_and_state_ten_times_theirs(bench, trainin
     assert seen
 
 
-def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
-    class Said:
-        def at(self, devices, now):
-            p = 0.25 + 0.5 * ((devices + now.astype(np.int64)) % 2)
-            return p, p, np.full(devices.size, 60.0)
-
-    class Picks(Selector):
-        def select(self, candidates, k, now, rng):
-            self.seen = candidates
-            return candidates.node_ids[:k].tolist()
-
-    window, history, rng = windows[0], History(), np.random.default_rng(5)
-    then, nobody = Picks(), training.Liars.of(training.NO_LIE, window.n_devices, 0.0, 301)
-    told, nodes = (
-        training.Stating(then, Said(), window.n_devices, liars=nobody),
-        list(range(1000, 1010)),
-    )
-    for step in range(40):
-        now = float(step * 7)
-        p = Said().at(np.arange(10), np.full(10, now))[0]
-        free = rng.permutation(nodes)
-        picked = told.select(history.candidates(free), 4, now, rng)
-        expected = history.candidates(free).expected_finishes
-        np.testing.assert_allclose(then.seen.expected_finishes, expected)
-        for node in nodes:
-            history.forecast(node, {"p_finish": float(p[node - 1000])}, now)
-        for node in picked:
-            history.picked(node, now)
-        for node in picked:
-            if rng.random() < 0.3:
-                history.failed(node)
-            else:
-                history.finished(
-                    node,
-                    duration_s=1.0,
-                    examples=1.0,
-                    loss=1.0,
-                    square_loss=1.0,
-                    staleness=0,
-                    version=1,
-                )
-    assert history.candidates(nodes).expected_finishes.max() > 2.0
+def test_the_server_is_told_before_each_choice_what_devices_forecast(
+    bench, training, apps, forecast, windows
+):
+    Spy.told = []
+    said = forecast(windows[0])
+    train(bench, training, apps, windows[0], Spy(), forecasts=said)
+    assert len(Spy.told) > 50
+    for who, told in Spy.told:
+        p, _, seconds = said.at(who, np.full(who.size, told.now))
+        np.testing.assert_array_equal(told.forecast_p_finish, p)
+        np.testing.assert_array_equal(told.stated_s, seconds)
+    assert max(told.expected_finishes.max() for _, told in Spy.told) > 2.0
 
 
 # Apps.
