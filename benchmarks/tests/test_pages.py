@@ -70,6 +70,29 @@ def test_real_training_is_of_the_embedded_agent():
     assert agents == {digest(load(embedded()).weights)[:12]}
 
 
+def test_the_readme_says_of_the_agent_what_was_measured():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    here = {"about": "selectors", "app": "digits", "fleet": "phones", "regime": "choice"}
+    found = pages.where(pages.rows("agent_training"), of_random=1.0, **here)
+
+    def of(selector, schedule):
+        row = pages.where(found, selector=selector, schedule=schedule)
+        return pages.one(row, "to agent")["device_hours_ratio"]
+
+    oort, rule = "Oort, released constants", "balanced"
+    for selector, schedule in [
+        (oort, "fedbuff"),
+        (rule, "fedbuff"),
+        ("balanced, enough", "fedavg"),
+    ]:
+        ratio = of(selector, schedule)
+        assert ratio["bound"] == "exact"
+        assert pages.to([ratio["mean"], ratio["low"], ratio["high"]]) in " ".join(readme.split())
+    assert of(oort, "fedavg")["bound"] == "at least"
+    assert f"at least {of(oort, 'fedavg')['mean']:.2f} times" in readme
+    assert f"the rule {of(rule, 'fedavg')['mean']:.2f} times" in readme
+
+
 def test_the_spread_of_the_package_is_the_measured_one():
     rows = pages.where(pages.rows("agent_worlds"), part="widths", of="digits and fashion")
     assert read_spread() == {name: pages.one(rows, name) for name in VARIED}
