@@ -81,7 +81,6 @@ def simulate(
     executor: ExecutorKind = "auto",
     workers: int | None = None,
     gpus: float | None = None,
-    address: str | None = None,
     checkpoint_every: int = 1,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
@@ -125,7 +124,7 @@ def simulate(
         partitions: partition ids of the devices count up to it and begin again, so that they share
             data; None gives each device one of its own.
         node_config: what devices have in their node config besides, by device id, such as
-            {"device-3": {"ram": 4}}; or a TOML or CSV file of that.
+            {"device-3": {"ram": 4}}; or a TOML file of that.
         run_config: overrides of the app's run config; with objects, the whole of it.
         work: work units of a whole message by its type, or type and action, such as
             {"train.keys": 0}; or a function that returns them of a message, or None for what the
@@ -135,7 +134,6 @@ def simulate(
         executor: what trains clients; auto measures.
         workers: processes that train clients; 1 for none but this.
         gpus: of each Ray actor.
-        address: auto or HOST:PORT of a running Ray cluster, for the executor ray.
         checkpoint_every: model versions from one checkpoint to the next; 0 writes none.
         callbacks: told what happens in the run; see `fedstale.strategies.Callback`.
         progress: whether a line on stderr shows how far the run is; None shows it on a terminal
@@ -224,7 +222,6 @@ def simulate(
             resume=resume,
             pause_at=pause_s,
             callbacks=callbacks,
-            address=address,
         )
         weakref.finalize(run, stack.pop_all().close)
         if run.status == "interrupted" and heard():

@@ -9,7 +9,7 @@ reports, `MessageRounds` reads off the messages of the app.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from inspect import BoundArguments, signature
 from math import isfinite
@@ -37,12 +37,8 @@ def stock_strategies_reporting(
         replacement: what may start in the place of a strategy, and is told of all that start.
     """
     hearing = _Hearing(runtime, replacement)
-    hearing.begin()
-    try:
-        with _results_heard(hearing.evaluated):
-            yield
-    finally:
-        hearing.end()
+    with hearing.replaced, _results_heard(hearing.evaluated):
+        yield
 
 
 def report_stock_strategies() -> Callable[[], None]:
@@ -51,9 +47,7 @@ def report_stock_strategies() -> Callable[[], None]:
     Returns:
         Puts back what was replaced.
     """
-    hearing = _Hearing()
-    hearing.begin()
-    return hearing.end
+    return _Hearing().replaced.close
 
 
 class _Hearing:
@@ -62,15 +56,14 @@ class _Hearing:
     def __init__(
         self, runtime: Runtime | None = None, replacement: Replacement | None = None
     ) -> None:
+        """Replace `start` and the verbs in every strategy, of now and to come."""
         self._runtime, self._replacement = runtime, replacement
         """The runtime of the latest `start`, or that of the run."""
         self._started: list[Strategy] = []
         self._depth = self._n_trained = 0
         """Verbs that are under way, in one another; and trainings that were told."""
-        self._replaced: list[tuple[Any, str, Any]] = []
-
-    def begin(self) -> None:
-        """Replace `start` and the verbs in every strategy, of now and to come."""
+        self.replaced = ExitStack()
+        """Puts back what was replaced, once it is closed."""
         base: Any = Strategy  # abstract, and its methods are replaced all the same
 
         def defined(owner: type[Any], /, **options: Any) -> None:
@@ -84,16 +77,11 @@ class _Hearing:
         # An app may import or define its strategy only when it is run.
         self._replace(base, "__init_subclass__", classmethod(defined))
 
-    def end(self) -> None:
-        """Put back what was replaced."""
-        for owner, name, original in reversed(self._replaced):
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
     def _replace(self, owner: Any, name: str, stand_in: object) -> None:
-        self._replaced.append((owner, name, vars(owner).get(name)))
+        if (original := vars(owner).get(name)) is None:
+            self.replaced.callback(delattr, owner, name)
+        else:
+            self.replaced.callback(setattr, owner, name, original)
         setattr(owner, name, stand_in)
 
     def _hear(self, owner: type[Strategy]) -> None:

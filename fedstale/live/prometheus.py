@@ -19,10 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fedstale import __version__
-from fedstale.compat import report_stock_strategies
 from fedstale.errors import ConfigError, needs
 from fedstale.flower import content_bytes
-from fedstale.live.server import listening
+from fedstale.live.server import listening, observed
 from fedstale.live.watching import Watcher
 from fedstale.strategies.server import Runtime, SuperLinkGrid, connected
 from fedstale.strategies.types import ClientUpdate
@@ -205,9 +204,7 @@ def exported(grid: Grid, port: int, *, app: str = "", run_id: int = 0) -> Iterat
         return Response(encode(exporter.registry), media_type=kind)
 
     with listening([Route("/metrics", metrics)], port, setting="metrics-port"):
-        own.runtime.add(exporter)
-        report_stock_strategies()
-        yield own
+        yield observed(own, exporter)
 
 
 def _type(message_type: str) -> str:

@@ -80,7 +80,6 @@ def simulate(
     resume: bool = False,
     pause_at: float = np.inf,
     callbacks: Iterable[Callback] = (),
-    address: str | None = None,
 ) -> Run:
     """Run an app on traces and write the run's folder.
 
@@ -94,7 +93,6 @@ def simulate(
             earlier limit, from its last checkpoint; without one it begins anew.
         pause_at: virtual instant in s at which to interrupt the run, to go on later.
         callbacks: told what happens in the run, besides what its folder needs.
-        address: of a running Ray cluster, for the executor ray.
 
     Returns:
         What happened; a run that fails, is stuck or is interrupted keeps what was done.
@@ -126,7 +124,7 @@ def simulate(
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
         # What trains clients elsewhere needs no functions of this process.
         clients = replace(app, strategy=None, work=None)
-        with executor_for(clients, client, *where, limit_s=limit_s, address=address) as executor:
+        with executor_for(clients, client, *where, limit_s=limit_s) as executor:
             if limit_s is not None and not executor.is_remote:
                 raise ConfigError(
                     f"client_limit_s = {limit_s:g}: a client of this process can be ended only "

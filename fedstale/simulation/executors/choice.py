@@ -123,7 +123,6 @@ def executor_for(
     gpus: float | None = None,
     *,
     limit_s: float | None = None,
-    address: str | None = None,
 ) -> Executor:
     """Return the executor of a run.
 
@@ -135,13 +134,10 @@ def executor_for(
             are of use.
         gpus: of each Ray actor.
         limit_s: wall-clock s that a client in a process of its own may take; inf if None.
-        address: of a running Ray cluster; None joins the one of RAY_ADDRESS, or starts one here.
 
     Raises:
         ConfigError: the app cannot be run so, or something is not installed.
     """
-    if address is not None and kind != "ray":
-        raise ConfigError(f"address = {address!r}: expected together with executor = 'ray'")
     if kind == "batched":
         return _batched(app, client)
     if not isinstance(app.client, str):
@@ -156,7 +152,7 @@ def executor_for(
             raise ConfigError(
                 f"client_limit_s = {limit_s:g}: Ray's actors have no limit; use another executor"
             )
-        return RayExecutor(app, workers, gpus=gpus, address=address)
+        return RayExecutor(app, workers, gpus=gpus)
     if kind == "inline" or (kind == "auto" and workers == 1):
         return InlineExecutor(client)
     # A function of the script that is run, which processes do not import, may say the work.

@@ -295,21 +295,15 @@ class RayExecutor(WorkerExecutor[_Reference]):
     """Runs clients in Ray actors; the place of arrays is a reference to Ray's object store."""
 
     def __init__(
-        self,
-        app: FlowerApp,
-        workers: int | None = None,
-        *,
-        gpus: float | None = None,
-        address: str | None = None,
+        self, app: FlowerApp, workers: int | None = None, *, gpus: float | None = None
     ) -> None:
-        """Join a cluster, or start one here, and start the actors.
+        """Join the cluster of RAY_ADDRESS, or start one here, and start the actors.
 
         Args:
             app: a directory; the actors load its ClientApp.
             workers: number of actors, of one core each; None takes all cores of the cluster, or as
                 many as it has GPUs for.
             gpus: of each actor, such as 0.25 where four share one.
-            address: of a running cluster; None joins that of RAY_ADDRESS, or starts one here.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster cannot be joined, has a node with
@@ -322,8 +316,7 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._ray: Any = ray
         self._ends = ExitStack()
         self._load: Callable[[], ClientApp] = app.load_client
-        address = address or os.environ.get("RAY_ADDRESS")
-        if address is not None:
+        if address := os.environ.get("RAY_ADDRESS"):
             from fedstale.cluster import joined, send  # noqa: PLC0415 - few runs join one
 
             self._ends.enter_context(joined(address))

@@ -80,9 +80,3 @@ def test_a_run_in_the_folder_that_is_another_is_found_before(tmp_path):
     (tmp_path / "runs" / "one" / "1" / "mine.txt").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds something that is no run"):
         fedstale.compare(PLAN, out=tmp_path, address=NOWHERE)
-
-
-def test_an_address_goes_with_the_executor_ray_alone(tmp_path):
-    words = {"traces": "synthetic:20", "until": "2m", "out": tmp_path / "out"}
-    with pytest.raises(ConfigError, match="address = 'auto': expected together with executor = 'r"):
-        fedstale.simulate("digits", **words, address="auto")

@@ -129,12 +129,13 @@ def test_a_plan_on_two_nodes_gives_the_bytes_of_one_machine(nodes, own, tmp_path
 
 
 @pytest.mark.slow
-def test_clients_of_an_app_that_no_node_has_train_in_actors_of_two_nodes(nodes, own, tmp_path):
+def test_clients_of_an_app_that_no_node_has_train_in_actors_of_two_nodes(
+    nodes, own, tmp_path, monkeypatch
+):
     words = {**own, "until": "6m", "seed": 1}
     app = words.pop("app")
-    there = fedstale.simulate(
-        app, **words, out=tmp_path / "there", executor="ray", address=nodes.address
-    )
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    there = fedstale.simulate(app, **words, out=tmp_path / "there", executor="ray")
     fedstale.simulate(app, **words, out=tmp_path / "here", executor="inline")
     assert there.summary["executor"] == "2 Ray actors"
     for name in SAME[:3]:
