@@ -18,7 +18,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.cluster import check_address
 from fedstale.comparison import (
     Comparison,
     Plan,
@@ -306,8 +305,6 @@ def compare(
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
-    if address is not None:
-        check_address(address)
     with ExitStack() as stack:
         folder = result_folder(out, stack)
         text = ""

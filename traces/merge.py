@@ -21,22 +21,17 @@ Align = Literal["time-of-day", "time-of-week"]
 _CYCLE_S = {"time-of-day": DAY_S, "time-of-week": 7 * DAY_S}
 
 
-def merged(
-    sets: Mapping[str, TraceSet],
-    *,
-    align: Align = "time-of-day",
-    only: Sequence[str] | None = None,
-) -> TraceSet:
+def merged(sets: Mapping[str, TraceSet], *, align: Align = "time-of-day") -> TraceSet:
     """Return the devices of several sets as one set, on one time line.
 
     Args:
         sets: by the name that an error calls them by; at least one; their devices are distinct.
         align: whether devices keep the hour of the week at which they were recorded
             ("time-of-week"), or its hour of the day alone ("time-of-day").
-        only: channels to keep; None keeps all, which every set must then know.
 
     Returns:
-        All devices, whose rows stay shared; instant 0 is the midnight before the first set begins.
+        All devices, whose rows stay shared, with the channels that every set knows; `repairs` has
+        those that are left out. Instant 0 is the midnight before the first set begins.
 
     Raises:
         TraceError: the sets do not fit together.
@@ -51,7 +46,9 @@ def merged(
     """
     if align not in get_args(Align):
         raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'time-of-week'")
-    channels = _channels(sets, only)
+    lacking = {x: sum(x not in one.known for one in sets.values()) for x in CHANNELS}
+    channels = [name for name, n in lacking.items() if not n]
+    left_out = {name: n for name, n in lacking.items() if 0 < n < len(sets)}
     _check_alike(sets, channels)
     begins = [pd.Timestamp(traces.epoch or "nat") for traces in sets.values()]
     midnight = min(begins).normalize()
@@ -71,37 +68,20 @@ def merged(
         **fleet,
         compute_unit=unit if "compute" in channels else None,
         epoch=midnight.isoformat(),
-        repairs=sum((Counter(traces.repairs) for traces in sets.values()), Counter()),
+        repairs=sum(
+            (Counter(traces.repairs) for traces in sets.values()),
+            Counter({f"left out: {name}, not in a recording": n for name, n in left_out.items()}),
+        ),
     )
-
-
-def _channels(sets: Mapping[str, TraceSet], only: Sequence[str] | None) -> tuple[str, ...]:
-    if only is not None:
-        unknown = [name for name in only if name not in CHANNELS]
-        if unknown or "availability" not in only:
-            raise TraceError(
-                f"only = {', '.join(only)}: expected availability and some of "
-                f"{', '.join(CHANNELS[1:])}"
-            )
-        wanted = set(only)
-    else:
-        wanted = {name for traces in sets.values() for name in traces.known} | {"availability"}
-    for path, traces in sets.items():
-        missing = [name for name in CHANNELS if name in wanted and name not in traces.known]
-        if missing:
-            raise TraceError(
-                f"{path}: does not know {', '.join(missing)}: leave it out, record it again, or "
-                "keep only the channels that all recordings know (--only)"
-            )
-    return tuple(name for name in CHANNELS if name in wanted)
 
 
 def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
     first_name, first = next(iter(sets.items()))
     origin: dict[str, str] = {}
     for path, traces in sets.items():
-        if traces.epoch is None:
-            raise TraceError(f"{path}: knows no calendar time: expected a recording of a device")
+        if traces.epoch is None or traces.availability is None:
+            what = "no calendar time" if traces.epoch is None else "not when it is online"
+            raise TraceError(f"{path}: knows {what}: expected a recording of a device")
         if "compute" in channels and traces.compute_unit != first.compute_unit:
             raise TraceError(
                 f"{path}: counts compute in {traces.compute_unit!r}, {first_name} in "

@@ -449,18 +449,8 @@ class TraceSet:
             epoch = (pd.Timestamp(epoch) + pd.Timedelta(seconds=start)).isoformat()
         return replace(self, epoch=epoch, **channels)
 
-    def with_after_end(self, after_end: str) -> "TraceSet":
-        """Return the same devices whose records repeat, or stop, at their end.
-
-        Args:
-            after_end: "repeat" or "stop".
-
-        Raises:
-            TraceError: it is neither.
-        """
-        if after_end not in ("repeat", "stop"):
-            raise TraceError(f"after_end = {after_end!r}: expected 'repeat' or 'stop'")
-        repeat = after_end == "repeat"
+    def repeating(self, *, repeat: bool) -> "TraceSet":
+        """Return the same devices whose records repeat, or stop, at their end."""
         channels = {name: replace(getattr(self, name), repeat=repeat) for name in self.known}
         return replace(self, **channels)
 

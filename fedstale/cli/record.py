@@ -112,22 +112,18 @@ def merge(
         Literal["time-of-day", "time-of-week"],
         typer.Option(help="Lay recordings over each other by the hour of the day, or of the week."),
     ] = "time-of-day",
-    only: Annotated[
-        str | None, typer.Option(metavar="CHANNELS", help="Keep these, with commas between.")
-    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join recordings of several devices, or fleets, to one file."""
+    """Join recordings of several devices, or fleets, to one file of what all of them know."""
     check_free(out, overwrite=overwrite)
     from fedstale.traces import TraceSet
     from fedstale.traces.merge import merged
 
-    channels = None if only is None else [name.strip() for name in only.split(",")]
     sets = {str(path): TraceSet.read(path, "native") for path in recordings}
     if len(sets) < len(recordings):
         raise TraceError("a file is given twice: expected distinct recordings")
-    write(merged(sets, align=align, only=channels), out, as_json=as_json, private=True)
+    write(merged(sets, align=align), out, as_json=as_json, private=True)
 
 
 def _record(

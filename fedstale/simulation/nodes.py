@@ -173,7 +173,7 @@ def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
             )
         rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_DEVICES_SEED,)))
         traces = traces.take(np.sort(rng.permutation(traces.n_devices)[: config.devices]))
-    return traces.with_after_end(config.after_end)
+    return traces.repeating(repeat=config.after_end == "repeat")
 
 
 def online(traces: TraceSet, folder: RunFolder, end_s: float) -> pa.Table:

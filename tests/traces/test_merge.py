@@ -66,13 +66,13 @@ def test_every_instant_of_a_recording_is_in_the_merged_set(pair):
         ).all()
 
 
-def test_a_channel_that_one_recording_lacks_is_rejected_or_left_out(pair, tmp_path):
+def test_a_channel_that_one_recording_lacks_is_left_out_and_told(pair, tmp_path):
     bare = recording(tmp_path, "c", "2026-03-01T00:00:00", speed=None)
-    with pytest.raises(TraceError, match=r"c\.parquet: does not know compute"):
-        merge([*pair, bare])
-    fleet = merge([*pair, bare], only=["availability"])
+    fleet = merge([*pair, bare])
     assert fleet.known == ("availability",)
     assert fleet.compute_unit is None
+    told = {"gap: no reading": 3, "left out: compute, not in a recording": 1}
+    assert dict(fleet.repairs) == told
 
 
 def test_units_that_differ_are_rejected(pair, tmp_path):
@@ -96,22 +96,17 @@ def test_what_is_no_recording_is_rejected(pair, tmp_path):
     replace(TraceSet.read(pair[0]), epoch=None).write(path)
     with pytest.raises(TraceError, match="knows no calendar time"):
         merge([path])
-    TraceSet.read(pair[0]).with_after_end("stop").write(path)
+    replace(TraceSet.read(pair[0]), availability=None).write(path)
+    with pytest.raises(TraceError, match="knows not when it is online"):
+        merge([path])
+    TraceSet.read(pair[0]).repeating(repeat=False).write(path)
     with pytest.raises(TraceError, match="stops at its end"):
         merge([pair[1], path])
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ({"only": ["compute"]}, "expected availability and some of"),
-        ({"only": ["availability", "battery"]}, "expected availability and some of"),
-        ({"align": "week"}, "expected 'time-of-day' or 'time-of-week'"),
-    ],
-)
-def test_channels_and_alignments_that_are_none_are_rejected(pair, how, expected):
-    with pytest.raises(TraceError, match=expected):
-        merge(pair, **how)
+def test_an_alignment_that_is_none_is_rejected(pair):
+    with pytest.raises(TraceError, match="expected 'time-of-day' or 'time-of-week'"):
+        merge(pair, align="week")
 
 
 # Fleets of several kinds.

@@ -68,10 +68,10 @@ def test_nothing_happens_from_the_end_of_between_on(five):
 
 
 def test_records_stop_or_repeat_as_told(five):
-    stopped = five.with_after_end("stop")
+    stopped = five.repeating(repeat=False)
     assert not rates_at(stopped, 25.0).any()
     assert not stopped.availability.is_available(range(5), 29.0).any()
-    again = stopped.with_after_end("repeat")
+    again = stopped.repeating(repeat=True)
     np.testing.assert_array_equal(rates_at(again, 25.0), rates_at(five, 5.0))
     assert again.availability.is_available(range(5), 29.0).all()
 
@@ -128,7 +128,6 @@ REJECTED = {
         "between",
         [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)],
     ),
-    "after_end = '{}': expected 'repeat' or 'stop'": ("with_after_end", ["loop"]),
     "unknown device '{}': expected one of 5, such as": ("position", ["tablet"]),
     "expected synthetic:N, such as synthetic:100": (
         "load",

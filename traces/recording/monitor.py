@@ -28,6 +28,7 @@ _UNREADABLE = (OSError, AttributeError, NotImplementedError, RuntimeError, Value
 # Kernels derive the instant of their start from a clock that time servers adjust.
 _SAME_BOOT_S = 60.0
 _SHORTEST_S = 1.0
+_CALIBRATION_S, _SIZE = 2.0, 512
 _LINK_LOCAL = ("127.", "169.254.", "::1", "fe80")
 
 
@@ -184,26 +185,19 @@ def steady_clock() -> float:
     return time.monotonic()
 
 
-def calibrate(
-    *, clock: Callable[[], float] = time.perf_counter, seconds: float = 2.0, size: int = 512
-) -> float:
-    """Measure how fast this machine multiplies matrices, as busy as it is now.
-
-    Args:
-        clock: returns s.
-        seconds: how long to measure, > 0; the first product is not counted.
-        size: rows and columns of the matrices.
+def calibrate() -> float:
+    """Measure for two seconds how fast this machine multiplies matrices, as busy as it is now.
 
     Returns:
-        Speed in units of `CALIBRATION_UNIT` per s, > 0.
+        Speed in units of `CALIBRATION_UNIT` per s, > 0; the first product is not counted.
     """
-    matrix = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+    matrix = np.random.default_rng(0).standard_normal((_SIZE, _SIZE)).astype(np.float32)
     out = matrix @ matrix
-    start, products = clock(), 0
-    while (spent := clock() - start) < seconds or products == 0:
+    start, products = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < _CALIBRATION_S or products == 0:
         np.matmul(matrix, matrix, out=out)
         products += 1
-    return products * 2.0 * size**3 / 1e9 / spent
+    return products * 2.0 * _SIZE**3 / 1e9 / spent
 
 
 def _is_loopback(name: str) -> bool:

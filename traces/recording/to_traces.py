@@ -174,7 +174,7 @@ def working_at(readings: pd.DataFrame, rules: RecordingRules, instant: float) ->
     t = _timeline(rows)[0]
     is_silent = (np.diff(rows["run"]) != 0) & (np.diff(t) > _LONGEST_OFFLINE_S)
     return WorkingDevice(
-        traces=traces_of(rows, rules).with_after_end("stop"),
+        traces=traces_of(rows, rules).repeating(repeat=False),
         now=float(t[-2]),
         log_began=float(t[1:][is_silent].max(initial=0.0)),
         last_reading=float(last["instant"].iloc[0]),

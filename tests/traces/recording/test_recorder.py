@@ -6,8 +6,9 @@ import pytest
 
 from fedstale.errors import ConfigError
 from fedstale.traces.recording import journal as journals
+from fedstale.traces.recording import monitor
 from fedstale.traces.recording.journal import Journal, RecordingRun, record
-from fedstale.traces.recording.monitor import Reading, calibrate
+from fedstale.traces.recording.monitor import Reading
 
 
 class Device:
@@ -92,8 +93,12 @@ def test_a_duration_of_nothing_is_rejected(tmp_path):
         recorded(tmp_path / "j", Device(), duration_s=0.0)
 
 
-def test_calibration_counts_the_products_of_the_time():
+def test_calibration_counts_the_products_of_the_time(monkeypatch):
     ticks = itertools.count()
+    monkeypatch.setattr(monitor, "_CALIBRATION_S", 10.5)
+    monkeypatch.setattr(monitor, "_SIZE", 8)
     # Requested once at the start and once before each product: ten products take ten ticks.
-    speed = calibrate(clock=lambda: float(next(ticks)), seconds=10.5, size=8)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    speed = monitor.calibrate()
+    monkeypatch.undo()
     assert speed == pytest.approx(10 * 2 * 8**3 / 1e9 / 11)
