@@ -305,13 +305,13 @@ def _watching(
     until = Until.parse(config.until)
     is_watched = shown or live is not None
     resolved = _resolved(config) if is_watched else config
-    of_rounds = resolved.planned_rounds if is_watched else None
+    if is_watched and until.share(0.0, 0) is None:
+        until = Until(rounds=resolved.planned_rounds)
     with ExitStack() as stack:
         if shown:
             line = stack.enter_context(progress_line(sys.stderr.isatty()))
             every_s = _NOTE_EVERY_S if line is None else _LINE_EVERY_S
-            notes = ProgressNotes(line or note, until, of_rounds=of_rounds, every_s=every_s)
-            callbacks.append(notes)
+            callbacks.append(ProgressNotes(line or note, until, every_s=every_s))
         if live is not None:
             # Only who asks for a page waits for it.
             from fedstale.live import Board, serving
@@ -321,7 +321,6 @@ def _watching(
             board = Board(
                 title,
                 until=until,
-                of_rounds=of_rounds,
                 settings=without_folders(tomli_w.dumps(resolved.table())),
                 time_name="virtual time",
             )

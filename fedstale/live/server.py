@@ -119,7 +119,6 @@ class Board(Watcher):
         title: str,
         *,
         until: Until = NO_LIMIT,
-        of_rounds: int | None = None,
         settings: str = "",
         time_name: str = "time",
         every_s: float = 0.25,
@@ -128,13 +127,12 @@ class Board(Watcher):
 
         Args:
             title: what is watched, in a few words.
-            until: limit of the run, to show how much of it is done.
-            of_rounds: how many rounds the app makes, if that is known.
+            until: limit of the run, or the app's rounds, to show how much of it is done.
             settings: of the run, as text.
             time_name: what its instants are, such as virtual time.
             every_s: seconds of wall time from one look at the clock to the next.
         """
-        super().__init__(until, of_rounds=of_rounds, every_s=every_s)
+        super().__init__(until, every_s=every_s)
         self.title, self.settings, self.time_name = title, settings, time_name
         self._share: float | None = None
         self._began_at = time.perf_counter()

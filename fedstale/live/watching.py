@@ -28,27 +28,21 @@ _WIDTH = 79
 class Watcher(Callback):
     """Counts rounds, and calls `look` a few times a second and at the end of the run."""
 
-    def __init__(
-        self, until: Until = NO_LIMIT, *, of_rounds: int | None = None, every_s: float = 0.25
-    ) -> None:
+    def __init__(self, until: Until = NO_LIMIT, *, every_s: float = 0.25) -> None:
         """Watch a run.
 
         Args:
-            until: what ends it, besides the app.
-            of_rounds: how many rounds the app makes, if that is known.
+            until: what ends it, or how many rounds the app makes.
             every_s: wall time between two looks.
         """
-        self.until, self.of_rounds, self.rounds = until, of_rounds, 0
+        self.until, self.rounds = until, 0
         self.latest = ""
         """The last metric in words: an accuracy, if one is measured."""
         self._every_s, self._due_at = every_s, -inf
 
     def share(self, run: Runtime) -> float | None:
-        """Compute the share of the run that is done, in [0, 1]; None if unknown."""
-        shares = [self.until.share(run.now(), self.rounds)]
-        if self.of_rounds:
-            shares.append(min(self.rounds / self.of_rounds, 1.0))
-        return max((share for share in shares if share is not None), default=None)
+        """Return the share of the run that is done, in [0, 1]; None if unknown."""
+        return self.until.share(run.now(), self.rounds)
 
     def look(self, run: Runtime) -> None:
         """Show the progress; a subclass has its way."""
@@ -98,15 +92,10 @@ class ProgressNotes(Watcher):
     """Says the progress of a run, by default every half minute."""
 
     def __init__(
-        self,
-        say: Callable[[str], object],
-        until: Until,
-        *,
-        of_rounds: int | None = None,
-        every_s: float = 30.0,
+        self, say: Callable[[str], object], until: Until, *, every_s: float = 30.0
     ) -> None:
         """Give each line to `say`."""
-        super().__init__(until, of_rounds=of_rounds, every_s=every_s)
+        super().__init__(until, every_s=every_s)
         self._say, self._began_at = say, time.perf_counter()
         self._due_at = self._began_at + every_s
 

@@ -110,7 +110,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch):
     now_s = 100.0
     monkeypatch.setattr("time.perf_counter", lambda: now_s)
     said, run = [], At()
-    notes = ProgressNotes(said.append, Until(), of_rounds=10, every_s=30.0)
+    notes = ProgressNotes(said.append, Until(rounds=10), every_s=30.0)
     for step in range(100):
         now_s, notes.rounds = 100.0 + step, step // 20
         notes.time_moved(run)
