@@ -402,21 +402,6 @@ class TraceSet:
             raise self._unknown(name)
         return found
 
-    def position(self, device_id: str) -> int:
-        """Return the position of a device.
-
-        Raises:
-            TraceError: there is no such device.
-        """
-        if device_id not in self.device_ids:
-            raise TraceError(
-                f"unknown device {device_id!r}: expected one of {self.n_devices}, "
-                f"such as {self.device_ids[0]!r}"
-            )
-        import pandas as pd
-
-        return int(self.device_ids.get_indexer(pd.Index([device_id]))[0])
-
     def take(self, devices: npt.ArrayLike) -> "TraceSet":
         """Return some devices, in the order given; the recorded rows stay shared.
 

@@ -82,7 +82,7 @@ def run_of(name: str, traces: TraceSet, folder: Path) -> Run:
 
 def windows(traces: TraceSet, device_id: str) -> Iterator[tuple[float, float]]:
     """Yield when a device is online."""
-    availability, position = traces.availability, [traces.position(device_id)]
+    availability, position = traces.availability, [traces.device_ids.get_loc(device_id)]
     assert availability is not None
     now = 0.0
     while now < END_S:

@@ -296,7 +296,7 @@ def test_mixed_is_all_three_in_one_week(sample, fleets):
         lead = (pd.Timestamp(part.epoch) - epoch).total_seconds() % (7 * DAY_S)
         at = np.arange(0.0, 7 * DAY_S, 1800.0)
         for own, device in enumerate(part.device_ids):
-            here = np.full(at.size, mixed.position(device))
+            here = np.full(at.size, mixed.device_ids.get_loc(device))
             there = part.availability.is_available(np.full(at.size, own), at)
             assert (mixed.availability.is_available(here, at + lead) == there).all()
 

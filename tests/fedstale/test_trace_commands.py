@@ -181,7 +181,7 @@ def test_a_fleet_of_desktops_cars_and_phones_is_composed_and_merged_by_commands(
     assert mixed.n_devices == 12
     mixed.complete()
     # The log of a car is a whole week, that of a desktop ends within one.
-    car, desktop = mixed.position("C0"), mixed.position("D0")
+    car, desktop = mixed.device_ids.get_loc("C0"), mixed.device_ids.get_loc("D0")
     assert mixed.availability.logs_s[[car, desktop]].tolist() != [np.inf, np.inf]
     night = mixed.availability.is_available([car, desktop], [4 * 86_400.0 + 3600.0] * 2)
     assert night.tolist() == [True, True]

@@ -128,7 +128,6 @@ REJECTED = {
         "between",
         [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)],
     ),
-    "unknown device '{}': expected one of 5, such as": ("position", ["tablet"]),
     "expected synthetic:N, such as synthetic:100": (
         "load",
         ["synthetic:", "synthetic:0", "synthetic:x", "synthetic:1e3"],

@@ -131,7 +131,7 @@ def test_the_ledger_agrees_with_the_traces(run, on_interrupt):
             assert job.download_s == job.compute_s == job.upload_s == 0
             continue
         # A device spends exactly the time in which it is available between start and end.
-        device = [traces.position(job.device_id)]
+        device = [traces.device_ids.get_loc(job.device_id)]
         t, busy, stop = job.started_at, 0.0, min(job.ended_at, end)
         while t < stop:
             (begin,), (finish,) = traces.availability.window_at_or_after(device, [t])

@@ -76,7 +76,7 @@ def test_a_round_asks_at_once_those_who_are_online_then(run):
     assert (events.groupby(["round", "kind"])["sent_at"].nunique() == 1).all()
     assert sorted(set(events["round"])) == [1, 2, 3, 4, 5, 6]
     for job in events.itertuples():
-        device = traces.position(job.device_id)
+        device = traces.device_ids.get_loc(job.device_id)
         assert traces.availability.is_available(np.array([device]), job.sent_at).all()
     train = events[events.kind == "train"].groupby("sent_at")["device_id"].nunique()
     for sent_at, n in train.items():

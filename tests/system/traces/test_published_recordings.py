@@ -32,7 +32,7 @@ def phones():
 
 
 def windows_of(traces, phone):
-    return traces.availability.windows(traces.position(phone))[0].tolist()
+    return traces.availability.windows(traces.device_ids.get_loc(phone))[0].tolist()
 
 
 def test_the_published_log_is_read_as_its_events_say(desktops):
@@ -61,7 +61,9 @@ def test_all_published_hosts_load_with_the_numbers_of_their_files():
     with tarfile.open(HOSTS) as archive:
         first = next(m for m in archive if m.isfile())
         percent = [int(x) for x in archive.extractfile(first).read().split()]
-    _, left, length = traces.compute.segments(traces.position(first.name.split("/", 1)[1]))
+    _, left, length = traces.compute.segments(
+        traces.device_ids.get_loc(first.name.split("/", 1)[1])
+    )
     assert length == 86_400
     np.testing.assert_allclose(left, 1 - np.array(percent) / 100, rtol=1e-6)
 

@@ -21,7 +21,7 @@ def read(tmp_path, data):
 
 
 def windows(traces, name):
-    return traces.availability.windows(traces.position(name))[0].tolist()
+    return traces.availability.windows(traces.device_ids.get_loc(name))[0].tolist()
 
 
 def test_a_client_is_there_from_active_to_inactive_and_repeats_after_its_finish_time(tmp_path):

@@ -26,7 +26,7 @@ def phone(start, end, *windows, usable=True):
 
 
 def windows_of(traces, phone):
-    return traces.availability.windows(traces.position(phone))[0].tolist()
+    return traces.availability.windows(traces.device_ids.get_loc(phone))[0].tolist()
 
 
 def logged(traces, t, phone=0):

@@ -170,4 +170,6 @@ def test_the_mean_rate_of_a_published_session_is_that_of_a_loop_over_its_rows():
         held = np.mean(by_second[second]) if second in by_second else held
         expected.append(held)
     traces = links.read_sessions(REAL)
-    np.testing.assert_allclose(rates(traces, device=traces.position(name)), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        rates(traces, device=traces.device_ids.get_loc(name)), expected, rtol=1e-6
+    )

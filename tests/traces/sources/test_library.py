@@ -26,7 +26,7 @@ def read(folder, text=LOG, name="FullLogonData-020.csv"):
 
 
 def windows_of(traces, desktop):
-    return traces.availability.windows(traces.position(desktop))[0].tolist()
+    return traces.availability.windows(traces.device_ids.get_loc(desktop))[0].tolist()
 
 
 def test_a_desktop_is_free_while_it_is_on_and_no_one_is_logged_on(tmp_path):
