@@ -363,14 +363,14 @@ def read_run(folder: str | Path) -> Run:
     return Run(folder)
 
 
-def with_advice(run: Run, advice: Advice, *, out: str | Path | None = None) -> Run:
-    """Repeat a simulated run with what a piece of advice changes.
+def with_advice(run: Run, advice: Advice) -> Run:
+    """Repeat a simulated run with what a piece of advice changes, in a folder beside its own.
+
+    The `advised.json` there says what was promised and what came of it, and the report shows both.
 
     Args:
         run: of an app in a folder.
         advice: one of `run.advice`.
-        out: folder of the new run; None makes one beside the run's own. Its `advised.json` says
-            what was promised and what came of it, and its report shows both runs.
 
     Raises:
         ConfigError: the advice changes nothing that is set outside of the app's code, or the run
@@ -381,11 +381,9 @@ def with_advice(run: Run, advice: Advice, *, out: str | Path | None = None) -> R
     if not advice.change:
         raise ConfigError(f"advice = {advice.do!r}: expected one that changes a setting of the app")
     now = changed(config, own, run_config=keys, costs={})
-    if out is None:
-        beside = run.folder if run.folder.name else run.folder.resolve()
-        out = new_folder(beside.with_name(run.name.partition(_ADVISED)[0] + _ADVISED))
-    traces = TraceSet.load(config.traces, seed=config.seed)
-    after = simulate_config(now, Path(out), traces=traces)
+    beside = run.folder if run.folder.name else run.folder.resolve()
+    out = new_folder(beside.with_name(run.name.partition(_ADVISED)[0] + _ADVISED))
+    after = simulate_config(now, out, traces=TraceSet.load(config.traces, seed=config.seed))
     note_advice(run, after, advice)
     return report_at_end(after.folder)
 
