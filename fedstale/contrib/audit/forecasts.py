@@ -100,7 +100,7 @@ def audited(runs: Run | str | Path | Sequence[Run | str | Path]) -> ForecastAudi
       too low, and durations that half of the jobs keep. `e_value`: their mean.
     - `alarm`; `direction`: over, under or short, the largest of the three; `jobs_to_alarm`: jobs on
       statements of their own until then.
-    - `bias`: what selectors of fedstale add to a stated chance, in the end (`forecast_bias`).
+    - `bias`: what a node's record adds to its stated chance, in the end (`forecast_bias`).
     - `age_s`: median age of a statement when its job was sent, in s.
     - `last_p`, `last_duration_s`: what it stated last of a training job that was sent.
     - `online_s`: for how long it was online; `never_picked`: online, and never sent a job.
