@@ -3,7 +3,8 @@
 Published recordings each know a part of what a device does. Here each device takes one row of every
 part at random; rows stay shared, so a million devices cost little more than the recordings. What
 no source knows stays unknown. The parts are taken as independent, which real ones are not quite: a
-phone that charges at home also has the link of its home.
+phone that charges at home also has the link of its home. Sources of the same devices can be kept
+together: each device then has its own link and speed, at its own hours where both know theirs.
 
 Loads and links are shorter than what they are joined to, and what repeats is known after one turn.
 Over a number of days they need not repeat: a load is then different days of one processor, a link
@@ -11,7 +12,7 @@ whole sessions in a random order.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,7 @@ def compose(
     *,
     uplink_share: float | None,
     days: int | None,
+    keep_together: bool,
 ) -> TraceSet:
     """Return n devices with all channels; see `TraceSet.compose`, whose sources are by name."""
     if isinstance(n, bool) or int(n) != n or n < 1:
@@ -44,15 +46,21 @@ def compose(
     if days is not None and (isinstance(days, bool) or int(days) != days or days < 1):
         raise TraceError(f"days = {days!r}: expected an integer >= 1, or None")
     length_s = 0.0 if days is None else days * DAY_S
+    if keep_together:
+        sources = _together(sources)
     hours = _part(sources, "availability")
     speeds = _part(sources, "compute")
     links = _part(sources, "network", "downlink")
-    ids, online = _online(hours, n, seed)
-    downlink, uplink = _linked(links, n, seed, uplink_share, length_s)
+    ids, online, drawn = _online(hours, n, seed)
+    own_speed, own_link = (
+        drawn if keep_together and hours.device_ids.equals(source.device_ids) else None
+        for source in (speeds, links)
+    )
+    downlink, uplink = _linked(links, n, seed, uplink_share, length_s, own=own_link)
     return TraceSet(
         device_ids=ids,
         availability=online,
-        compute=_computing(speeds, sources, n, seed, length_s),
+        compute=_computing(speeds, sources, n, seed, length_s, own=own_speed),
         downlink=downlink,
         uplink=uplink,
         compute_unit=speeds.compute_unit,
@@ -77,11 +85,70 @@ def _part(sources: Mapping[str, TraceSet | None], name: str, channel: str = "") 
     return source
 
 
-def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """Which records of availability the devices have, and since when."""
+
+    which: Index
+    """Position in the source; shape (devices,)."""
+    later_s: Array
+    """How much later in its record each device begins, in s; shape (devices,)."""
+    epoch: str | None
+    """Local time of instant 0 of the source."""
+
+    def place(self, own: Series, source: TraceSet, phase: Array) -> Array:
+        """Return where in its own record each device begins, in s: at its hours if they are known.
+
+        Args:
+            own: the records, one for each device.
+            source: what they are of.
+            phase: where else to begin, as a share of each record; shape (devices,).
+        """
+        if self.epoch is None or source.epoch is None:
+            return phase * own.record_s()
+        ahead = pd.Timestamp(self.epoch) - pd.Timestamp(source.epoch)
+        return np.mod(ahead.total_seconds() + self.later_s, own.record_s())
+
+
+def _together(sources: Mapping[str, TraceSet | None]) -> Mapping[str, TraceSet | None]:
+    """Return availability, and the sources that share devices with it, as the same devices.
+
+    Raises:
+        TraceError: no source shares a device with availability.
+    """
+    hours = _part(sources, "availability")
+    others = {name: sources[name] for name in ("compute", "network")}
+    same = {
+        name: source
+        for name, source in others.items()
+        if source is not None and hours.device_ids.isin(source.device_ids).any()
+    }
+    ids = hours.device_ids
+    for source in same.values():
+        ids = ids[ids.isin(source.device_ids)]
+    if not same or ids.empty:
+        example = {name: one.device_ids[0] for name, one in others.items() if one is not None}
+        raise TraceError(
+            f"keep_together: no device of availability, such as {hours.device_ids[0]!r}, is in all "
+            f"of {', '.join(f'{name} ({id_!r})' for name, id_ in example.items()) or 'nothing'}: "
+            "expected compute or network of the same device ids"
+        )
+    kept = {
+        name: source.take(source.device_ids.get_indexer(ids))
+        for name, source in {"availability": hours, **same}.items()
+    }
+    left_out = {"left out: device that another source does not know": hours.n_devices - ids.size}
+    kept["availability"] = replace(
+        kept["availability"], repairs={**kept["availability"].repairs, **left_out}
+    )
+    return {**sources, **kept}
+
+
+def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability, _Drawn]:
     rng = stream(seed, _AVAILABILITY)
     which = _drawn(source.n_devices, n, rng)
     turn = np.arange(n) // source.n_devices
-    taken = source.channel("availability").take(which)
+    taken, later_s = source.channel("availability").take(which), np.zeros(n)
     if taken.repeat:
         length_s = taken.record_s()
         weekly = (np.mod(length_s, _WEEK_S) == 0) & (length_s >= 2 * _WEEK_S)
@@ -94,7 +161,8 @@ def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability
     ids = pd.Series(source.device_ids[which], dtype="str")
     again = turn > 0
     ids[again] = ids[again] + "#" + pd.Series(turn + 1, dtype="str")[again]
-    return pd.Index(ids, dtype="str", name=None), taken
+    drawn = _Drawn(which=which, later_s=later_s, epoch=source.epoch)
+    return pd.Index(ids, dtype="str", name=None), taken, drawn
 
 
 def _computing(
@@ -103,11 +171,16 @@ def _computing(
     n: int,
     seed: int,
     length_s: float,
+    *,
+    own: _Drawn | None,
 ) -> Series:
     rng = stream(seed, _COMPUTE)
-    speed = speeds.channel("compute").take(_drawn(speeds.n_devices, n, rng))
+    which = _drawn(speeds.n_devices, n, rng)
+    speed = speeds.channel("compute").take(which if own is None else own.which)
     if sources["background"] is None:
-        return replace(speed, repeat=True).shifted(rng.random(n) * speed.record_s())
+        phase = rng.random(n)
+        start = phase * speed.record_s() if own is None else own.place(speed, speeds, phase)
+        return replace(speed, repeat=True).shifted(start)
     background = _part(sources, "background", "compute")
     left = _days_in_a_row(background, length_s, stream(seed, _DAYS))
     if not _is_constant(speed):
@@ -198,12 +271,21 @@ def _linked(
     seed: int,
     uplink_share: float | None,
     length_s: float,
+    *,
+    own: _Drawn | None,
 ) -> tuple[Series, Series]:
     links = [source.channel("downlink"), *([] if source.uplink is None else [source.uplink])]
     if _repeats_within(links, length_s):
+        if own is not None:
+            raise TraceError(
+                f"network: a link of {links[0].record_s().min():g} s would repeat within "
+                f"{length_s / DAY_S:g} days, and a device keeps its own (keep_together): expected "
+                "no number of days"
+            )
         links = _sessions_in_a_row(links, n, length_s, stream(seed, _SESSIONS))
     rng = stream(seed, _NETWORK)
     which, phase = _drawn(links[0].n_devices, n, rng), rng.random(n)
+    which = which if own is None else own.which
     downlink = links[0].take(which)
     if source.uplink is not None:
         if uplink_share is not None:
@@ -221,7 +303,7 @@ def _linked(
     else:
         uplink = downlink.scaled(uplink_share)
     # Both directions start at one moment of the recording: they were recorded together.
-    start = phase * downlink.record_s()
+    start = phase * downlink.record_s() if own is None else own.place(downlink, source, phase)
     downlink, uplink = (replace(link, repeat=True).shifted(start) for link in (downlink, uplink))
     return downlink, uplink
 

@@ -251,6 +251,7 @@ class TraceSet:
         seed: int,
         uplink_share: float | None = None,
         days: int | None = None,
+        keep_together: bool = False,
     ) -> "TraceSet":
         """Return n devices with all channels, made of independent sources.
 
@@ -275,6 +276,10 @@ class TraceSet:
                 recorded sessions in a random order, so that each recurs, but at no fixed time; a
                 load is all days of one processor (records named DAY/HOST), and processors with
                 fewer days are left out. None repeats each record.
+            keep_together: whether sources of compute and network that have device ids of
+                availability are of the same devices. Each device then has its own link and speed,
+                at the hours at which they were recorded if both sources have an epoch; devices
+                that one of them does not know are left out, and counted. Other sources are drawn.
 
         Returns:
             Devices that share the rows of their sources.
@@ -295,7 +300,14 @@ class TraceSet:
 
         sources = {"availability": availability, "compute": compute}
         sources |= {"background": background, "network": network}
-        return compose(sources, n, seed, uplink_share=uplink_share, days=days)
+        return compose(
+            sources,
+            n,
+            seed,
+            uplink_share=uplink_share,
+            days=days,
+            keep_together=keep_together,
+        )
 
     @classmethod
     def constant(

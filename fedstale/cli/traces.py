@@ -301,6 +301,13 @@ def compose(
         int | None,
         typer.Option(min=1, help="Days for which no link or load repeats; else each record does."),
     ] = None,
+    keep_together: Annotated[
+        bool,
+        typer.Option(
+            "--keep-together",
+            help="Let each device keep the link and speed that are recorded under its own id.",
+        ),
+    ] = False,
     seed: _Seed = 0,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -318,6 +325,7 @@ def compose(
         seed=seed,
         uplink_share=uplink_share,
         days=days,
+        keep_together=keep_together,
     )
     write(devices, out, as_json=as_json)
 

@@ -235,3 +235,52 @@ def test_both_directions_of_strung_sessions_begin_together():
 def test_days_that_no_recording_can_fill_are_named(changes, expected):
     with pytest.raises(TraceError, match=expected):
         made(**{"background": days_of_hosts()} | changes)
+
+
+# Sources of the same devices.
+
+
+def own_links(epoch: str | None = "2018-03-06T00:00:00") -> TraceSet:
+    """Return links of phones 2, 1 and 7, each at one rate in each hour of a day."""
+    hours = [100.0 * phone + np.arange(24.0) for phone in (2, 1, 7)]
+    link = Series.regular(hours, step_s=3600.0)
+    ids = pd.Index(["phone-2", "phone-1", "phone-7"])
+    return TraceSet(device_ids=ids, downlink=link, uplink=link.scaled([0.5] * 3), epoch=epoch)
+
+
+def test_devices_that_are_kept_together_have_their_own_link_at_their_own_hours():
+    # Recorded on another day, and begun six hours earlier.
+    earlier = own_links("2018-03-01T18:00:00")
+    traces = made(n=6, network=earlier, keep_together=True)
+    assert {name.split("#")[0] for name in traces.device_ids} == {"phone-1", "phone-2"}
+    assert traces.repairs["availability: left out: device that another source does not know"] == 1
+    for position, name in enumerate(traces.device_ids):
+        phone = int(name.split("#")[0][-1])
+        t = (np.arange(48) + 0.5) * 3600.0
+        expected = 100.0 * phone + np.arange(6, 54) % 24
+        here = np.full(48, position)
+        np.testing.assert_array_equal(traces.downlink.value_at(here, t), expected)
+        np.testing.assert_array_equal(traces.uplink.value_at(here, t), expected / 2)
+
+
+def test_speeds_are_kept_together_and_other_sources_are_drawn():
+    own = TraceSet(device_ids=numbered("phone", 3), compute=Series.constant([1.0, 2.0, 3.0]))
+    traces = made(n=9, compute=own, background=None, keep_together=True)
+    speed = traces.compute.value_at(np.arange(9), np.zeros(9))
+    assert [int(name.split("#")[0][-1]) + 1 for name in traces.device_ids] == speed.tolist()
+    assert not any("left out" in kind for kind in traces.repairs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {},
+            r"no device of availability, such as 'phone-0', is in all of compute \('slow'\)",
+        ),
+        ({"network": own_links(), "days": 2, "background": None}, "86400 s would repeat within 2"),
+    ],
+)
+def test_devices_that_cannot_be_kept_together_are_named(changes, expected):
+    with pytest.raises(TraceError, match=expected):
+        made(**changes, keep_together=True)
