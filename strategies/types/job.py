@@ -272,7 +272,7 @@ class Calibration:
 
     def add(self, stated: float, came: float, n_before: float) -> None:
         """Learn from a job; it counts the less the more of its node have ended or follow."""
-        missed = min(max(came - stated, -_MOST_MISSED), _MOST_MISSED)
+        missed = self.more + min(max(came - stated - self.more, -_MOST_MISSED), _MOST_MISSED)
         stated, weight = came - missed, 1.0 / (1.0 + n_before)
         each = 1.0, stated, missed, stated * stated, missed * missed, stated * missed
         self._sums = (1.0 - weight * _FORGOTTEN) * self._sums + weight * np.array(each)
@@ -287,8 +287,8 @@ class Calibration:
         self.shift = self.slope * self.more + less * (stated + missed) / n
 
 
-_MOST_MISSED = 5.0
-"""A duration that is further off than by e^5 counts as that: one device is not all of a fleet."""
+_MOST_MISSED = 3.0
+"""A duration further off than the mean by e^3 counts as that: one device is not all of a fleet."""
 _FORGOTTEN = 1.0 / 256.0
 
 
