@@ -130,9 +130,9 @@ class Probing(Selector):
 
     Who states a low chance is picked by no rule that goes by chances, so nobody would ever find out
     that it keeps more. A probe is drawn with a probability in proportion to the share of its jobs
-    that a node has finished, less its `p_finish`, where that is positive; a node without a record
-    has the share 1/2. All other picks, and those that no such node is there for, are the other
-    selector's. What rounding takes from probes is carried over.
+    that a node has finished, less the chance that it states, where that is positive; a node without
+    a record has the share 1/2. All other picks, and those that no such node is there for, are the
+    other selector's. What rounding takes from probes is carried over.
 
     Example:
         >>> from fedstale.strategies.selection import MostReliable
@@ -154,7 +154,7 @@ class Probing(Selector):
     ) -> list[int]:
         """Probe, then pick."""
         k = min(k, len(candidates))
-        better_by = np.maximum(candidates.share_finished - candidates.p_finish, 0.0)
+        better_by = np.fmax(candidates.share_finished - candidates.forecast_p_finish, 0.0)
         owed = self._owed + k * self.share
         n = min(round(owed), k, int((better_by > 0).sum()))
         self._owed = min(max(owed - n, -0.5), 0.5)

@@ -15,7 +15,7 @@ from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.run import Run
 from fedstale.runs import ONLINE_SCHEMA
 from fedstale.strategies import FedBuff
-from fedstale.strategies.types import History
+from fedstale.strategies.types import History, forecast_bias
 
 RNG = np.random.default_rng
 
@@ -134,7 +134,7 @@ def test_shortened_durations_are_found_and_long_ones_are_not(tmp_path):
     assert only(audit, "phone-1")["crps_s"] == pytest.approx(205.0)
 
 
-def test_bias_is_what_selectors_add_to_a_chance(tmp_path):
+def test_bias_is_what_the_record_of_the_server_adds_to_a_chance(tmp_path):
     rng = RNG(3)
     p, kept = rng.random(15), rng.random(15) < 0.5
     history = History()
@@ -146,9 +146,11 @@ def test_bias_is_what_selectors_add_to_a_chance(tmp_path):
             history.finished(7, **done, staleness=0, version=1)
         else:
             history.failed(7)
-    history.forecast(7, {"p_finish": 0.5}, 0.0)
     row = only(audited(write_stated(tmp_path / "run", told(0, kept, p))))
-    assert history.candidates([7]).p_finish[0] == pytest.approx(0.5 + row["bias"])
+    own = history.candidates([7])
+    added = forecast_bias(own.times_finished, own.times_failed, own.expected_finishes)
+    assert added[0] == pytest.approx(row["bias"])
+    assert row["bias"] != 0.0
 
 
 def test_devices_that_were_online_and_never_sent_a_job_are_named(tmp_path):
