@@ -54,7 +54,7 @@ from fedstale.strategies.selection import (
     Random,
 )
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, outline, stream
+from fedstale.traces import Array, Index, Mask, outline, stream
 
 VARIED = tuple(f.name for f in fields(LearningProxy) if f.name != "first_loss")
 """Constants that worlds differ in. The first loss is that of an untrained model, which is known;
@@ -149,7 +149,7 @@ class WorldSimulator(Simulator):
         self, scenario: Scenario, b: int, worlds: Worlds, following: Worlds | None = None
     ) -> None:
         super().__init__(scenario, b)
-        self.worlds, self.following = worlds, following
+        self.worlds, self.following, self._first_proxy = worlds, following, self.proxy
         self.world = np.zeros(b, dtype=np.int64)
         """The world of each episode; set it before `reset`; shape (b,)."""
         n_following = 0 if following is None else len(following)
@@ -163,16 +163,19 @@ class WorldSimulator(Simulator):
         self.gains[places] = 0.0
         if self.following is not None:
             self._others[places] = self.following.constants["first_loss"][:, None]
+        self.proxy = self._first_proxy
         super().reset(episodes, rows)
         self.losses[places] = self.worlds.constants["first_loss"][self.world[places], None]
 
-    def proxy_of(self, rows: Index) -> LearningProxy:
-        """Return how the models of some episodes learn, each as in its world."""
-        return self.worlds.rows(self.world[rows])
+    def _train(self, at: tuple[Index, Index]) -> None:
+        """Compute losses as models have them that learn each as in its world."""
+        self.proxy = self.worlds.rows(self.world[at[0]])
+        super()._train(at)
 
-    def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
+    def _merge(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:
         """Update the models of all worlds by a server step."""
         if self.following is not None:
+            ratios, sizes = self._mixed(rows, accepted, weights)
             n = len(self.following)
             world = np.tile(np.arange(n), rows.size)
             proxy, groups = self.following.rows(world), ratios.shape[1]
@@ -183,7 +186,8 @@ class WorldSimulator(Simulator):
             gain = np.clip(progress / proxy.fleet_progress(before), -LIMIT, LIMIT)
             self._others[rows] = after.reshape(rows.size, n, groups)
             self.gains[rows] += gain.reshape(rows.size, n)
-        progress, gain = super()._learn(rows, ratios, sizes)
+        self.proxy = self.worlds.rows(self.world[rows])
+        progress, gain = super()._merge(rows, accepted, weights)
         return progress, np.clip(gain, -LIMIT, LIMIT)
 
 
