@@ -32,7 +32,7 @@ candidates, the spread of their durations, and their chances. Counts, prices and
 logarithms, and all are near 0 to 1."""
 KEPT = 0.9
 """Decay of the running mean of the training loss whose fall is a fact."""
-_LEAST_LOSS = 1e-9
+_LEAST_LOSS, _PACE = 1e-9, Path(__file__).with_name("pace.toml")
 _FEW = 3
 """Losses that must be known before they say how different devices are."""
 
@@ -68,17 +68,16 @@ class AgentPace(Pace):
             if not isfinite(self.loss):
                 self.first_loss = self.loss = at.loss
             self.loss = KEPT * self.loss + (1.0 - KEPT) * at.loss
-        price = self.hour_price or at.concurrency
         x = facts(
             at.candidates,
             np.ones((1, len(at.candidates)), dtype=np.bool_),
             most=at.concurrency,
-            price=price / at.concurrency,
+            price=(self.hour_price or at.concurrency) / at.concurrency,
             fall=log(max(self.first_loss, _LEAST_LOSS) / max(self.loss, _LEAST_LOSS)),
             version=at.version,
             keeps_stragglers=at.candidates.context.keeps_stragglers,
         )
-        jobs, updates = (int(n[0]) for n in decided(_weights(), x, at.concurrency))
+        jobs, updates = (int(n[0]) for n in decided(weights_in(_PACE), x, at.concurrency))
         size = None if at.buffer_size is None else max(updates, at.least)
         return max(jobs, size or 1) if at.after_step else jobs, size
 
@@ -153,6 +152,7 @@ def _moments(values: Array, mean: float, spread: float) -> tuple[Array, Array]:
 
 
 @cache
-def _weights() -> Single:
-    about = tomllib.loads(Path(__file__).with_name("pace.toml").read_text(encoding="utf-8"))
+def weights_in(path: Path) -> Single:
+    """Return the weights in a file like pace.toml; shape (2, facts)."""
+    about = tomllib.loads(path.read_text(encoding="utf-8"))
     return np.array([[about[of][name] for name in FACTS] for of in ("jobs", "updates")])

@@ -7,14 +7,18 @@ weights (`fedstale.agents.policy.how_many`) are judged by the mean logarithm of 
 of the plain schedule: all jobs in flight, half of them a step. Whom to ask is the balanced rule's.
 
 The weights are found by a separable CMA-ES: the few numbers are worth it, and what an episode costs
-is no differentiable function of them. Rules of two numbers or a ramp are searched with as many
-episodes, for each price, on the same ones; both are then played on other devices and days.
+is no differentiable function of them. Five seeds learn, each in windows of its own, and the agent's
+weights are the mean of theirs. Rules of two numbers or a ramp are searched for each price in the
+windows of the first seed, as many as it has tried weights. Then all are played on other devices and
+days: the mean against the rules, and each seed against the mean.
 
 Reference:
     Ros, Hansen. A Simple Modification in CMA-ES Achieving Linear Time and Space Complexity. PPSN
     2008.
 
-Run it with: python benchmarks/agent/pace.py RECORDINGS --out FOLDER
+Seeds that are in the folder already are not trained again.
+
+Run it with: python benchmarks/agent/pace.py RECORDINGS --out FOLDER --jobs 2
 """
 
 import argparse
@@ -37,23 +41,26 @@ from fedstale.agents.env.episodes import AGES, Episodes, EpisodeSettings, JobKin
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.windows import training_picks_of
 from fedstale.agents.policy import by_heuristic
-from fedstale.agents.policy.how_many import FACTS, KEPT, decided, facts
+from fedstale.agents.policy.how_many import FACTS, KEPT, decided, facts, weights_in
 from fedstale.strategies.types import Candidates
 from fedstale.traces import DAY_S, Array, Index, Mask, stream
 from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.ratios import Row
 from agent.real_training import TrainedScenario, TrainingSimulator, accuracy_of
 from lab.fleets import ASSUMED, fleets
+from lab.kept import played
 from lab.results import commit, write_result
 from lab.scenarios import DAYS, PARTS, SEED, STEP_S
 
+COMMAND = "python benchmarks/agent/pace.py RECORDINGS --out FOLDER"
 FLEETS = ("cars", "phones")
 PRICES = (0.25, 1.0, 4.0)
 """Of an hour, in hours of all devices that may be at work."""
 MINUTES = (2.0, 2.0, 8.0, 20.0)
 """Of a job on the median device."""
-MOST = (3.0, 16.0)
+MOST = (3.0, 24.0)
 """Jobs in flight at most."""
 EXAMPLES = (8.0, 120.0)
 """Of the mean device."""
@@ -80,8 +87,10 @@ SETTINGS = EpisodeSettings(
     spread=(0.2, 1.0),
 )
 WINDOWS, BATCHES = 64, 4
-"""Episodes of a batch in each fleet, and batches that generations take in turn."""
-POPULATION = 12
+"""Episodes of a batch in each fleet, and batches of a seed that its generations take in turn."""
+SEEDS, HELD_OUT = 5, 1000
+"""Trainings, and the first seed of the windows that they are compared on."""
+GENERATIONS, POPULATION = 25, 12
 _LEAST_H = 0.02
 
 Numbers = Callable[["Trainings", Index], tuple[Index, Index]]
@@ -370,7 +379,7 @@ def search(
     costs: Sequence[Callable[[Array], float]],
     generations: int,
     *,
-    jobs: int,
+    seed: int = 0,
     population: int = POPULATION,
     told: Callable[[int, Array], None] = lambda generation, weights: None,
 ) -> Array:
@@ -380,11 +389,11 @@ def search(
         first: weights to begin with; any shape.
         costs: of weights, which generations take in turn.
         generations: how many.
-        jobs: processes.
+        seed: of the samples.
         population: weights that are tried in a generation, an even number.
         told: is told of each generation and the weights after it.
     """
-    rng, n = np.random.default_rng(0), first.size
+    rng, n = np.random.default_rng(seed), first.size
     parents = population // 2
     shares = np.log(parents + 0.5) - np.log(np.arange(1, parents + 1))
     shares /= shares.sum()
@@ -401,7 +410,7 @@ def search(
         began, half = time.monotonic(), rng.standard_normal((parents, n))
         drawn = np.concatenate([half, -half])
         tried = (mean + sigma * np.sqrt(spread) * drawn).reshape(-1, *first.shape)
-        found = np.array(_mapped(costs[generation % len(costs)], list(tried), jobs))
+        found = np.array([costs[generation % len(costs)](weights) for weights in tried])
         best = drawn[np.argsort(found)[:parents]]
         step = shares @ best
         mean = mean + sigma * np.sqrt(spread) * step
@@ -492,70 +501,133 @@ def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) ->
     return np.exp(rng.uniform(np.log(pair[0]), np.log(pair[1]), n))
 
 
-def write_weights(path: Path, generation: int, weights: Array) -> None:
-    """Write the weights after a generation as pace.toml of the agent has them."""
-    about = {
-        "made_by": "python benchmarks/agent/pace.py RECORDINGS --out FILE",
+def learn(
+    recordings: Path,
+    seed: int,
+    generations: int,
+    *,
+    n: int,
+    n_batches: int,
+    population: int,
+    out: Path,
+) -> Array:
+    """Return the weights of a seed; those in a file of as many generations are not learnt again.
+
+    Args:
+        recordings: folder of the published files.
+        seed: of the samples, and the first of the windows.
+        generations: how many.
+        n: episodes of a batch in each fleet.
+        n_batches: that generations take in turn.
+        population: weights that are tried in a generation.
+        out: file of the weights, which is written after each generation.
+    """
+    if out.exists() and f"generation = {generations}\n" in out.read_text(encoding="utf-8"):
+        return weights_in(out)
+    with threadpool_limits(1):
+        learning = batches(
+            recordings, "training", n, range(seed * n_batches, (seed + 1) * n_batches)
+        )
+        costs = [partial(mean_cost, batch=batch) for batch in learning]
+
+        def told(generation: int, weights: Array) -> None:
+            write_weights(out, weights, seed=seed, generation=generation)
+
+        return search(
+            first_weights(), costs, generations, seed=seed, population=population, told=told
+        )
+
+
+def write_weights(path: Path, weights: Array, **about: int) -> None:
+    """Write weights as pace.toml of the agent has them."""
+    provenance = {
+        "made_by": COMMAND,
         "fedstale": __version__,
         "commit": commit(),
         "learnt_on": list(FLEETS),
-        "generation": generation,
+        **about,
     }
     own = {
         of: {name: round(float(x), 4) for name, x in zip(FACTS, row, strict=True)}
         for of, row in zip(("jobs", "updates"), weights, strict=True)
     }
-    path.write_text(tomli_w.dumps({"provenance": about, **own}), encoding="utf-8")
+    path.write_text(tomli_w.dumps({"provenance": provenance, **own}), encoding="utf-8")
+
+
+def compared(one: Array, other: Array, about: Row) -> Row:
+    """Return a row: costs of two, and the ratio of the first to the second with its interval."""
+    more = one - other
+    half = 1.96 * more.std(ddof=1) / np.sqrt(more.size)
+    row = {
+        **about,
+        "cost": round(float(np.exp(one.mean())), 3),
+        "of": round(float(np.exp(other.mean())), 3),
+        "ratio": [round(float(np.exp(more.mean() + x)), 3) for x in (0.0, -half, half)],
+        "episodes": more.size,
+    }
+    print(row, flush=True)
+    return row
 
 
 def main() -> None:
     """Train, validate, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one generation of two, few episodes")
     parser.add_argument(
-        "--out", type=Path, help="file for the weights, written after each generation"
+        "--quick", action="store_true", help="two seeds, a generation, few episodes"
     )
-    parser.add_argument("--generations", type=int, default=60)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the weights")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--generations", type=int, default=GENERATIONS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     quick = options.quick
-    n, n_batches, n_rules = (6, 1, 2) if quick else (WINDOWS, BATCHES, 64)
-    generations, population = (1, 2) if quick else (options.generations, POPULATION)
-    learning = batches(options.recordings, "training", n, range(n_batches))
-    costs = [partial(mean_cost, batch=batch) for batch in learning]
-    told = partial(write_weights, options.out) if options.out else lambda n, weights: None
-    weights = search(
-        *(first_weights(), costs, generations),
-        jobs=options.jobs,
-        population=population,
-        told=told,
+    n, n_batches = (6, 1) if quick else (WINDOWS, BATCHES)
+    seeds, generations, population = (
+        (2, 1, 2) if quick else (options.seeds, options.generations, POPULATION)
     )
-    ruled = best_rules(learning, n_rules, jobs=options.jobs)
-    held_out = batches(options.recordings, "validation", n, range(100, 100 + n_batches))
+    tasks = [
+        (
+            seed,
+            partial(
+                learn,
+                options.recordings,
+                seed,
+                generations,
+                n=n,
+                n_batches=n_batches,
+                population=population,
+                out=options.out / f"seed-{seed}.toml",
+            ),
+        )
+        for seed in range(seeds)
+    ]
+    found = dict(played(tasks, options.jobs))
+    mean = np.mean([found[seed] for seed in range(seeds)], axis=0)
+    write_weights(options.out / "pace.toml", mean, seeds=seeds, generation=generations)
+    learning = batches(options.recordings, "training", n, range(n_batches))
+    ruled = best_rules(learning, generations * population, jobs=options.jobs)
+    held_out = batches(options.recordings, "validation", n, range(HELD_OUT, HELD_OUT + n_batches))
+    own = [b for batch in held_out for b in batch]
     rows = []
-    for i, price in enumerate(PRICES):
-        own = [b for batch in held_out for b in batch]
-        at = np.concatenate(
-            [b.costs(b.played(learnt(weights, 0 * b.price + price)), price) for b in own]
-        )
-        by_rule = np.concatenate([b.costs(b.played(ramp(*ruled[i])), price) for b in own])
-        more = at - by_rule
-        half = 1.96 * more.std(ddof=1) / np.sqrt(more.size)
-        rows.append(
-            {
-                "price": price,
-                "rule": [round(float(x), 3) for x in ruled[i]],
-                "rule_cost": round(float(np.exp(by_rule.mean())), 3),
-                "agent_cost": round(float(np.exp(at.mean())), 3),
-                "ratio": [round(float(np.exp(more.mean() + x)), 3) for x in (0.0, -half, half)],
-                "episodes": more.size,
-            }
-        )
-        print(rows[-1], flush=True)
-    command = "python benchmarks/agent/pace.py RECORDINGS --out WEIGHTS"
+    for price, rule in zip(PRICES, ruled, strict=True):
+
+        def costs(numbers: Callable[[Batch], Numbers], price: float = price) -> Array:
+            return np.concatenate([b.costs(b.played(numbers(b)), price) for b in own])
+
+        def of(weights: Array, price: float = price) -> Array:
+            return costs(lambda b: learnt(weights, 0 * b.price + price))
+
+        agent, by_rule = of(mean), costs(lambda b, rule=rule: ramp(*rule))
+        about = {"price": price, "rule": [round(float(x), 3) for x in rule]}
+        rows.append(compared(agent, by_rule, {"about": "rule", **about}))
+        rows += [
+            compared(of(found[seed]), agent, {"about": "seed", "price": price, "seed": seed})
+            for seed in range(seeds)
+        ]
     name = "agent_pace-quick" if quick else "agent_pace"
-    print(write_result(name, rows, command=command + " --quick" * quick))
+    print(write_result(name, rows, command=COMMAND + " --quick" * quick))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_the_search_comes_near_a_least_that_it_was_not_told():
     def cost(weights):
         return float(((weights - least) ** 2).sum())
 
-    found = pace.search(np.zeros((2, 3)), [cost, cost], 60, jobs=1)
+    found = pace.search(np.zeros((2, 3)), [cost, cost], 60)
     assert np.abs(found - least).max() < 0.1
 
 
