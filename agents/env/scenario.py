@@ -166,14 +166,14 @@ class Scenario:
         if not 0 <= start < end:
             raise TraceError(f"episodes from {start} to {end} s: expected 0 <= start < end")
         kind = rng.integers(len(kinds), size=n)
-        horizon = kinds.median_s[kind] * _log_uniform(rng, settings.horizon, n)
+        horizon = kinds.median_s[kind] * log_uniform(rng, settings.horizon, n)
         is_limited = rng.random(n) < settings.budget_share
         longest = min(settings.window_s, end - start)
         window = np.where(is_limited, longest, np.minimum(horizon, longest))
         begins = start + rng.random(n) * (end - start - window)
         drawn, present = self._appearing(begins, window, rng)
         online = (online_share(self.traces, drawn, begins, window, looks=8) * present).sum(axis=1)
-        wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
+        wanted = np.rint(online * log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
         # One device at a time is no choice of a set.
         concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
         buffer_size = np.rint(concurrency * rng.uniform(*settings.buffer_share, n)).astype(np.int64)
@@ -185,7 +185,7 @@ class Scenario:
         )
         curve = rng.integers(len(_CURVES), size=n)
         weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
-        skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
+        skew, spread = log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
         mixtures, examples = assign(rng, drawn.shape, GROUPS, skew, spread)
         mean = np.where(present, examples, 0.0).sum(axis=1) / present.sum(axis=1)
         over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
@@ -229,7 +229,7 @@ class Scenario:
         for i, begin in enumerate(begins):
             first, _ = availability.window_at_or_after(pool, begin)
             appearing = pool[first < begin + window[i]]
-            count = int(np.rint(_log_uniform(rng, (least, most), 1)[0]))
+            count = int(np.rint(log_uniform(rng, (least, most), 1)[0]))
             drawn = rng.permutation(appearing)[:count]
             devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
         empty = ~present.any(axis=1)
@@ -274,7 +274,8 @@ def online_share(
     return count / looks
 
 
-def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:
+def log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:
+    """Draw n numbers between two, whose logarithms are uniform; shape (n,)."""
     return np.exp(rng.uniform(np.log(pair[0]), np.log(pair[1]), n))
 
 

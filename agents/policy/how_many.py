@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.policy.features import Single
 from fedstale.strategies.pace import Pace, Progress
 from fedstale.strategies.selection import own_duration_s
 from fedstale.strategies.types import Candidates, Positive
@@ -128,15 +127,15 @@ def facts(
     return np.stack([np.broadcast_to(np.asarray(x, dtype=np.float64), (b,)) for x in columns], 1)
 
 
-def decided(weights: Single, x: Array, most: npt.ArrayLike) -> tuple[Index, Index]:
+def decided(weights: Array, x: Array, most: npt.ArrayLike) -> tuple[Index, Index]:
     """Return jobs in flight and updates of the next step; shape (b,) each.
 
     Args:
-        weights: a and b; shape (2, facts).
+        weights: a and b; shape (2, facts), or of each (b, 2, facts).
         x: by `facts`; shape (b, facts).
         most: jobs in flight at most, >= 1; one, or shape (b,).
     """
-    for_jobs, for_updates = (1.0 / (1.0 + np.exp(-np.clip(x @ weights.T, -30.0, 30.0)))).T
+    for_jobs, for_updates = np.exp(-np.logaddexp(0.0, -(weights * x[:, None]).sum(axis=2).T))
     jobs = np.rint(np.asarray(most, dtype=np.float64) ** for_jobs)
     return jobs.astype(np.int64), np.rint(1.0 + (jobs - 1.0) * for_updates).astype(np.int64)
 
@@ -152,7 +151,7 @@ def _moments(values: Array, mean: float, spread: float) -> tuple[Array, Array]:
 
 
 @cache
-def weights_in(path: Path) -> Single:
+def weights_in(path: Path) -> Array:
     """Return the weights in a file like pace.toml; shape (2, facts)."""
     about = tomllib.loads(path.read_text(encoding="utf-8"))
     return np.array([[about[of][name] for name in FACTS] for of in ("jobs", "updates")])
