@@ -42,11 +42,11 @@ from lab.kept import played
 from lab.results import commit, write_result
 
 COMMAND = "python benchmarks/agent/pace.py RECORDINGS --out FOLDER"
-WINDOWS, BATCHES = 32, 4
+WINDOWS, BATCHES = 48, 4
 """Episodes of a batch in each fleet, and batches of a seed that its generations take in turn."""
 SEEDS, HELD_OUT = 5, 1000
 """Trainings, and the first seed of the windows that they are compared on."""
-GENERATIONS, POPULATION = 18, 12
+GENERATIONS, POPULATION = 24, 12
 FINALISTS = 12
 """Rules of those that are best in one batch, which play in all."""
 RULES = -1
