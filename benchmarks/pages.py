@@ -26,6 +26,7 @@ PAGES = {
     "docs/results/agent.md": "agent/windows.md agent/worlds.md",
     "docs/results/agent-training.md": "agent/training.md",
     "docs/results/forecasting.md": "forecasts/page.md forecasts/times.md",
+    "docs/results/how-many.md": "agent/how_many.md",
     "docs/results/messages.md": "messages/page.md work/page.md",
     "docs/results/peers.md": "peers/page.md peers/clothes.md",
     "docs/results/robustness.md": "robustness/page.md liars/page.md",

@@ -15,9 +15,9 @@ Run it with: python benchmarks/agent/how_many.py RECORDINGS --keep RUNS --jobs 2
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from fedstale.agents import AgentSelector
 from fedstale.agents.policy.how_many import AgentPace
 from fedstale.strategies import FedBuff, StaleStrategy
-from fedstale.strategies.pace import Pace, Ramp
+from fedstale.strategies.pace import Pace, Progress, Ramp
 from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import (
     BALANCED,
@@ -45,21 +45,59 @@ from agent.training import LEARN_SEEDS, SEEDS, Run, place
 from lab.apps import opened
 from lab.curves import final
 from lab.kept import Kept, played
-from lab.results import write_result
-from lab.training import FLEETS, NO_LIE, REGIMES, Curves, Liars, curves, judged, train
+from lab.results import read_result, write_result
+from lab.training import FLEETS, NO_LIE, REGIMES, WIDE, Curves, Liars, curves, judged, train
 
 PRICES = (0.25, 1.0, 4.0)
 """Of an hour in device-hours, over the jobs in flight at most."""
-SKEWS = (0.1, 1.0)
+PLACES = {
+    ("published", "digits"): (tuple(FLEETS), (0.1, 1.0)),
+    ("choice", "digits"): (tuple(FLEETS), (0.1, 1.0)),
+    ("long", "digits"): (tuple(FLEETS), (0.1, 1.0)),
+    ("wide", "digits"): (tuple(WIDE), (0.3,)),
+    ("published", "fashion"): (tuple(FLEETS), (0.3,)),
+}
+"""Fleets and skews of each regime and app."""
 SCHEDULES = ("fedavg", "fedbuff")
 """Late jobs are cancelled, or kept; in the plain arms three quarters of those in flight make a step
 of the first, and half of them one of the second."""
-REFERENCE = "rule"
+REFERENCE, AGENT, TUNED = "rule", "agent", "rule, best pace"
+REFERENCES = {REFERENCE: None, AGENT: "agent, agent's pace", TUNED: "agent"}
+"""Arms that others are measured by: all of them, or those whose name begins so."""
 
 
 def rule() -> Selector:
     """Return the rule that needs no training."""
     return Enough(ExpectedUtility(BALANCED))
+
+
+class BestRule(Pace):
+    """The rule of two numbers or a ramp that needed least at a price where paces are trained.
+
+    `whole_trainings.ramp` says what a rule is; those of result "agent_pace" are taken.
+    """
+
+    reads_replies = False
+
+    def __init__(self, hour_price: float) -> None:
+        """Set the price of an hour, in device-hours."""
+        self.hour_price = hour_price
+
+    def numbers(self, at: Progress) -> tuple[int, int | None]:
+        """Return jobs in flight by the version, and updates by the jobs in flight."""
+        share, every, last, updates = best_rules()[self.hour_price / at.concurrency]
+        beyond = at.concurrency - 1
+        now = beyond * share + at.version / every
+        jobs = round(1 + min(now, beyond * max(last, share)))
+        size = max(round(1 + (jobs - 1) * updates), at.least)
+        return max(jobs, size) if at.after_step else jobs, size
+
+
+@cache
+def best_rules() -> Mapping[float, Sequence[float]]:
+    """Return the best rule at each of `PRICES`."""
+    found = read_result("agent_pace")["rows"]
+    return {row["price"]: row["rule"] for row in found if row["about"] == "rule"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +118,7 @@ class Arm:
 
 WHOM = {
     REFERENCE: Arm(each=False),
-    "agent": Arm(selector=AgentSelector, each=False),
+    AGENT: Arm(selector=AgentSelector, each=False),
     "rule, all that is asked": Arm(selector=lambda: ExpectedUtility(BALANCED), each=False),
     "Oort": Arm(selector=lambda: Oort(RELEASED), each=False),
     "Oort, enough": Arm(selector=lambda: Enough(Oort(RELEASED)), each=False),
@@ -94,10 +132,11 @@ HOW_MANY = {
     "all, a step each": Arm(),
     **{
         f"one more each {every}": Arm(pace=lambda price, every=every: Ramp(every))
-        for every in (12, 25, 50, 100)
+        for every in (25, 50, 100)
     },
 }
 HOW_MANY |= {
+    TUNED: Arm(pace=BestRule, priced=True),
     "agent's pace": Arm(pace=AgentPace, priced=True),
     "agent, agent's pace": Arm(selector=AgentSelector, pace=AgentPace, priced=True),
 }
@@ -159,8 +198,7 @@ def wanted(
     arms: Iterable[str],
     *,
     part: str = "test",
-    regimes: Sequence[str] = ("published", "choice", "long"),
-    app: str = "digits",
+    places: Iterable[tuple[str, str]] = PLACES,
     fleets: Sequence[str] = tuple(FLEETS),
     schedules: Sequence[str] = SCHEDULES,
     seeds: Sequence[int] = SEEDS,
@@ -183,8 +221,13 @@ def wanted(
             ),
             price,
         )
-        for fleet, regime, seed, alpha, schedule, name in product(
-            fleets, regimes, seeds, SKEWS, schedules, arms
+        for regime, app in places
+        for fleet, seed, alpha, schedule, name in product(
+            [each for each in PLACES[regime, app][0] if each in fleets],
+            seeds,
+            PLACES[regime, app][1],
+            schedules,
+            arms,
         )
         for price in (PRICES if ARMS[name].priced else PRICES[:1])
     ]
@@ -228,24 +271,33 @@ def setting(run: Run) -> tuple[object, ...]:
 
 
 def tables(rows: Sequence[Row]) -> list[Row]:
-    """Return what arms need and cost in proportion to the reference, by regime and schedule."""
+    """Return what arms need and cost in proportion to references, by place and schedule.
+
+    Regime "all" holds those where digits are trained with few jobs in flight.
+    """
     found = []
-    places = sorted({(r["regime"], r["app"], r["schedule"]) for r in rows})
-    everywhere = sorted({("all", app, s) for _, app, s in places})
-    for regime, app, schedule in (*places, *everywhere):
+    of_rows = sorted({(r["regime"], r["app"], r["schedule"]) for r in rows})
+    small = [regime for regime, app in PLACES if app == "digits" and regime != "wide"]
+    everywhere = [("all", "digits", schedule) for schedule in SCHEDULES]
+    for regime, app, schedule in (*of_rows, *everywhere):
+        regimes = small if regime == "all" else [regime]
         here = [
             r
             for r in rows
-            if (r["app"], r["schedule"]) == (app, schedule) and regime in ("all", r["regime"])
+            if (r["app"], r["schedule"]) == (app, schedule) and r["regime"] in regimes
         ]
         for share, price in product(SHARES, PRICES):
             at = [r for r in here if (r["of_random"], r["price"]) == (share, price)]
-            own = [r for r in at if r["selector"] == REFERENCE]
-            for name in dict.fromkeys(r["selector"] for r in at):
+            for name, (reference, whose) in product(
+                dict.fromkeys(r["selector"] for r in at), REFERENCES.items()
+            ):
+                own = [r for r in at if r["selector"] == reference]
                 other = [r for r in at if r["selector"] == name]
+                if not own or (whose is not None and not name.startswith(whose)):
+                    continue
                 both = pairs(own, other)
                 kind = "whom" if name in WHOM else "how many"
-                about = {"about": kind, "regime": regime, "app": app}
+                about = {"about": kind, "to": reference, "regime": regime, "app": app}
                 about |= {"schedule": schedule, "arm": name, "priced": ARMS[name].priced}
                 about |= {"of_random": share, "price": price, "runs": len(other)}
                 about |= {"reached": sum(r["reached"] for r in other)}
@@ -263,10 +315,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two windows, three arms")
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     options = parser.parse_args()
     quick = options.quick
-    some = {"regimes": ("choice",), "fleets": ("phones",)} if quick else {}
-    arms = QUICK if quick else tuple(ARMS)
+    some = {"places": [("choice", "digits")], "fleets": ("phones",)} if quick else {}
+    arms = QUICK if quick else options.arms
     runs = wanted(arms, seeds=SEEDS[: 3 if quick else None], **some)
     learn = wanted([RANDOM], part="learn", seeds=LEARN_SEEDS[: 2 if quick else None], **some)
     play_here = partial(played_all, options.recordings, kept=Kept(options.keep), jobs=options.jobs)

@@ -87,6 +87,8 @@ SKEWS: dict[str, tuple[float | None, ...]] = {
 """Concentrations of the Dirichlet distribution; roles of a play are dealt as they are."""
 SEEDS, LEARN_SEEDS = range(301, 306), range(401, 406)
 """Of the windows, if no more are asked for; and of those that say what to reach."""
+PLAYED = ("published", "choice", "long", "longest")
+"""Regimes of the comparison."""
 SMALL_APP = "digits"
 """Trains in all regimes, with all selectors, and without forecasts; others in the published one."""
 LYING = 0.3
@@ -177,7 +179,7 @@ def wanted(
         ValueError: a name is unknown.
     """
     sorts = {
-        "regime": list(REGIMES),
+        "regime": list(PLAYED),
         "app": list(APPS),
         "fleet": list(FLEETS),
         "schedule": list(SCHEDULES),
@@ -217,7 +219,7 @@ def _all(seeds: Sequence[int]) -> Iterable[Run]:
     """Yield every run of the comparison, but those that say what to reach."""
     own = agent_digest()
     everything = product(
-        REGIMES, APPS, FLEETS, SCHEDULES, LIES, FORECASTS.values(), SELECTORS, seeds
+        PLAYED, APPS, FLEETS, SCHEDULES, LIES, FORECASTS.values(), SELECTORS, seeds
     )
     for regime, app, fleet, schedule, lies, forecasts, selector, seed in everything:
         arm = SELECTORS[selector]

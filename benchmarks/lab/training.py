@@ -97,11 +97,17 @@ class Regime:
         return max(TTL_S, PATIENCE * MINUTE_S * self.minutes)
 
 
+WIDE = {
+    "desktops": FleetPart(least=240, history_s=DAY_S, concurrency=20, times=8),
+    "cars": FleetPart(least=160, history_s=DAY_S, concurrency=20, times=16),
+}
+"""As many devices as the recordings have on other days; no phone was logged for long enough."""
 REGIMES = {
     "published": Regime(fleets=FLEETS, minutes=2.0, hours=4.0),
     "choice": Regime(fleets=MANY, minutes=2.0, hours=4.0),
     "long": Regime(fleets=MANY, minutes=8.0, hours=8.0),
     "longest": Regime(fleets=MANY, minutes=20.0, hours=12.0),
+    "wide": Regime(fleets=WIDE, minutes=2.0, hours=4.0),
 }
 PUBLISHED = REGIMES["published"]
 

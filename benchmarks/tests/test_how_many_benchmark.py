@@ -1,11 +1,15 @@
 """The benchmark of how many jobs are in flight: its arms, and what a run costs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from agent import how_many
+from agent import how_many, whole_trainings
+from fedstale.strategies.pace import Progress
 from fedstale.strategies.selection import MostReliable
+from lab.training import REGIMES
 
 
 def made(arm, schedule="fedbuff", price=1.0):
@@ -39,9 +43,9 @@ def test_a_pace_is_told_the_price_in_device_hours():
 @pytest.fixture
 def run():
     """Return a run of the reference among four devices at work."""
-    return how_many.wanted(["rule"], fleets=["phones"], regimes=["choice"], schedules=["fedbuff"])[
-        0
-    ][0]
+    return how_many.wanted(
+        ["rule"], fleets=["phones"], places=[("choice", "digits")], schedules=["fedbuff"]
+    )[0][0]
 
 
 def test_a_cost_is_hours_at_their_price_and_device_hours(run):
@@ -67,11 +71,50 @@ def test_a_run_that_is_paced_by_a_price_counts_at_that_price_alone(run):
 
 
 def test_arms_are_compared_within_windows_and_a_priced_one_is_played_at_each_price():
-    runs = how_many.wanted(["rule", "agent's pace"], fleets=["cars"], regimes=["long"])
+    runs = how_many.wanted(["rule", "agent's pace"], fleets=["cars"], places=[("long", "digits")])
     assert len(runs) == 5 * 2 * 2 * (1 + len(how_many.PRICES))
     assert len({(run.seed, run.alpha, run.schedule) for run, _ in runs}) == 20
     curves = {"accuracy": [0.9] * 130, "device_hours": [0.5] * 130, "wasted_hours": [0.0] * 130}
     targets = {how_many.setting(run): 0.8 for run, _ in runs}
     found = how_many.tables(how_many.rows_of(runs, [curves] * len(runs), targets))
     assert {row["regime"] for row in found} == {"long", "all"}
+    assert {row["to"] for row in found} == {"rule"}, "nobody else played"
     assert all(row["cost_ratio"]["mean"] == 1.0 for row in found)
+
+
+def test_the_best_rule_of_a_price_decides_as_where_it_was_searched(monkeypatch):
+    rules = {0.25: [0.0, 12.0, 0.6, 0.5], 1.0: [1 / 3, 1e9, 1 / 3, 0.0]}
+    monkeypatch.setattr(how_many, "best_rules", lambda: rules)
+    versions = np.arange(200)
+    for price, rule in rules.items():
+        searched = SimpleNamespace(most=np.full(200, 20), version=versions)
+        jobs, updates = whole_trainings.ramp(np.array(rule))(searched, versions)
+        pace = how_many.BestRule(price * 20)
+        played = [
+            pace.numbers(Progress(version=v, concurrency=20, buffer_size=10)) for v in versions
+        ]
+        assert played == list(zip(jobs.tolist(), updates.tolist(), strict=True))
+
+
+def test_others_are_measured_by_the_tuned_rule_and_by_the_agent_as_it_was(run):
+    curves = {"accuracy": [0.9] * 130, "device_hours": [0.5] * 130, "wasted_hours": [0.0] * 130}
+    arms = ["rule", "agent", "agent, agent's pace", "rule, best pace"]
+    runs = how_many.wanted(arms, places=[("choice", "digits")])
+    targets = {how_many.setting(run): 0.8 for run, _ in runs}
+    found = how_many.tables(how_many.rows_of(runs, [curves] * len(runs), targets))
+    assert {(row["to"], row["arm"]) for row in found} == {
+        *(("rule", arm) for arm in arms),
+        ("agent", "agent, agent's pace"),
+        ("rule, best pace", "agent"),
+        ("rule, best pace", "agent, agent's pace"),
+    }
+
+
+def test_every_place_has_its_fleets():
+    for regime, app in how_many.PLACES:
+        fleets, skews = how_many.PLACES[regime, app]
+        assert set(fleets) <= set(REGIMES[regime].fleets)
+        assert skews
+    assert {
+        how_many.jobs_of(run) for run, _ in how_many.wanted(["rule"], places=[("wide", "digits")])
+    } == {20}
