@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.errors import ConfigError
 from fedstale.strategies.pace import Pace, Progress
 from fedstale.strategies.selection import own_duration_s
 from fedstale.strategies.types import Candidates, Positive
@@ -45,6 +46,10 @@ class AgentPace(Pace):
     Args:
         hour_price: of an hour of waiting, in device-hours; None is the schedule's concurrency: who
             allows so many jobs in flight would have an hour less for an hour of each.
+        path: file of weights that were trained on devices of one's own; None for fedstale's.
+
+    Raises:
+        ConfigError: the file is not there, or lacks weights.
 
     Example:
         >>> at = Progress(concurrency=20, buffer_size=5)
@@ -55,9 +60,10 @@ class AgentPace(Pace):
 
     saved = ("first_loss", "loss")
 
-    def __init__(self, hour_price: Positive | None = None) -> None:
-        """Set the price in device-hours, > 0."""
-        self.hour_price = hour_price
+    def __init__(self, hour_price: Positive | None = None, path: str | None = None) -> None:
+        """Set the price in device-hours, > 0, and the weights."""
+        self.hour_price, self.path = hour_price, path
+        self._weights = weights_in(Path(path or _PACE))
         self.first_loss = self.loss = nan
         """Training loss of the first step, and its running mean."""
 
@@ -76,7 +82,7 @@ class AgentPace(Pace):
             version=at.version,
             keeps_stragglers=at.candidates.context.keeps_stragglers,
         )
-        jobs, updates = (int(n[0]) for n in decided(weights_in(_PACE), x, at.concurrency))
+        jobs, updates = (int(n[0]) for n in decided(self._weights, x, at.concurrency))
         size = None if at.buffer_size is None else max(updates, at.least)
         return max(jobs, size or 1) if at.after_step else jobs, size
 
@@ -152,6 +158,13 @@ def _moments(values: Array, mean: float, spread: float) -> tuple[Array, Array]:
 
 @cache
 def weights_in(path: Path) -> Array:
-    """Return the weights in a file like pace.toml; shape (2, facts)."""
-    about = tomllib.loads(path.read_text(encoding="utf-8"))
-    return np.array([[about[of][name] for name in FACTS] for of in ("jobs", "updates")])
+    """Return the weights in a file like pace.toml; shape (2, facts).
+
+    Raises:
+        ConfigError: it is not there, or lacks some.
+    """
+    try:
+        about = tomllib.loads(path.read_text(encoding="utf-8"))
+        return np.array([[float(about[of][name]) for name in FACTS] for of in ("jobs", "updates")])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path}: expected weights of a pace: {error}") from error

@@ -37,7 +37,7 @@ from fedstale.traces import Array
 
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.ratios import Row
-from agent.whole_trainings import FLEETS, PRICES, Batch, batches, learnt, ramp
+from agent.whole_trainings import FLEETS, PRICES, Batch, Fleets, learnt, ramp
 from lab.kept import played
 from lab.results import commit, write_result
 
@@ -175,11 +175,11 @@ def costs_of_rules(tried: Array, batch: Sequence[Batch]) -> Array:
     return np.asarray(np.mean(found, axis=0))
 
 
-def best_rules(recordings: Path, n: int, *, episodes: int, n_batches: int) -> Array:
+def best_rules(fleets: Fleets, n: int, *, episodes: int, n_batches: int) -> Array:
     """Return the best of n rules at each of `PRICES`: of the best in one batch, in all.
 
     Args:
-        recordings: folder of the published files.
+        fleets: to learn on.
         n: rules.
         episodes: of a batch in each fleet.
         n_batches: of the first seed.
@@ -189,7 +189,7 @@ def best_rules(recordings: Path, n: int, *, episodes: int, n_batches: int) -> Ar
     """
     tried, best = rules(n), []
     with threadpool_limits(1):
-        learning = batches(recordings, "training", episodes, range(n_batches), room=POPULATION)
+        learning = fleets.batches("training", episodes, range(n_batches), room=POPULATION)
         for i, found in enumerate(costs_of_rules(tried, learning[0])):
             finalists = tried[np.argsort(found)[:FINALISTS]]
             again = [costs_of_rules(finalists, batch)[i] for batch in learning]
@@ -198,7 +198,7 @@ def best_rules(recordings: Path, n: int, *, episodes: int, n_batches: int) -> Ar
 
 
 def learn(
-    recordings: Path,
+    fleets: Fleets,
     seed: int,
     generations: int,
     *,
@@ -210,7 +210,7 @@ def learn(
     """Return the weights of a seed; those in a file of as many generations are not learnt again.
 
     Args:
-        recordings: folder of the published files.
+        fleets: to learn on.
         seed: of the samples, and the first of the windows.
         generations: how many.
         n: episodes of a batch in each fleet.
@@ -221,8 +221,7 @@ def learn(
     if out.exists() and f"generation = {generations}\n" in out.read_text(encoding="utf-8"):
         return weights_in(out)
     with threadpool_limits(1):
-        learning = batches(
-            recordings,
+        learning = fleets.batches(
             "training",
             n,
             range(seed * n_batches, (seed + 1) * n_batches),
@@ -231,20 +230,21 @@ def learn(
         costs = [partial(mean_costs, batch=batch) for batch in learning]
 
         def told(generation: int, weights: Array) -> None:
-            write_weights(out, weights, seed=seed, generation=generation)
+            write_weights(out, fleets, weights, seed=seed, generation=generation)
 
         return search(
             first_weights(), costs, generations, seed=seed, population=population, told=told
         )
 
 
-def write_weights(path: Path, weights: Array, **about: int) -> None:
+def write_weights(path: Path, fleets: Fleets, weights: Array, **about: int) -> None:
     """Write weights as pace.toml of the agent has them."""
+    own = [file.name for file in fleets.traces]
     provenance = {
         "made_by": COMMAND,
         "fedstale": __version__,
         "commit": commit(),
-        "learnt_on": list(FLEETS),
+        "learnt_on": own or list(FLEETS),
         **about,
     }
     own = {
@@ -252,6 +252,13 @@ def write_weights(path: Path, weights: Array, **about: int) -> None:
         for of, row in zip(("jobs", "updates"), weights, strict=True)
     }
     path.write_text(tomli_w.dumps({"provenance": provenance, **own}), encoding="utf-8")
+
+
+def in_words(rule: Sequence[float]) -> str:
+    """Describe a rule, see `ramp`."""
+    share, every, last, updates = rule
+    more = f", one more each {every:.0f} versions up to {last:.0%}" if last > share else ""
+    return f"{share:.0%} of the jobs beyond one at first{more}; a step waits for {updates:.0%}"
 
 
 def compared(one: Array, other: Array, about: Row) -> Row:
@@ -272,7 +279,9 @@ def compared(one: Array, other: Array, about: Row) -> Row:
 def main() -> None:
     """Train, validate, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recordings", type=Path)
+    parser.add_argument("recordings", type=Path, nargs="?", help="folder of the published files")
+    parser.add_argument("--traces", type=Path, nargs="+", default=[], help="files of one's own")
+    parser.add_argument("--forecaster", default="phones", help="fleet of an embedded forecaster")
     parser.add_argument(
         "--quick", action="store_true", help="two seeds, a generation, few episodes"
     )
@@ -281,6 +290,11 @@ def main() -> None:
     parser.add_argument("--generations", type=int, default=GENERATIONS)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
+    if (options.recordings is None) == (not options.traces):
+        parser.error("expected RECORDINGS, or --traces with files of your own")
+    fleets = Fleets(
+        recordings=options.recordings, traces=options.traces, forecaster=options.forecaster
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     quick = options.quick
     n, n_batches = (6, 1) if quick else (WINDOWS, BATCHES)
@@ -293,7 +307,7 @@ def main() -> None:
             seed,
             partial(
                 learn,
-                options.recordings,
+                fleets,
                 seed,
                 generations,
                 **size,
@@ -303,14 +317,14 @@ def main() -> None:
         for seed in range(seeds)
     ]
     tried = generations * population
-    search_rules = partial(best_rules, options.recordings, tried, episodes=n, n_batches=n_batches)
+    search_rules = partial(best_rules, fleets, tried, episodes=n, n_batches=n_batches)
     found = dict(played([*tasks, (RULES, search_rules)], options.jobs))
     ruled = found.pop(RULES)
     agents = np.array([found[seed] for seed in range(seeds)])
     mean = agents.mean(axis=0)
-    write_weights(options.out / "pace.toml", mean, seeds=seeds, generation=generations)
-    held_out = batches(
-        options.recordings, "validation", n, range(HELD_OUT, HELD_OUT + n_batches), room=seeds + 1
+    write_weights(options.out / "pace.toml", fleets, mean, seeds=seeds, generation=generations)
+    held_out = fleets.batches(
+        "validation", n, range(HELD_OUT, HELD_OUT + n_batches), room=seeds + 1
     )
     own = [b for batch in held_out for b in batch]
     rows = []
@@ -333,6 +347,11 @@ def main() -> None:
             compared(each, by_agents[0], {"about": "seed", "price": price, "seed": seed})
             for seed, each in enumerate(by_agents[1:])
         ]
+    for row in rows:
+        if row["about"] == "rule" and row["ratio"][2] > 1.0:
+            print(f"no better than a rule at price {row['price']}: {in_words(row['rule'])}")
+    if options.traces:
+        return
     name = "agent_pace-quick" if quick else "agent_pace"
     print(write_result(name, rows, command=COMMAND + " --quick" * quick))
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.agents.env.episodes import AGES, Episodes, EpisodeSettings, JobKinds
-from fedstale.agents.env.scenario import Scenario, log_uniform
+from fedstale.agents.env.scenario import Scenario, Scenarios, log_uniform
 from fedstale.agents.env.windows import top
 from fedstale.agents.policy.how_many import KEPT, decided, facts
 from fedstale.agents.policy.scorer import TEMPERATURE
 from fedstale.strategies.types import Candidates
-from fedstale.traces import DAY_S, Array, Index, Mask, stream
+from fedstale.traces import DAY_S, Array, Index, Mask, TraceSet, stream
 from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -336,42 +336,68 @@ class Batch:
         return np.where(arrives, more, 0.0).reshape(len(prices), k, n)
 
 
-def batches(
-    recordings: Path, part: str, n: int, seeds: Sequence[int], *, room: int
-) -> list[list[Batch]]:
-    """Return batches, each of all fleets.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleets:
+    """Devices that trainings take place on."""
 
-    Args:
-        recordings: folder of the published files.
-        part: "training" or "validation".
-        n: episodes of each fleet.
-        seeds: of each batch.
-        room: for how many agents or rules at a time.
-    """
-    places = [_place(recordings, fleet, part) for fleet in FLEETS]
-    simulators = [place.simulator(n * room) for place in places]
-    return [
-        [
-            Batch.of(place, simulator, n, seed)
-            for place, simulator in zip(places, simulators, strict=True)
+    recordings: Path | None = None
+    """Folder of the published files, of which `FLEETS` are made; None for traces of one's own."""
+    traces: Sequence[Path] = ()
+    """Files of complete devices, a fleet each."""
+    forecaster: str = "phones"
+    """Fleet of the embedded forecaster that their devices have."""
+
+    def places(self, part: str) -> list[Places]:
+        """Return a scenario of each fleet.
+
+        Args:
+            part: "training", or "validation" for other devices and later hours.
+        """
+        if self.recordings is not None:
+            return [_recorded(self.recordings, fleet, part) for fleet in FLEETS]
+        found = []
+        for path in self.traces:
+            own = Scenarios.of(TraceSet.read(path), forecaster=embedded(self.forecaster))
+            kinds = _kinds(own.training.traces.take(own.training.devices))
+            scenario: Scenario = getattr(own, part)
+            found.append(Places.like(replace(scenario, kinds=kinds, settings=SETTINGS)))
+        return found
+
+    def batches(self, part: str, n: int, seeds: Sequence[int], *, room: int) -> list[list[Batch]]:
+        """Return batches, each of all fleets.
+
+        Args:
+            part: "training" or "validation".
+            n: episodes of each fleet.
+            seeds: of each batch.
+            room: for how many agents or rules at a time.
+        """
+        places = self.places(part)
+        simulators = [place.simulator(n * room) for place in places]
+        return [
+            [
+                Batch.of(place, simulator, n, seed)
+                for place, simulator in zip(places, simulators, strict=True)
+            ]
+            for seed in seeds
         ]
-        for seed in seeds
-    ]
 
 
-def _place(recordings: Path, fleet: str, part: str) -> Places:
+def _recorded(recordings: Path, fleet: str, part: str) -> Places:
     parts = fleets(recordings, seed=SEED, kind=fleet, assumed=ASSUMED)
-    n, (first, last) = len(MINUTES), DAYS[fleet][part]
-    kinds = JobKinds.of_fleet(
-        parts["learn"], minutes=MINUTES, megabytes=(5.0,) * n, patience=(10.0,) * n
-    )
+    first, last = DAYS[fleet][part]
     scenario = Scenario.of(
         parts[PARTS[part]],
         forecaster=embedded(fleet),
         start=first * DAY_S,
         end=last * DAY_S,
-        kinds=kinds,
+        kinds=_kinds(parts["learn"]),
         settings=SETTINGS,
         step_s=2.0 * STEP_S[fleet],
     )
     return Places.like(scenario)
+
+
+def _kinds(traces: TraceSet) -> JobKinds:
+    n = len(MINUTES)
+    return JobKinds.of_fleet(traces, minutes=MINUTES, megabytes=(5.0,) * n, patience=(10.0,) * n)

@@ -5,7 +5,8 @@ import pytest
 from small_episodes import episodes, fleet, simulator_of
 
 from agent import pace, whole_trainings
-from fedstale.agents.policy.how_many import FACTS, decided
+from fedstale.agents.policy.how_many import FACTS, decided, weights_in
+from fedstale.traces import TraceSet
 
 ALWAYS = [(0.0, 10_000.0)]
 ONE = {"epochs": np.array([1]), "rates": np.array([0.2]), "luck": np.zeros((1, 1, 2))}
@@ -126,3 +127,31 @@ def test_rules_begin_with_the_plain_ones_and_differ():
     found = pace.rules(30)
     assert found[0][0] == found[0][2] == found[0][3] == 0.0, "one at a time"
     assert len(np.unique(found, axis=0)) == 30
+
+
+def test_a_pace_is_trained_on_traces_of_ones_own(tmp_path, monkeypatch, capsys):
+    traces = tmp_path / "own.parquet"
+    TraceSet.synthetic(60, days=2, seed=0).write(traces)
+    out = tmp_path / "made"
+    monkeypatch.setattr(
+        "sys.argv", ["pace.py", "--traces", str(traces), "--out", str(out), "--quick"]
+    )
+    pace.main()
+    told = capsys.readouterr().out
+    assert told.count("'about': 'rule'") == len(whole_trainings.PRICES)
+    weights = weights_in(out / "pace.toml")
+    seeds = [weights_in(out / f"seed-{seed}.toml") for seed in range(2)]
+    np.testing.assert_allclose(weights, np.mean(seeds, axis=0), atol=1e-4)
+    assert 'learnt_on = [\n    "own.parquet",\n]' in (out / "pace.toml").read_text()
+    # What is there already is not trained again.
+    monkeypatch.setattr(pace, "search", None)
+    pace.main()
+    assert capsys.readouterr().out.endswith(told[told.index("{") :])
+
+
+def test_a_rule_is_told_in_words():
+    assert pace.in_words([0.2, 25.0, 1.0, 0.5]) == (
+        "20% of the jobs beyond one at first, one more each 25 versions up to 100%; "
+        "a step waits for 50%"
+    )
+    assert "more" not in pace.in_words([0.5, 1e9, 0.5, 0.0])

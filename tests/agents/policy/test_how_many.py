@@ -114,6 +114,25 @@ def test_in_a_run_a_cheap_hour_costs_fewer_device_seconds_and_more_time():
 
 
 def test_it_is_described_by_its_price():
-    assert "AgentPace(hour_price=4.0)" in repr(FedBuff(8, 4, pace=AgentPace(4.0)))
+    assert "AgentPace(hour_price=4.0, path=None)" in repr(FedBuff(8, 4, pace=AgentPace(4.0)))
     assert FedAvg(8, pace=AgentPace()).run_pace is not None
     assert FedBuff(8, 4, robust=TrimmedMean(f=1), pace=AgentPace()).run_pace is not None
+
+
+def test_weights_of_ones_own_decide_and_a_text_names_their_file(tmp_path):
+    text = (how_many._PACE).read_text(encoding="utf-8")
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace("[jobs]\none = ", "[jobs]\none = -9"), encoding="utf-8")
+    at = Progress(concurrency=20, buffer_size=5)
+    assert AgentPace(1e4).numbers(at)[0] > 1
+    strategy = parse(f"FedBuff(20, 5, pace=AgentPace(10000, path='{own}'))")
+    assert strategy.pace.numbers(at) == (1, 1)
+
+
+@pytest.mark.parametrize("text", [None, "", "[jobs]\none = 1.0\n", "[jobs]\none = []\n", "a ="])
+def test_a_file_without_weights_is_refused_when_the_pace_is_made(tmp_path, text):
+    path = tmp_path / "pace.toml"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"pace\.toml: expected weights of a pace"):
+        AgentPace(path=str(path))
