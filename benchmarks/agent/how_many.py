@@ -61,6 +61,8 @@ PLACES = {
 SCHEDULES = ("fedavg", "fedbuff")
 """Late jobs are cancelled, or kept; in the plain arms three quarters of those in flight make a step
 of the first, and half of them one of the second."""
+APART = "desktops"
+"""A fleet on which no pace has learnt."""
 REFERENCE, AGENT, TUNED = "rule", "agent", "rule, best pace"
 REFERENCES = {REFERENCE: None, AGENT: "agent, agent's pace", TUNED: "agent"}
 """Arms that others are measured by: all of them, or those whose name begins so."""
@@ -273,18 +275,20 @@ def setting(run: Run) -> tuple[object, ...]:
 def tables(rows: Sequence[Row]) -> list[Row]:
     """Return what arms need and cost in proportion to references, by place and schedule.
 
-    Regime "all" holds those where digits are trained with few jobs in flight.
+    Regime "all" holds those where digits are trained with few jobs in flight, and "desktops" those
+    of them on desktops, on which no pace has learnt.
     """
     found = []
     of_rows = sorted({(r["regime"], r["app"], r["schedule"]) for r in rows})
     small = [regime for regime, app in PLACES if app == "digits" and regime != "wide"]
-    everywhere = [("all", "digits", schedule) for schedule in SCHEDULES]
-    for regime, app, schedule in (*of_rows, *everywhere):
-        regimes = small if regime == "all" else [regime]
+    several = [(name, "digits", s) for name in ("all", APART) for s in SCHEDULES]
+    for regime, app, schedule in (*of_rows, *several):
+        regimes = small if regime in {"all", APART} else [regime]
         here = [
             r
             for r in rows
             if (r["app"], r["schedule"]) == (app, schedule) and r["regime"] in regimes
+            if regime != APART or r["fleet"] == APART
         ]
         for share, price in product(SHARES, PRICES):
             at = [r for r in here if (r["of_random"], r["price"]) == (share, price)]

@@ -110,6 +110,15 @@ def test_others_are_measured_by_the_tuned_rule_and_by_the_agent_as_it_was(run):
     }
 
 
+def test_desktops_are_told_apart():
+    curves = {"accuracy": [0.9] * 130, "device_hours": [0.5] * 130, "wasted_hours": [0.0] * 130}
+    runs = how_many.wanted(["rule"], places=[("choice", "digits")])
+    targets = {how_many.setting(run): 0.8 for run, _ in runs}
+    found = how_many.tables(how_many.rows_of(runs, [curves] * len(runs), targets))
+    sizes = {row["regime"]: row["runs"] for row in found}
+    assert sizes == {"choice": 30, "all": 30, "desktops": 10}
+
+
 def test_every_place_has_its_fleets():
     for regime, app in how_many.PLACES:
         fleets, skews = how_many.PLACES[regime, app]
