@@ -1,5 +1,6 @@
 """How many jobs an agent has in flight: numbers within bounds, by price and by what is known."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -122,7 +123,8 @@ def test_it_is_described_by_its_price():
 def test_weights_of_ones_own_decide_and_a_text_names_their_file(tmp_path):
     text = (how_many._PACE).read_text(encoding="utf-8")
     own = tmp_path / "own.toml"
-    own.write_text(text.replace("[jobs]\none = ", "[jobs]\none = -9"), encoding="utf-8")
+    one_job = re.sub(r"(?<=\[jobs\]\none = ).*", "-90.0", text)
+    own.write_text(one_job, encoding="utf-8")
     at = Progress(concurrency=20, buffer_size=5)
     assert AgentPace(1e4).numbers(at)[0] > 1
     strategy = parse(f"FedBuff(20, 5, pace=AgentPace(10000, path='{own}'))")
