@@ -93,7 +93,21 @@ class Ramp(Pace):
         return n, at.buffer_size and min(at.buffer_size, n)
 
 
-class AdaSync(Pace):
+class PaceByLoss(Pace):
+    """Decides by the training loss of the first step and its running mean; NaN before it."""
+
+    saved = ("first_loss", "loss")
+    first_loss = loss = nan
+
+    def follow(self, loss: float, decay: float) -> None:
+        """Take the loss of a step into the running mean, unless it is unknown."""
+        if isfinite(loss):
+            if not isfinite(self.first_loss):
+                self.first_loss = self.loss = loss
+            self.loss = decay * self.loss + (1.0 - decay) * loss
+
+
+class AdaSync(PaceByLoss):
     """Raises the updates of a step with the square root of how far the training loss has fallen.
 
     Early on any update helps and waiting is the cost; later the noise of a small buffer is. With
@@ -108,8 +122,6 @@ class AdaSync(Pace):
         >>> [adasync.numbers(at) for at in steps]
         [(16, 2), (16, 4), (16, 16)]
     """
-
-    saved = ("first_loss", "loss")
 
     def __init__(
         self,
@@ -126,15 +138,10 @@ class AdaSync(Pace):
             smoothing: decay of the running mean of the training loss, in [0, 1).
         """
         self.most, self.form, self.smoothing = most, form, smoothing
-        self.first_loss = self.loss = nan
-        """The training loss of the first step, and its running mean."""
 
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return all jobs that may be in flight, and the number of updates for the loss."""
-        if isfinite(at.loss):
-            if not isfinite(self.first_loss):
-                self.first_loss = self.loss = at.loss
-            self.loss = self.smoothing * self.loss + (1.0 - self.smoothing) * at.loss
+        self.follow(at.loss, self.smoothing)
         jobs, start = at.concurrency, at.buffer_size or 1
         most = self.most or max(jobs, start)
         require(most >= start, "AdaSync.most", most, f"at least buffer_size = {start}")

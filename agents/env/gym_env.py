@@ -175,9 +175,9 @@ def _action_masks(rounds: Rounds) -> Mask:
     Positions after twice the slots may name the first place alone: what they say counts for
     nothing, and has one probability.
     """
-    n = rounds.n_max
-    counts = np.arange(n) < _POSITIONS * rounds.slots[:, None]
-    found = counts[:, :, None] & rounds.mask[:, None, :]
+    n, seen = rounds.n_max, rounds.observation
+    counts = np.arange(n) < _POSITIONS * seen["slots"]
+    found = counts[:, :, None] & (seen["mask"] > 0)[:, None, :]
     found[:, :, 0] |= ~counts
     return found.reshape(rounds.b, n * n)
 

@@ -475,21 +475,21 @@ class Simulator:
             By how much the log loss of the fleet's data falls, and that in units of what a step
             with the fleet's own mixture learns; shape (m,) each.
         """
-        ratios, size = self._mixed(rows, accepted, weights)
-        losses, fleet = self.losses[rows], self.fleet_share[rows]
-        self.losses[rows] = after = self.proxy.after_step(losses, ratios, size)
-        progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
-        return progress, progress / self.proxy.fleet_progress(losses)
-
-    def _mixed(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:
-        """Return what steps are made of, as `LearningProxy.after_step` takes it."""
         examples = self.episodes.examples[rows]
         total_examples = np.where(accepted, examples, 0.0).sum(axis=1)
         mix = (weights[:, None, :] @ self.episodes.mixtures[rows])[:, 0]
         fleet = np.maximum(self.fleet_share[rows], 1e-6)
         total = np.maximum(weights.sum(axis=1), 1e-12)
-        size = (weights * examples).sum(axis=1) / total / self.mean_examples[rows]
-        return mix / np.maximum(total_examples, 1e-12)[:, None] / fleet, size
+        sizes = (weights * examples).sum(axis=1) / total / self.mean_examples[rows]
+        ratios = mix / np.maximum(total_examples, 1e-12)[:, None] / fleet
+        return self._learn(rows, ratios, sizes)
+
+    def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
+        """Update the models by what steps are made of, as `LearningProxy.after_step` takes it."""
+        losses, fleet = self.losses[rows], self.fleet_share[rows]
+        self.losses[rows] = after = self.proxy.after_step(losses, ratios, sizes)
+        progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
+        return progress, progress / self.proxy.fleet_progress(losses)
 
     def _end(self, rows: Index, ended: Mask, *, finished: bool) -> None:
         which, column = np.nonzero(ended)

@@ -121,8 +121,15 @@ class WindowList:
         """Return the windows of some blocks."""
         drawn = joined([self._block_of(number) for number in range(first, first + count)])
         if self._baseline:
-            pick = _Heuristic(self._simulator, drawn.order)
-            played = rollout(self._simulator, drawn.episodes, pick, self._reward)
+            simulator, order = self._simulator, drawn.order
+
+            def pick(rows: Index) -> Mask:
+                # Ties fall by the order of the window alone.
+                ties = turned(order[rows], simulator.n_choices[rows])
+                scores = simulator.heuristic(rows) + 1e-6 * ties
+                return top(scores, simulator.mask[rows], simulator.slots[rows])
+
+            played = rollout(simulator, drawn.episodes, pick, self._reward)
             drawn = replace(drawn, expected=played.by_choice)
         return drawn
 
@@ -149,19 +156,6 @@ class WindowList:
             f"no device may be picked in any of {_DRAWS * BLOCK} windows: expected traces with "
             "devices that come online in them"
         )
-
-
-class _Heuristic:
-    """Picks the highest scores of the heuristic; ties fall by the order of the window alone."""
-
-    def __init__(self, simulator: Simulator, order: Array) -> None:
-        self._simulator, self._order = simulator, order
-
-    def __call__(self, rows: Index) -> Mask:
-        simulator = self._simulator
-        ties = turned(self._order[rows], simulator.n_choices[rows])
-        scores = simulator.heuristic(rows) + 1e-6 * ties
-        return top(scores, simulator.mask[rows], simulator.slots[rows])
 
 
 def turned(order: Array, turn: Index) -> Array:
@@ -234,10 +228,6 @@ class Rounds:
         self._columns = np.zeros((b, n_max), dtype=np.int64)
         self.window = np.zeros(b, dtype=np.int64)
         """Number of the window that each episode plays; shape (b,)."""
-        self.mask = np.zeros((b, n_max), dtype=bool)
-        """Which places may be picked now; shape (b, n_max)."""
-        self.slots = np.zeros(b, dtype=np.int64)
-        """How many are picked now, 0 when the episode is over; shape (b,)."""
         self.observation: Observation = {
             "features": np.zeros((b, n_max, N_FEATURES), dtype=np.float32),
             "context": np.zeros((b, N_CONTEXT), dtype=np.float32),
@@ -260,7 +250,7 @@ class Rounds:
     def show(self, rows: Index) -> None:
         """Show the next choice of some episodes; of one that is over, zeros; shape (m,)."""
         simulator = self.simulator
-        for values in (self._columns, self.mask, self.slots, *self.observation.values()):
+        for values in self.observation.values():
             values[rows] = 0
         self.observation["clock"][rows, 0] = simulator.clock[rows]
         rows = rows[~simulator.done[rows]]
@@ -272,15 +262,13 @@ class Rounds:
         keys = np.where(mask, turned(self._order[rows], simulator.n_choices[rows]), 2.0)
         columns = keys.argsort(axis=1)[:, :width]
         shown = mask[np.arange(rows.size)[:, None], columns]
-        slots = np.minimum(simulator.slots[rows], shown.sum(axis=1))
         features, context, heuristic = simulator.observation(rows, columns)
-        self._columns[rows, :width], self.mask[rows, :width] = columns, shown
-        self.slots[rows] = slots
+        self._columns[rows, :width] = columns
         self.observation["features"][rows, :width] = features
         self.observation["context"][rows] = context
         self.observation["heuristic"][rows, :width] = heuristic
         self.observation["mask"][rows, :width] = shown
-        self.observation["slots"][rows, 0] = slots
+        self.observation["slots"][rows, 0] = np.minimum(simulator.slots[rows], shown.sum(axis=1))
 
     def play(self, actions: npt.NDArray[Any]) -> ClosedRounds:
         """Play one choice of each episode that is not over.
@@ -311,7 +299,7 @@ class Rounds:
 
     def _picked(self, rows: Index, actions: npt.NDArray[Any]) -> Mask:
         """Return the devices that actions pick; shape (m, n)."""
-        scores, allowed = actions, self.mask[rows]
+        scores, allowed = actions, self.observation["mask"][rows] > 0
         if not self._by_scores:
             worst = actions.shape[1]
             rank = np.full((rows.size, self.n_max), worst)
@@ -319,7 +307,7 @@ class Rounds:
             each = np.broadcast_to(np.arange(worst)[::-1], actions.shape)
             np.put_along_axis(rank, actions[:, ::-1], each, axis=1)
             scores, allowed = -rank, allowed & (rank < worst)
-        best = top(scores.astype(np.float64), allowed, self.slots[rows])
+        best = top(scores.astype(np.float64), allowed, self.observation["slots"][rows, 0])
         picked = np.zeros((rows.size, self.simulator.n), dtype=bool)
         row, place = np.nonzero(best)
         picked[row, self._columns[rows[row], place]] = True
@@ -436,7 +424,7 @@ def training_picks_of(simulator: Simulator, score: Score, rng: np.random.Generat
     return pick
 
 
-def top(scores: Floats, mask: Mask, k: Index) -> Mask:
+def top(scores: Floats, mask: Mask, k: Index | Floats) -> Mask:
     """Return which devices have the k highest scores of each row.
 
     Args:

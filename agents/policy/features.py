@@ -168,9 +168,6 @@ def features(
 
 # Columns whose logarithms are compared with their median over the candidates of a choice.
 _COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples")
-_DURATIONS = _COMPARED[:2]
-# Of the scores of the rule that an agent starts as.
-_RULE = BALANCED
 
 _LOGITS = ("p_finish_logit", "p_available_logit", "success_logit")
 _AGES = ("forecast_age", "versions_since", "staleness", "picked_since")
@@ -313,7 +310,7 @@ def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = column("utility")
         logs = _log(utility)
-        stated, observed = (_log(column(name)) for name in _DURATIONS)
+        stated, observed = (_log(column(name)) for name in _COMPARED[:2])
         medians = {
             "largest": _largest(np.where(mask, utility, np.nan)),
             "utility": row_medians(logs, mask),
@@ -332,7 +329,7 @@ def _scores(
     picked: AnyFloats,
     medians: Mapping[str, AnyFloats],
 ) -> AnyFloats:
-    """Return the rule's scores, from logarithms of all but chances."""
+    """Return the scores of `BALANCED`, from logarithms of all but chances."""
     largest, middle = medians["largest"], medians["utility"]
     utilities = np.where(np.isnan(utilities), largest, utilities)
     base = np.where(np.isnan(middle), largest, middle)
@@ -341,10 +338,10 @@ def _scores(
     p_finish = np.where(np.isnan(p_finish), 0.5, p_finish)
     chances = np.log(np.minimum(np.maximum(p_finish, _LEAST_P), 1.0))
     found = (
-        _RULE.chance * chances
-        + _RULE.utility * (utilities - base)
-        - _RULE.duration * np.where(np.isnan(longer), 0.0, longer)
-        - _RULE.picked * picked
+        BALANCED.chance * chances
+        + BALANCED.utility * (utilities - base)
+        - BALANCED.duration * np.where(np.isnan(longer), 0.0, longer)
+        - BALANCED.picked * picked
     )
     return np.minimum(np.maximum(found, -HEURISTIC_LIMIT), HEURISTIC_LIMIT)
 

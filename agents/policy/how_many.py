@@ -9,7 +9,7 @@ price of an hour of its own, so that the price is one of the facts; pace.toml sa
 
 import tomllib
 from functools import cache
-from math import isfinite, log, nan
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.pace import Pace, Progress
+from fedstale.strategies.pace import PaceByLoss, Progress
 from fedstale.strategies.selection import own_duration_s
 from fedstale.strategies.types import Candidates, Positive
 from fedstale.traces import Array, Index, Mask
@@ -37,7 +37,7 @@ _FEW = 3
 """Losses that must be known before they say how different devices are."""
 
 
-class AgentPace(Pace):
+class AgentPace(PaceByLoss):
     """Has as many jobs in flight, and waits for as many updates, as an hour of waiting is worth.
 
     It goes with any selector. Early in a training, and where an hour is worth little, few jobs are
@@ -58,21 +58,16 @@ class AgentPace(Pace):
         True
     """
 
-    saved = ("first_loss", "loss")
-
     def __init__(self, hour_price: Positive | None = None, path: str | None = None) -> None:
         """Set the price in device-hours, > 0, and the weights."""
         self.hour_price, self.path = hour_price, path
         self._weights = weights_in(Path(path or _PACE))
-        self.first_loss = self.loss = nan
-        """Training loss of the first step, and its running mean."""
 
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return jobs in flight and updates of a step; a schedule that waits for all does so."""
-        if isfinite(at.loss) and at.loss > 0.0:
-            if not isfinite(self.loss):
-                self.first_loss = self.loss = at.loss
-            self.loss = KEPT * self.loss + (1.0 - KEPT) * at.loss
+        # A fall is a ratio, and to a loss of 0 there is none.
+        if at.loss > 0.0:
+            self.follow(at.loss, KEPT)
         x = facts(
             at.candidates,
             np.ones((1, len(at.candidates)), dtype=np.bool_),

@@ -147,7 +147,9 @@ class AgentSelector(Selector):
         if scores is None:
             return self._heuristic.select(candidates, k, now, rng)
         free = np.ones(len(candidates), dtype=np.bool_)
-        n_fair = min(_share(self.fairness * k, rng), k)
+        # Rounded at random, so that a small share of few picks is not lost.
+        fair_share = self.fairness * k
+        n_fair = min(int(fair_share + rng.random()), k) if fair_share else 0
         if n_fair:
             fair = _of(free, -candidates.times_picked.astype(np.float64), n_fair, rng)
             free[fair] = False
@@ -283,13 +285,6 @@ def _patience(candidates: Candidates) -> float:
         forecast = candidates.forecast_duration_s
         known = forecast[np.isfinite(forecast)]
     return _PATIENCE * float(np.median(known)) if known.size else inf
-
-
-def _share(expected: float, rng: np.random.Generator) -> int:
-    """Return a whole number with this mean, so that a small share of few picks is not lost."""
-    if not isfinite(expected) or expected <= 0:
-        return 0
-    return int(expected + rng.random())
 
 
 def _of(free: Mask, scores: Floats, n: int, rng: np.random.Generator) -> Index:

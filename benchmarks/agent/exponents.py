@@ -27,7 +27,7 @@ from fedstale.traces import Array, Index
 sys.path.append(str(Path(__file__).parents[1]))
 from agent.training import Run, place, trained_by
 from lab.curves import final
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import write_result
 from lab.training import FLEETS, SCHEDULES, curves, judged
 
@@ -143,10 +143,8 @@ def needed(
         for key, (i, selector) in sorted(
             zip(keys, wanted, strict=True), key=lambda each: each[1][0]
         )
-        if key not in kept
     ]
-    for key, found in played(tasks, jobs):
-        kept.add(key, found)
+    play_missing(kept, tasks, jobs)
     random = {
         i: final(np.array(kept[key]["accuracy"]))
         for key, (i, _) in zip(keys[len(tried) :], wanted[len(tried) :], strict=True)

@@ -44,7 +44,7 @@ from agent.ratios import RANDOM, SHARES, Row, pairs, ratio
 from agent.training import LEARN_SEEDS, SEEDS, Run, place
 from lab.apps import opened
 from lab.curves import final
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import read_result, write_result
 from lab.training import FLEETS, NO_LIE, REGIMES, WIDE, Curves, Liars, curves, judged, train
 
@@ -243,10 +243,8 @@ def played_all(
     tasks = [
         (key, partial(play, recordings, run, price))
         for key, (run, price) in zip(keys, runs, strict=True)
-        if key not in kept
     ]
-    for key, found in played(tasks, jobs):
-        kept.add(key, found)
+    play_missing(kept, tasks, jobs)
     return [kept[key] for key in keys]
 
 

@@ -54,7 +54,7 @@ from fedstale.strategies.selection import (
     Random,
 )
 from fedstale.strategies.types import is_count
-from fedstale.traces import Array, Index, Mask, outline, stream
+from fedstale.traces import Array, Index, outline, stream
 
 VARIED = tuple(f.name for f in fields(LearningProxy) if f.name != "first_loss")
 """Constants that worlds differ in. The first loss is that of an untrained model, which is known;
@@ -172,10 +172,9 @@ class WorldSimulator(Simulator):
         self.proxy = self.worlds.rows(self.world[at[0]])
         super()._train(at)
 
-    def _merge(self, rows: Index, accepted: Mask, weights: Array) -> tuple[Array, Array]:
+    def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
         """Update the models of all worlds by a server step."""
         if self.following is not None:
-            ratios, sizes = self._mixed(rows, accepted, weights)
             n = len(self.following)
             world = np.tile(np.arange(n), rows.size)
             proxy, groups = self.following.rows(world), ratios.shape[1]
@@ -187,7 +186,7 @@ class WorldSimulator(Simulator):
             self._others[rows] = after.reshape(rows.size, n, groups)
             self.gains[rows] += gain.reshape(rows.size, n)
         self.proxy = self.worlds.rows(self.world[rows])
-        progress, gain = super()._merge(rows, accepted, weights)
+        progress, gain = super()._learn(rows, ratios, sizes)
         return progress, np.clip(gain, -LIMIT, LIMIT)
 
 

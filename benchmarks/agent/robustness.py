@@ -34,7 +34,7 @@ from agent.ratios import RATIOS, SHARES, Row, pairs, ratio
 from agent.training import LEARN_SEEDS, LYING, SEEDS, Run, agent_digest, place, recorded, trained_by
 from lab.apps import opened
 from lab.curves import final
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import write_result
 from lab.training import (
     REGIMES,
@@ -264,13 +264,16 @@ def main() -> None:
     options = parser.parse_args()
     runs = wanted(options.part, options.windows, quick=options.quick)
     kept = Kept(options.keep)
-    missing = [run for run in runs if asdict(run) not in kept]
     # A process makes a window and its forecasts once, if its runs come together.
-    missing.sort(key=lambda run: (run.seed, run.fleet))
-    tasks = ((asdict(run), partial(play, options.recordings, run)) for run in missing)
-    for key, curve in played(tasks, options.jobs):
-        kept.add(key, curve)
-        print(*(key[name] for name in ("fleet", "seed", "selector", "lies")), flush=True)
+    together = sorted(runs, key=lambda run: (run.seed, run.fleet))
+    play_missing(
+        kept,
+        ((asdict(run), partial(play, options.recordings, run)) for run in together),
+        options.jobs,
+        each=lambda key, _: print(
+            *(key[name] for name in ("fleet", "seed", "selector", "lies")), flush=True
+        ),
+    )
     rows = table(runs, kept)
     print(*rows, sep="\n")
     if options.part == "test":

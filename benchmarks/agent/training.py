@@ -59,7 +59,7 @@ from agent.lin_ucb import LinUCB
 from agent.ratios import AGENT, AT_TARGET, RANDOM, RULE, Row, judge, tables
 from lab.apps import APPS, opened
 from lab.fleets import ASSUMED, fleets
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import RESULTS, write_result
 from lab.training import (
     FLEETS,
@@ -378,9 +378,7 @@ def compare(recordings: Path, runs: Sequence[Run], *, kept: Kept, jobs: int) -> 
         opened(app)
     # A process makes a fleet, its windows and their forecasts once, if their runs come together.
     missing.sort(key=lambda run: (run.fleet, run.regime, run.part, run.seed))
-    tasks = ((run, partial(play, recordings, run)) for run in missing)
-    for run, row in played(tasks, jobs):
-        kept.add(asdict(run), row)
+    play_missing(kept, ((asdict(run), partial(play, recordings, run)) for run in missing), jobs)
     return [kept[asdict(run)] for run in runs]
 
 

@@ -93,5 +93,24 @@ def played(
             yield futures[future], future.result()
 
 
+def play_missing(
+    kept: Kept,
+    tasks: Iterable[tuple[Any, Callable[[], Any]]],
+    jobs: int,
+    *,
+    before: Callable[[], object] | None = None,
+    each: Callable[[Any, Any], object] | None = None,
+) -> None:
+    """Play those tasks that are not kept, as `played` does, and keep what came of them.
+
+    `each` is then called with the key and what came of it.
+    """
+    missing = (task for task in tasks if task[0] not in kept)
+    for key, found in played(missing, jobs, before):
+        kept.add(key, found)
+        if each is not None:
+            each(key, found)
+
+
 def _key(of: object) -> str:
     return json.dumps(dict(sorted(of.items())) if isinstance(of, Mapping) else of)

@@ -60,7 +60,7 @@ from agent.lin_ucb import LinUCB
 from agent.training import SEEDS
 from lab.apps import opened
 from lab.fleets import ASSUMED, fleets
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import read_result, write_result
 from lab.training import (
     FIRST_NODE,
@@ -336,12 +336,16 @@ def main() -> None:
     runs = wanted(options.recordings, quick=options.quick)
     measure = partial(measured, recordings=options.recordings)
     kept = Kept(options.keep)
-    missing = ((run, partial(measure, run)) for run in runs if run not in kept)
-    # Each lost job, and each number that is capped, would be a line.
-    quiet = partial(logging.disable, logging.WARNING)
-    for run, row in played(missing, options.jobs, before=quiet):
-        kept.add(run, row)
-        print(run, {k: v for k, v in row.items() if k != "rewards"}, flush=True)
+    play_missing(
+        kept,
+        ((run, partial(measure, run)) for run in runs),
+        options.jobs,
+        # Each lost job, and each number that is capped, would be a line.
+        before=partial(logging.disable, logging.WARNING),
+        each=lambda run, row: print(
+            run, {k: v for k, v in row.items() if k != "rewards"}, flush=True
+        ),
+    )
     rows = [{**run, **kept[run]} for run in runs]
     if not options.quick:
         new = {json.dumps(run, sort_keys=True) for run in runs}

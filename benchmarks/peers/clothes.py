@@ -27,7 +27,7 @@ from fedstale.flower import model_of
 from fedstale.strategies.types import Model
 
 sys.path.append(str(Path(__file__).parents[1]))
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import write_result
 from peers.run import ALPHA, NONE, SEEDS, Case, N, Task, compared, run
 
@@ -140,11 +140,9 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     kept, seeds = Kept(args.keep), SEEDS[: args.seeds]
-    wanted = [case for case in cases(seeds) if list(case) not in kept]
-    todo = [(case, partial(reached, case, str(args.folder.resolve()))) for case in wanted]
-    for case, found in played(todo, args.jobs):
-        kept.add(list(case), found)
-        print(*case, found, flush=True)
+    folder = str(args.folder.resolve())
+    tasks = ((list(case), partial(reached, case, folder)) for case in cases(seeds))
+    play_missing(kept, tasks, args.jobs, each=lambda case, found: print(*case, found, flush=True))
     some = f" --seeds {args.seeds}" if args.seeds != len(SEEDS) else ""
     command = f"python benchmarks/peers/clothes.py FOLDER{some}"
     write_result("site_peers_clothes", compared(kept, cases(seeds[:1]), seeds), command=command)

@@ -51,7 +51,7 @@ from fedstale.strategies.weighting import polynomial
 from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import write_result
 from lab.training import FIRST_NODE, work_of
 from peers.liars import ATTACKS, Liars
@@ -330,16 +330,14 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     kept, seeds = Kept(args.keep), SEEDS[: args.seeds]
-    wanted = [case for case in cases(seeds) if list(case) not in kept]
+    wanted = cases(seeds)
     if args.quick:
         wanted = [case for case in wanted if case.attack in (NONE, "ALIE")][:4]
-    todo: list[tuple[Any, Callable[[], Any]]] = [(case, partial(run, case)) for case in wanted]
+    tasks: list[tuple[Any, Callable[[], Any]]]
+    tasks = [(list(case), partial(run, case)) for case in wanted]
     if not args.quick:
-        others = [("phones", seed) for seed in seeds if ["phones", seed] not in kept]
-        todo += [(of, partial(phones, of[1])) for of in others]
-    for case, found in played(todo, args.jobs):
-        kept.add(list(case), found)
-        print(*case, found, flush=True)
+        tasks += [(["phones", seed], partial(phones, seed)) for seed in seeds]
+    play_missing(kept, tasks, args.jobs, each=lambda case, found: print(*case, found, flush=True))
     if not args.quick:
         some = f" --seeds {args.seeds}" if args.seeds != len(SEEDS) else ""
         command = f"python benchmarks/peers/run.py{some}"

@@ -46,7 +46,7 @@ from fedstale.traces import TraceSet
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.apps import folder_of
 from lab.curves import difference
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import write_result
 from sites.padded import Padded
 
@@ -225,10 +225,12 @@ def measured(
     """
 
     def play_all(wanted: Sequence[Run]) -> None:
-        todo = [(of, partial(call, of)) for of in wanted if list(of) not in kept]
-        for of, found in played(todo, jobs):
-            kept.add(list(of), found)
-            print(*of, round(loss(found), 4), flush=True)
+        play_missing(
+            kept,
+            ((list(of), partial(call, of)) for of in wanted),
+            jobs,
+            each=lambda of, found: print(*of, round(loss(found), 4), flush=True),
+        )
 
     def score(arm: str, rate: float) -> float:
         return float(np.mean([loss(kept[[arm, rate, seed]]) for seed in tuning_seeds]))

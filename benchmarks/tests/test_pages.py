@@ -10,7 +10,7 @@ from agent.many_worlds import VARIED, read_spread
 from fedstale.agents import load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing, played
 from lab.results import RESULTS
 
 
@@ -125,6 +125,16 @@ def test_tasks_are_played_in_this_process_or_in_others():
     tasks = [(x, abs_of(x)) for x in (-1, -2, -3)]
     for jobs in (1, 2):
         assert dict(played(tasks, jobs)) == {-1: 1, -2: 2, -3: 3}
+
+
+def test_what_is_not_kept_is_played_once_and_told_of():
+    kept, seen = Kept(), []
+    kept.add(-2, "before")
+    tasks = [(x, abs_of(x)) for x in (-1, -2, -3)]
+    for _ in range(2):
+        play_missing(kept, tasks, 1, each=lambda *of: seen.append(of))
+    assert seen == [(-1, 1), (-3, 3)]
+    assert [kept[key] for key, _ in tasks] == [1, "before", 3]
 
 
 def abs_of(x):

@@ -44,7 +44,7 @@ from fedstale.contrib.tuning.space import Domain, Space
 from fedstale.traces.arrays import Array
 
 sys.path.append(str(Path(__file__).parents[1]))
-from lab.kept import Kept, played
+from lab.kept import Kept, play_missing
 from lab.results import read_result, write_result
 from tuning.runs import Curve, Place, Settings, run
 
@@ -373,16 +373,14 @@ def _is_worse(row: Row) -> bool:
 def made(runs: Iterable[Run], kept: Kept, recordings: Path, jobs: int) -> dict[Run, Curve]:
     """Return the curves of runs, made where they are not kept."""
     wanted = list(dict.fromkeys(runs))
-    missing = ((one, partial(_made, one, recordings)) for one in wanted if one.key not in kept)
-    for one, curve in played(missing, jobs):
-        kept.add(one.key, asdict(curve))
+    play_missing(kept, ((one.key, partial(_made, one, recordings)) for one in wanted), jobs)
     return {one: Curve(**kept[one.key]) for one in wanted}
 
 
-def _made(one: Run, recordings: Path) -> Curve:
+def _made(one: Run, recordings: Path) -> dict[str, object]:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with threadpool_limits(1):
-        return run(one.app, one.place, dict(one.settings), one.seed, recordings)
+        return asdict(run(one.app, one.place, dict(one.settings), one.seed, recordings))
 
 
 def measured(

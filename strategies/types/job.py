@@ -254,8 +254,8 @@ def forecast_bias(
     return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
 
 
-class Calibration:
-    """How what devices state comes out in a fleet: a line, by least squares.
+class OutcomeLine:
+    """Line of outcomes over what devices of a fleet stated before, by least squares.
 
     Where statements differ more than what comes of them, the slope of the latter over the former
     falls. It begins with 1, as for devices that are right.

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.types.job import (
-    Calibration,
     Forecast,
+    OutcomeLine,
     SelectionContext,
     chance_of,
     forecast_bias,
@@ -230,7 +230,7 @@ class Table:
         }
         self.forecasts: dict[int, Forecast] = {}
         """The last forecast that a row's node reported, as it sent it."""
-        self.held = {"p": Calibration(4.0, 0.25), "log_s": Calibration(1.0, 0.5)}
+        self.held = {"p": OutcomeLine(4.0, 0.25), "log_s": OutcomeLine(1.0, 0.5)}
         """How chances and durations that were stated have come out in the fleet."""
 
     def note_forecast(self, row: int, forecast: Forecast, now: float) -> None:

@@ -23,14 +23,7 @@ from flwr.app import RecordDict
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.strategies.stages import Pick, Stage, StageRun
-from fedstale.strategies.types import (
-    End,
-    Job,
-    NodeSet,
-    State,
-    forecast_in,
-    require,
-)
+from fedstale.strategies.types import End, Job, NodeSet, State, forecast_in, require
 
 logger = logging.getLogger(__name__)
 

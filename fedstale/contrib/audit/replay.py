@@ -8,10 +8,9 @@ classes and never imports one. Those that the text of a strategy may name are kn
 own is used if whoever verifies has passed it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from inspect import signature
+from inspect import Parameter, signature
 from math import inf, nan
 from sys import float_info
 from typing import Any, cast
@@ -24,18 +23,17 @@ from fedstale.contrib.audit.chain import Line, WrongError
 from fedstale.contrib.audit.record import FORMAT, plain_state
 from fedstale.errors import FedstaleError
 from fedstale.strategies import expression
+from fedstale.strategies.pace import Pace
 from fedstale.strategies.selection import Exponents, OortSettings, Selector, name_of_class
 from fedstale.strategies.types import Forecast, History, NodeIds, SelectionContext
 
 _LEARNT = {
     name: parameter.annotation
-    for name, parameter in inspect.signature(History.finished).parameters.items()
-    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    for name, parameter in signature(History.finished).parameters.items()
+    if parameter.kind is Parameter.KEYWORD_ONLY
 }
 """What a reply says of its node, and of which type it is."""
-_STATE = (
-    *("_seed", "_history", "_rng", "_candidates", "_jobs", "_picked", "_selector", "has_begun"),
-)
+_STATE = ("_seed", "_history", "_rng", "_candidates", "_jobs", "_picked", "_selector", "has_begun")
 _ENDINGS = ("accepted", "rejected", "failed", "timed out", "cancelled")
 _CHANCES = ("p_finish", "p_available")
 _INFINITE = {"inf": inf, "-inf": -inf}
@@ -194,10 +192,13 @@ class ReplayedRun:
 
     def _settle(self, facts: Facts) -> None:
         facts.text("strategy")
-        facts.take("settings", lambda v: isinstance(v, dict), "the settings of the strategy")
+        settings = facts.take("settings", lambda v: isinstance(v, dict), "a strategy's settings")
         described = facts.take("selector", lambda v: isinstance(v, dict), "a selector")
         try:
             self._selector = rebuilt_selector(described, self._own, self._agent)
+            is_asked = "concurrency" in settings and "pace" not in settings
+            if is_asked and isinstance(self._selector, Pace):
+                raise UnknownRuleError("the selector is the pace too, by what no line has")
         except UnknownRuleError as problem:
             self._selector, self.why_not = None, str(problem)
 

@@ -3,17 +3,19 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_record import chained, changed, lines_of, run, written
 from shared_fleets import synthetic
 
 import fedstale
-from fedstale.agents import AgentSelector
+from fedstale.agents import AgentPace, AgentSelector
 from fedstale.contrib.audit import AuditRecord, Credits, Probing, verify
 from fedstale.contrib.audit.record import FORMAT, RECORD
 from fedstale.contrib.selectors import TiFL
 from fedstale.errors import ConfigError
 from fedstale.strategies import FedAvg, FedBuff
+from fedstale.strategies.pace import AdaSync, Pace, Ramp
 from fedstale.strategies.selection import (
     BALANCED,
     Enough,
@@ -91,6 +93,46 @@ def test_each_pick_of_each_selector_is_made_again(selector, tmp_path):
     assert checked.holds
     assert checked.repeated == checked.picks > 20
     assert found.summary["record"] == {"lines": checked.lines, "head": checked.head}
+
+
+@pytest.mark.parametrize("pace", [Ramp(5), AdaSync(), AgentPace(4.0)], ids=repr)
+def test_each_pick_is_made_again_whatever_pace_says_how_many(pace, tmp_path):
+    strategy = FedBuff(8, 2, selector=Oort(), pace=pace, stages=[AuditRecord()], seed=3)
+    checked = verify(run(tmp_path / "run", strategy=strategy, until="25 rounds"))
+    assert (checked.holds, checked.why_not) == (True, "")
+    assert checked.repeated == checked.picks > 20
+
+
+class InTurn(Selector, Pace):
+    """Picks by how often its numbers have been asked for."""
+
+    def __init__(self):
+        self.n_asked = 0
+
+    def numbers(self, at):
+        self.n_asked += 1
+        return at.concurrency, at.buffer_size
+
+    def select(self, candidates, k, now, rng):
+        return [int(node) for node in np.roll(candidates.node_ids, self.n_asked)[:k]]
+
+
+def test_a_selector_that_is_the_pace_too_is_not_accused(tmp_path):
+    asked, beside = (
+        run(
+            tmp_path / name,
+            strategy=FedBuff(8, 2, selector=InTurn(), pace=pace, stages=[AuditRecord()], seed=3),
+            until="9 rounds",
+        )
+        for name, pace in (("asked", None), ("beside", Ramp(5)))
+    )
+    checked = verify(asked, selectors=[InTurn])
+    assert (checked.faults, checked.repeated) == ((), 0)
+    assert "is the pace too" in checked.why_not
+    # Beside a pace nothing but its picks is asked of it.
+    checked = verify(beside, selectors=[InTurn])
+    assert (checked.holds, checked.why_not) == (True, "")
+    assert checked.repeated == checked.picks > 0
 
 
 def test_every_shipped_selector_is_among_them():
