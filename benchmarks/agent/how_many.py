@@ -40,6 +40,7 @@ from fedstale.strategies.selection import (
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.flash_rl import FlashRL
 from agent.ratios import RANDOM, SHARES, Row, pairs, ratio
 from agent.training import LEARN_SEEDS, SEEDS, Run, place
 from lab.apps import opened
@@ -126,6 +127,7 @@ WHOM = {
     "Oort, enough": Arm(selector=lambda: Enough(Oort(RELEASED)), each=False),
     RANDOM: Arm(selector=Random, each=False),
     "random, enough": Arm(selector=lambda: Enough(Random()), each=False),
+    "FLASH-RL": Arm(selector=FlashRL, each=False),
 }
 """Selectors at the same two numbers; "enough" sends no more jobs than a step is likely to need."""
 HOW_MANY = {

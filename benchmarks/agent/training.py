@@ -55,6 +55,7 @@ from fedstale.traces import TraceSet
 from fedstale.traces.forecast import embedded
 
 sys.path.append(str(Path(__file__).parents[1]))
+from agent.flash_rl import FlashRL
 from agent.lin_ucb import LinUCB
 from agent.ratios import AGENT, AT_TARGET, RANDOM, RULE, Row, judge, tables
 from lab.apps import APPS, opened
@@ -141,6 +142,7 @@ SELECTORS: dict[str, Arm] = {
     "TiFL": Arm(make=TiFL),
     "power of choice": Arm(make=lambda: PowerOfChoice(8)),
     "LinUCB": Arm(make=LinUCB, without=True, everywhere=True),
+    "FLASH-RL": Arm(make=FlashRL),
 }
 
 
