@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -320,9 +321,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    names = {f"{regime}-{app}": (regime, app) for regime, app in PLACES}
+    parser.add_argument("--places", nargs="+", choices=names, default=list(names), metavar="PLACE")
     options = parser.parse_args()
     quick = options.quick
-    some = {"places": [("choice", "digits")], "fleets": ("phones",)} if quick else {}
+    some: dict[str, Any] = {"places": [names[each] for each in options.places]}
+    if quick:
+        some = {"places": [("choice", "digits")], "fleets": ("phones",)}
     arms = QUICK if quick else options.arms
     runs = wanted(arms, seeds=SEEDS[: 3 if quick else None], **some)
     learn = wanted([RANDOM], part="learn", seeds=LEARN_SEEDS[: 2 if quick else None], **some)
