@@ -37,7 +37,7 @@ from fedstale.flower import (
 from fedstale.runs import IN_FLIGHT, NEVER, UNKNOWN
 from fedstale.simulation.costs import reply_class
 from fedstale.strategies.server import REJECTED, REPORTED, Callback, Runtime
-from fedstale.strategies.types import ClientUpdate, NextJob, State, Stateful, next_job_in
+from fedstale.strategies.types import FORECAST_RECORD, ClientUpdate, State, Stateful, forecast_in
 
 ANSWERED = -1
 """The `error_code` of a job whose device answers itself."""
@@ -239,7 +239,7 @@ _ALL: Mapping[str, Column[Any]] = {
 }
 COLUMNS: Mapping[str, type] = {name: c.kind for name, c in _ALL.items() if c.is_event}
 """Names and types of what is known of a job when it is over, in the order of events.parquet."""
-_REPORTED = [f"reported_{name}" for name in NextJob._fields]
+_REPORTED = ("reported_p_finish", "reported_duration_s")
 SENT = [
     *("node_id", "device", "sent_at"),
     *("asked_work", "asked_download_bytes", "asked_upload_bytes", "asked_ttl_s"),
@@ -365,10 +365,16 @@ class JobTable(Stateful, Callback):
         self.open.pop(job.row, None)
 
     def learn(self, node_id: int, reply: Message) -> None:
-        """Keep the forecast of its next job that a device sends with a reply."""
-        for by_node, reported in zip(self.reported.values(), next_job_in(reply), strict=True):
-            if reported is not None:
-                by_node[node_id] = reported
+        """Keep the forecast of its next job that a device sends with a reply, if it can be."""
+        # Asked of every reply, and a look at what is not there takes ten times as long.
+        if reply.has_error() or FORECAST_RECORD not in reply.content:
+            return
+        forecast = forecast_in(reply.content)
+        p_finish, duration_s = forecast.get("p_finish"), forecast.get("duration_s")
+        if isinstance(p_finish, float) and 0.0 <= p_finish <= 1.0:
+            self.reported["reported_p_finish"][node_id] = p_finish
+        if isinstance(duration_s, float) and duration_s > 0.0:
+            self.reported["reported_duration_s"][node_id] = duration_s
 
     def note_reported(self, rows: Iterable[int], messages: Iterable[Message]) -> None:
         """Write into jobs that train what their devices have last reported."""

@@ -30,7 +30,6 @@ from fedstale.strategies.types.job import (
     Forecast,
     FormatName,
     Job,
-    NextJob,
     Purpose,
     RejectionError,
     SelectionContext,
@@ -40,7 +39,6 @@ from fedstale.strategies.types.job import (
     forecast_share,
     full_job_s,
     median_of,
-    next_job_in,
     numbers,
 )
 from fedstale.strategies.types.nodes import (
@@ -50,7 +48,6 @@ from fedstale.strategies.types.nodes import (
     Candidates,
     Floats,
     History,
-    Index,
     NodeIds,
     NodeIndex,
     NodeSet,
@@ -85,6 +82,7 @@ from fedstale.strategies.types.parts import (
     require_known,
     shown,
 )
+from fedstale.traces import Index
 
 __all__ = [
     "DURATIONS_KEPT",
@@ -114,7 +112,6 @@ __all__ = [
     "Index",
     "Job",
     "Model",
-    "NextJob",
     "NodeIds",
     "NodeIndex",
     "NodeSet",
@@ -151,7 +148,6 @@ __all__ = [
     "median_of",
     "n_cores",
     "n_threads",
-    "next_job_in",
     "norm_of",
     "numbers",
     "over_chunks",

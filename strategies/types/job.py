@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.errors import ProtocolError, quoted
 from fedstale.strategies.types.arrays import Model
@@ -164,28 +164,6 @@ def forecast_in(content: RecordDict) -> Forecast:
         elif isinstance(value, int | float) and isfinite(number := as_float(value)):
             kept[key] = number
     return kept
-
-
-class NextJob(NamedTuple):
-    """A client's report of its next job; None for values not reported."""
-
-    p_finish: float | None = None
-    """Chance to finish it."""
-    duration_s: float | None = None
-    """Time from the sending to the last byte of the reply if nothing interrupts, > 0."""
-
-
-def next_job_in(reply: Message) -> NextJob:
-    """Parse a client's report of its next job; values that cannot be are unknown."""
-    # Asked of every reply, and a look at what is not there takes ten times as long.
-    if reply.has_error() or FORECAST_RECORD not in reply.content:
-        return NextJob()
-    forecast = forecast_in(reply.content)
-    p, s = (forecast.get(name) for name in NextJob._fields)
-    return NextJob(
-        p if isinstance(p, float) and 0.0 <= p <= 1.0 else None,
-        s if isinstance(s, float) and s > 0.0 else None,
-    )
 
 
 def median_of(forecast: Forecast, name: str) -> float:

@@ -29,11 +29,10 @@ from fedstale.strategies.types.job import (
     whole_duration_s,
 )
 from fedstale.strategies.types.parts import Stateful
+from fedstale.traces import Index, Mask
 
 Floats = npt.NDArray[np.float64]
 NodeIds = npt.NDArray[np.uint64]
-Index = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Bits = npt.NDArray[np.uint64]
 """A mask of shape (m,) as ceil(m / 64) words: bit i % 64 of word i // 64, the lowest first."""
 

@@ -26,7 +26,7 @@ from fedstale.strategies.server.packing import PACKED_RECORD, PACKING_RECORD, Pa
 from fedstale.strategies.server.runtime import Runtime, WallClock
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.stages import StepsDone
-from fedstale.strategies.types import next_job_in
+from fedstale.strategies.types import forecast_in
 from fedstale.until import Until
 
 pytestmark = pytest.mark.usefixtures("_identity")
@@ -136,7 +136,7 @@ class Server:
             size = content_size(message.content)
             self.costs.learn("train", 7, message, size, 9, 0.5)
             StepsDone.of(message.content)
-            next_job_in(message)
+            forecast_in(message.content)
         self.run.reply("m", message, "reported")
         if message.has_error():
             return
