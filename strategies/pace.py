@@ -100,7 +100,7 @@ class PaceByLoss(Pace):
     first_loss = loss = nan
 
     def follow(self, loss: float, decay: float) -> None:
-        """Take the loss of a step into the running mean, unless it is unknown."""
+        """Add the loss of a step to the running mean, unless it is unknown."""
         if isfinite(loss):
             if not isfinite(self.first_loss):
                 self.first_loss = self.loss = loss

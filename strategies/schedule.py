@@ -199,7 +199,7 @@ class Standing(Stateful):
         return room if self.may_send else min(room, self.n_to_replace)
 
     def n_of(self, n_free: int, room: float) -> int:
-        """Return to how many of some free nodes to send, 0 if these are too few."""
+        """Return the number of jobs to send where so many nodes are free; 0 if too few are."""
         schedule = self._schedule
         if n_free < (schedule.min_available_nodes if self._after_step and self.may_send else 1):
             self.is_short = True
@@ -241,7 +241,7 @@ class Standing(Stateful):
     # What is missing.
 
     def n_missing(self, n: int) -> int | None:
-        """Return how many more than n updates a step waits for; None if not for a number."""
+        """Return the updates that a step waits for beyond n; None where it waits for no number."""
         return None if self.size is None else max(self.size - n, 0)
 
     # When to go on anyway.
@@ -251,7 +251,7 @@ class Standing(Stateful):
         return inf if self._schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
 
     def next_instant(self, now: float) -> float:
-        """Return when a buffer with updates may close."""
+        """Return the instant at which a buffer with updates may close."""
         deadline = self.deadline if now < self.deadline else inf
         is_out = self._n_out["train"]
         return deadline if is_out else min(deadline, self.changed_at + self._timeout_s)
@@ -264,7 +264,7 @@ class Standing(Stateful):
         return self._after_step or now >= self.changed_at + self._timeout_s
 
     def patience_s(self) -> float:
-        """Return how long the last evaluations are waited for, in s.
+        """Return the longest wait for the last evaluations, in s.
 
         To evaluate takes a device less than to train, so twice the longest of the last trainings is
         enough for one that stays online. It is never more than a job may take, or the schedule's

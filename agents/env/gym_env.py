@@ -160,7 +160,7 @@ class SelectionEnv(gymnasium.Env[Observation, Actions]):
         return seen, rewards.item(), self._over, False, _of_one(infos)
 
     def action_masks(self) -> Mask:
-        """Return which places the positions of a ranking may name; shape (n_max * n_max,)."""
+        """Mark the places that the positions of a ranking may name; shape (n_max * n_max,)."""
         masks: Mask = self._envs.action_masks()[0]
         return masks
 
@@ -170,7 +170,7 @@ def _of_one(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def _action_masks(rounds: Rounds) -> Mask:
-    """Return which places the positions of rankings may name; shape (b, n_max * n_max).
+    """Mark the places that the positions of rankings may name; shape (b, n_max * n_max).
 
     Positions after twice the slots may name the first place alone: what they say counts for
     nothing, and has one probability.
@@ -347,7 +347,7 @@ class VectorSelectionEnv(VectorEnv[Observation, Actions, npt.NDArray[Any]]):
         return self._observation(), rewards, over, np.zeros_like(over), infos
 
     def action_masks(self) -> Mask:
-        """Return which places the positions of rankings may name; shape (b, n_max * n_max)."""
+        """Mark the places that the positions of rankings may name; shape (b, n_max * n_max)."""
         return np.concatenate([_action_masks(part) for part in self._parts])
 
     def _window(self) -> npt.NDArray[np.int64]:

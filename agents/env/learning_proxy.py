@@ -97,7 +97,7 @@ class LearningProxy:
         return np.clip(losses * np.exp(np.clip(moved, -50.0, 50.0)), _LEAST, self.ceiling)
 
     def fleet_progress(self, losses: Array) -> Array:
-        """Return by how much a step with the fleet's own mixture lowers log loss; shape (b,).
+        """Compute the fall of log loss in a step with the fleet's own mixture; shape (b,).
 
         What such a step forgets is left out, so that the result is positive.
         """

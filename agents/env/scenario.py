@@ -258,7 +258,7 @@ def as_scenarios(scenarios: Scenario | Sequence[Scenario]) -> tuple[Scenario, ..
 def online_share(
     traces: TraceSet, devices: Index, start: Array, window_s: float | Array, *, looks: int
 ) -> Array:
-    """Return at which share of some instants each device is online in the window of its row.
+    """Compute the share of its row's window in which each device is online, at some instants.
 
     Args:
         traces: the devices.
@@ -288,7 +288,7 @@ def cross_fitted(
     n: int = 20_000,
     seed: int = 0,
 ) -> list[tuple[Index, Forecaster]]:
-    """Return forecasters of which none has learnt from the devices that it is to forecast.
+    """Fit forecasters, each on other devices than those that it is to forecast.
 
     Args:
         traces: the devices.

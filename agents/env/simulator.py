@@ -528,7 +528,7 @@ class Simulator:
         self._report_forecasts(requesting[which], column, self.now[requesting[which]])
 
     def _may_be_free(self, rows: Index) -> Mask:
-        """Return which devices could be picked if they were online and done; shape (m, n)."""
+        """Mark devices that could be picked if they were online and done; shape (m, n)."""
         begins, able = self.begins[rows], self.episodes.present[rows] & ~self.in_flight[rows]
         replacing = ~begins & (self.n_to_replace[rows] > 0)
         return able & (begins[:, None] | (replacing[:, None] & ~self.failed[rows]))

@@ -425,7 +425,7 @@ def training_picks_of(simulator: Simulator, score: Score, rng: np.random.Generat
 
 
 def top(scores: Floats, mask: Mask, k: Index | Floats) -> Mask:
-    """Return which devices have the k highest scores of each row.
+    """Mark the k highest scores of each row.
 
     Args:
         scores: shape (m, n).

@@ -92,7 +92,7 @@ def facts(
     version: npt.ArrayLike,
     keeps_stragglers: npt.ArrayLike,
 ) -> Array:
-    """Return what b decisions go by, in the order of `FACTS`; shape (b, facts).
+    """Compute the inputs of b decisions, in the order of `FACTS`; shape (b, facts).
 
     Args:
         candidates: n nodes of each decision, decision after decision; b x n of them.
@@ -105,13 +105,13 @@ def facts(
     """
     b = mask.shape[0]
 
-    def told(values: npt.NDArray[Any]) -> Array:
+    def free(values: npt.NDArray[Any]) -> Array:
         return np.where(mask, values.reshape(mask.shape), np.nan)
 
-    examples, losses = told(np.log(np.maximum(candidates.examples, 1.0))), told(candidates.loss)
+    examples, losses = free(np.log(np.maximum(candidates.examples, 1.0))), free(candidates.loss)
     mean, spread = _moments(losses, 1.0, 0.0)
-    is_told = np.isfinite(losses).sum(axis=1) >= _FEW
-    _, durations = _moments(told(np.log(own_duration_s(candidates))), 0.0, 0.5)
+    are_known = np.isfinite(losses).sum(axis=1) >= _FEW
+    _, durations = _moments(free(np.log(own_duration_s(candidates))), 0.0, 0.5)
     columns = (
         np.ones(b),
         np.log2(most) - 1.5,
@@ -119,11 +119,11 @@ def facts(
         np.nan_to_num(np.clip(fall, -1.0, 4.0)) - 1.0,
         (np.log1p(version) - 3.0) / 1.5,
         _moments(examples, np.log(30.0), 0.0)[0] - 3.4,
-        np.where(is_told, np.minimum(spread / np.maximum(mean, 1e-3), 2.0), 0.4) - 0.5,
+        np.where(are_known, np.minimum(spread / np.maximum(mean, 1e-3), 2.0), 0.4) - 0.5,
         np.asarray(keeps_stragglers, dtype=np.float64) - 0.5,
         (np.log2(np.maximum(mask.sum(axis=1), 1)) - 4.0) / 2.0,
         durations - 0.5,
-        _moments(told(candidates.p_finish), 0.8, 0.0)[0] - 0.8,
+        _moments(free(candidates.p_finish), 0.8, 0.0)[0] - 0.8,
     )
     return np.stack([np.broadcast_to(np.asarray(x, dtype=np.float64), (b,)) for x in columns], 1)
 
@@ -142,7 +142,7 @@ def decided(weights: Array, x: Array, most: npt.ArrayLike) -> tuple[Index, Index
 
 
 def _moments(values: Array, mean: float, spread: float) -> tuple[Array, Array]:
-    """Return mean and standard deviation of what is known in each row, or these of none."""
+    """Compute mean and standard deviation of the known in each row, or these where none is."""
     is_known = np.isfinite(values)
     n = is_known.sum(axis=1)
     some = np.maximum(n, 1)

@@ -178,7 +178,7 @@ def by_heuristic(given: Inputs, mask: Mask, rng: np.random.Generator) -> Floats:
 
 
 def by_agent(weights: Weights) -> Score:
-    """Return how one agent picks; a `Score`."""
+    """Draw by the scores of an agent's weights; a `Score`."""
     return lambda given, mask, rng: drawn(score(weights, *given, mask), rng)
 
 

@@ -112,7 +112,7 @@ _EXACT = 64
 
 
 def _n_enough(working: Floats, picked: Floats, n_missing: int, sure: float) -> int:
-    """Return how many picks are enough, or one more than there are.
+    """Return the number of picks that are enough, or one more than there are.
 
     Args:
         working: chances of the jobs in flight; shape (m,).

@@ -109,7 +109,7 @@ def expected_duration_s(candidates: Candidates) -> Floats:
 
 
 def own_duration_s(candidates: Candidates) -> Floats:
-    """Return how long a job takes of each candidate by its forecast or record; NaN if neither."""
+    """Return the duration of each candidate's job by its forecast or record, in s; else NaN."""
     stated = candidates.forecast_duration_s
     found = np.where(np.isnan(stated), candidates.duration_s, stated)
     return np.where(found > 0.0, found, np.nan)

@@ -194,7 +194,7 @@ def _square_distance(x: Array, y: Array) -> float:
 
 
 def n_threads() -> int:
-    """Return how many threads share large work, from 1 to `MOST_THREADS`."""
+    """Return the number of threads that share large work, from 1 to `MOST_THREADS`."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked):
         return min(int(asked), MOST_THREADS)
@@ -249,7 +249,7 @@ def each(work: Callable[..., Result], items: Sequence[Iterable[Any]]) -> list[Re
 
 
 def n_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

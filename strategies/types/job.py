@@ -182,7 +182,7 @@ def forecast_share(forecast: Forecast) -> float:
 
 
 def full_job_s(duration_s: float, share: float, forecast: Forecast) -> float:
-    """Return how long a job would have taken in full, in s.
+    """Return the duration of a job in full, in s.
 
     Args:
         duration_s: that it took with a share of the work.
@@ -213,7 +213,7 @@ def chance_of(value: object) -> float:
 def forecast_bias(
     finished: npt.ArrayLike, failed: npt.ArrayLike, expected: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Return by how much nodes finish more often than they state, in [-1, 1].
+    """Estimate the bias of stated chances: positive of nodes that finish more often, in [-1, 1].
 
     It is (f - e) / (n + 4), with f jobs finished of n that have ended, and e finishes to be
     expected: the posterior mean of a bias that is normal around 0 with a fourth of the variance of
@@ -340,5 +340,5 @@ class SelectionContext:
     """Time in s in which a reply to a job sent now counts."""
 
     def begins_round(self, version: int) -> bool:
-        """Return whether a round begins after one at a version: at another, or with no job out."""
+        """Decide whether a round begins after one at a version: at another, or with no job out."""
         return self.version != version or not self.n_in_flight

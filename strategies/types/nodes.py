@@ -177,7 +177,7 @@ class NodeSet:
         return _WORD * word + (bits & -bits).bit_length() - 1
 
     def n_of(self, nodes: Collection[int]) -> int:
-        """Return how many of some nodes are among these."""
+        """Count those of some nodes that are among these."""
         return int(np.count_nonzero(bits_at(self.words, self.everyone.of(nodes))))
 
 
