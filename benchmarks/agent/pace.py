@@ -232,9 +232,8 @@ def learn(
         def told(generation: int, weights: Array) -> None:
             write_weights(out, fleets, weights, seed=seed, generation=generation)
 
-        return search(
-            first_weights(), costs, generations, seed=seed, population=population, told=told
-        )
+        search(first_weights(), costs, generations, seed=seed, population=population, told=told)
+    return weights_in(out)
 
 
 def write_weights(path: Path, fleets: Fleets, weights: Array, **about: int) -> None:
