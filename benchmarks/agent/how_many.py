@@ -14,6 +14,7 @@ Run it with: python benchmarks/agent/how_many.py RECORDINGS --keep RUNS --jobs 2
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -338,8 +339,12 @@ def main() -> None:
     targets = {place: float(np.mean(each)) for place, each in reached.items()}
     rows = tables(rows_of(runs, play_here(runs), targets))
     name = "how_many-quick" if quick else "how_many"
-    command = "python benchmarks/agent/how_many.py RECORDINGS --keep RUNS"
-    print(write_result(name, rows, command=command + " --quick" * quick))
+    command = "python benchmarks/agent/how_many.py RECORDINGS --keep RUNS" + " --quick" * quick
+    if options.places != list(names):
+        command += f" --places {shlex.join(options.places)}"
+    if options.arms != list(ARMS):
+        command += f" --arms {shlex.join(options.arms)}"
+    print(write_result(name, rows, command=command))
 
 
 if __name__ == "__main__":
