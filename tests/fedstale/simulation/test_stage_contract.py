@@ -14,6 +14,7 @@ from virtual_grid import VirtualGrid, record
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.contrib.audit import AuditRecord
+from fedstale.contrib.kfac import KroneckerMean
 from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.contrib.sites import Adapters
 from fedstale.errors import ConfigError
@@ -55,6 +56,15 @@ def client(app=None):
         return Message(RecordDict(found), reply_to=message)
 
     return app
+
+
+def with_factors(message, context, call_next):
+    """Add factors of the layer 0, of one input and a bias, to what a client replies."""
+    reply = call_next(message, context)
+    if message.metadata.message_type == "train":
+        place = context.node_config["partition-id"]
+        reply.content["kfac"] = record(**{"0.A": np.array([2.0, place, 3.0]), "0.G": np.ones(3)})
+    return reply
 
 
 def predict(pool, arrays, public):
@@ -116,6 +126,12 @@ STAGES = {
         {},
     ),
     "example pools": (pools, client(), record(**{"a.w": np.ones(3), "b.w": np.ones(2)}), {}),
+    "kronecker factors": (
+        lambda **_: KroneckerMean(0.1),
+        client(ClientApp(mods=[with_factors])),
+        record(**{"0.weight": np.ones((2, 1)), "0.bias": np.ones(2)}),
+        {},
+    ),
     "example fisher": (fisher, client(), W, {}),
 }
 
