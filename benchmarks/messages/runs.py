@@ -18,8 +18,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedstale.client import CompressionMod
 from fedstale.simulation import Executor, RunEnded, TraceGrid
+from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.executors import ClientCall, ClientReply
-from fedstale.strategies import Compression, FedBuff
+from fedstale.strategies import Compression, FedBuff, Stage
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 from lab.apps import opened
@@ -89,27 +90,38 @@ def _through(mod: Mod, then: ClientAppCallable, message: Message, context: Conte
 
 def run(
     place: Place,
-    compression: Compression | None,
+    stage: Stage | None,
     window: Window,
     rate: float,
     until_s: float = HOURS_S,
+    *,
+    mods: Sequence[Mod] = (CompressionMod(),),
+    who: Sequence[int] | None = None,
+    work: WorkHook | None = None,
 ) -> dict[str, object]:
     """Train for some time in a window, and return the `Curve` as JSON has it.
 
     Args:
         place: model and links.
-        compression: of messages; None sends all in full.
+        stage: what makes messages smaller; None sends all in full.
         window: phones and hours; `windows_of` makes it.
         rate: of the server.
         until_s: length of the run in s.
+        mods: of the devices, if there is a stage.
+        who: the phones that take part, each with the data that it has among all; None for all.
+        work: of a message, in the place of what the app's costs say.
     """
     app, seed, n = opened(place.app), window.seed, window.n_devices
-    before_s = history_s(window)
-    executor = app.executor()
+    before_s, own = history_s(window), None if who is None else np.asarray(who)
+    executor = app.executor(None if own is None else lambda i, _, job: app.data(own[i], n, job))
+    costs = app.costs(window.work, n, place.alpha, seed)
+    # Whole models and parts of them are replies of different sizes.
+    is_constant = stage is None or isinstance(stage, Compression)
     grid = TraceGrid(
-        window.traces,
-        WithMods(executor, [CompressionMod()]) if compression else executor,
-        costs=replace(app.costs(window.work, n, place.alpha, seed), model_bytes=place.model_bytes),
+        window.traces if own is None else window.traces.take(own),
+        WithMods(executor, mods) if stage else executor,
+        costs=replace(costs, model_bytes=place.model_bytes, constant_replies=is_constant),
+        work=work,
         seed=seed,
         run_config=app.config(place.alpha, seed),
         until_s=before_s + until_s,
@@ -124,7 +136,7 @@ def run(
         accuracy.append(app.evaluate(arrays, seed)[0])
         return MetricRecord({"accuracy": accuracy[-1]})
 
-    stages = [] if compression is None else [compression]
+    stages = [] if stage is None else [stage]
     strategy = FedBuff(CONCURRENCY, BUFFER_SIZE, eta=rate, seed=seed, stages=stages)
     with grid.running(), suppress(RunEnded):
         grid.sleep(before_s)

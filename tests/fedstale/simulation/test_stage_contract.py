@@ -17,6 +17,7 @@ from fedstale.contrib.audit import AuditRecord
 from fedstale.contrib.kfac import KroneckerMean
 from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.contrib.sites import Adapters
+from fedstale.contrib.tickets import Tickets, TicketsMod
 from fedstale.errors import ConfigError
 from fedstale.simulation import FlowerApp
 from fedstale.strategies import (
@@ -125,6 +126,12 @@ STAGES = {
         record(x=np.zeros(4)),
         {},
     ),
+    "tickets": (
+        lambda **_: Tickets(0.5, masks="round"),
+        client(ClientApp(mods=[TicketsMod()])),
+        record(w=np.arange(300.0).reshape(20, 15)),
+        {},
+    ),
     "example pools": (pools, client(), record(**{"a.w": np.ones(3), "b.w": np.ones(2)}), {}),
     "kronecker factors": (
         lambda **_: KroneckerMean(0.1),
@@ -149,7 +156,8 @@ def test_a_record_keeps_the_contract(records):
 
 
 @pytest.mark.parametrize(
-    "name", ["compression", "requests", "older clients", "adapters", "peers", "example pools"]
+    "name",
+    ["compression", "requests", "older clients", "adapters", "peers", "tickets", "example pools"],
 )
 def test_a_loop_that_would_not_see_a_stage_is_refused(name):
     make, _, initial, _ = STAGES[name]
