@@ -26,6 +26,7 @@ from fedstale.strategies import (
 from fedstale.strategies.methods import FedAsync
 from fedstale.strategies.robust import TrimmedMean
 from fedstale.strategies.server import pack, unpack
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.types import FORECAST_RECORD
 
 pytestmark = pytest.mark.usefixtures("_identity")
@@ -289,6 +290,10 @@ def longer(reply):
     reply["arrays"]["w"].data += b"\0" * 4
 
 
+def single(reply):
+    reply["arrays"]["w"].data = b"\0" * 4
+
+
 def whole(reply):
     reply["arrays"]["w"] = record(w=MODEL["w"])["w"]
 
@@ -297,7 +302,7 @@ def none(reply):
     del reply["arrays"]
 
 
-@pytest.mark.parametrize("change", [renamed, longer, whole, none])
+@pytest.mark.parametrize("change", [renamed, longer, single, whole, none])
 def test_a_reply_that_is_not_the_sub_network_is_rejected(change):
     nodes = {1: bad(change), 2: Device(1.0), 3: Device(1.0)}
     grid, after = start(FedAvg(stages=[Tickets(0.25)]), nodes)
@@ -361,19 +366,28 @@ def test_the_stage_is_a_part_of_a_strategy_in_text():
 def kept_run(grid):
     strategy = FedBuff(4, 2, stages=[Tickets(0.3, masks="round")], seed=2)
     result = strategy.start(grid, record(**MODEL), num_rounds=9, timeout=50.0)
-    return [array.data for array in result.arrays.values()]
+    return [array.data for array in result.arrays.values()], [
+        {name: array.data for name, array in message.content["arrays"].items()}
+        for _, message in grid.sent
+    ]
 
 
-def devices():
-    return {k: Device(0.1 * k, delay=0.3 * k**2) for k in (1, 2, 3, 5)}
+def devices(delay=lambda k: 0.3 * k**2):
+    return {k: Device(0.1 * k, delay=delay(k)) for k in (1, 2, 3, 5)}
 
 
 @pytest.mark.parametrize("die_at", [1, 3, 5])
-def test_a_run_that_was_cut_off_with_jobs_in_flight_goes_on_to_the_same_bytes(die_at):
-    expected = kept_run(KeepingGrid(devices()))
-    grid = KeepingGrid(devices(), die_at=die_at)
+@pytest.mark.parametrize("delay", [lambda k: 0.3 * k**2, lambda k: 1.0 + k // 5])
+def test_a_run_that_was_cut_off_with_jobs_in_flight_goes_on_to_the_same_bytes(die_at, delay):
+    expected = kept_run(KeepingGrid(devices(delay)))
+    grid = KeepingGrid(devices(delay), die_at=die_at)
     with pytest.raises(KilledError):
         kept_run(grid)
+    # A reply may come before anything is sent again.
+    assert set(unpacked(grid.kept)["stages"]["Tickets"]["_shapes"]) == set(MODEL)
+    # Three replies at an instant: one is beside the step of two, and waits with its sub-network.
+    if delay(1) == delay(2) and die_at == 1:
+        assert len(unpacked(grid.kept)["buffer"]["updates"]) == 1
     grid.die_at = None
     assert kept_run(grid) == expected
 
