@@ -26,6 +26,7 @@ NEEDED = {
     "topology": "ring",
     "n_sites": 5,
     "rank": 2,
+    "ratio": 0.25,
     "clip_norm": 1.0,
     "noise_multiplier": 0.0,
     "delta": 1e-5,
