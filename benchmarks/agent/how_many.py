@@ -68,7 +68,7 @@ APART = "desktops"
 """A fleet on which no pace has learnt."""
 REFERENCE, AGENT, TUNED = "rule", "agent", "rule, best pace"
 REFERENCES = {REFERENCE: None, AGENT: "agent, agent's pace", TUNED: "agent"}
-"""Arms that others are measured by: all of them, or those whose name begins so."""
+"""Arms that others are measured by: all of them, or those whose names begin so."""
 
 
 def rule() -> Selector:
