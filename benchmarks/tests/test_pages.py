@@ -1,6 +1,7 @@
 """Pages of results are what results and templates say, and what comes with fedstale is in them."""
 
 import re
+from itertools import product
 
 import pytest
 from places import ROOT
@@ -91,6 +92,28 @@ def test_the_readme_says_of_the_agent_what_was_measured():
     assert of(oort, "fedavg")["bound"] == "at least"
     assert f"at least {of(oort, 'fedavg')['mean']:.2f} times" in readme
     assert f"the rule {of(rule, 'fedavg')['mean']:.2f} times" in readme
+
+
+def test_the_readme_says_of_how_many_what_was_measured():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    here = {"to": "rule", "regime": "all", "schedule": "fedavg", "of_random": 1.0, "price": 1.0}
+    row = pages.where(pages.rows("how_many"), arm="agent's pace", **here)
+    for name, words in [("device_hours_ratio", "the device-hours"), ("hours_ratio", "the hours")]:
+        ratio = pages.one(row, name)
+        assert ratio["bound"] == "at most"
+        interval = pages.to([ratio["mean"], ratio["low"], ratio["high"]])
+        assert f"at most {interval} times {words}" in readme
+
+
+def test_a_pace_is_no_worse_than_any_number_that_stays_the_same():
+    here = {"to": "rule", "regime": "all", "of_random": 1.0}
+    found = pages.where(pages.rows("how_many"), **here)
+    same = ["rule", "one at a time", "two, a step each", "all, a step each"]
+    for schedule, price in product(pages.values(found, "schedule"), pages.values(found, "price")):
+        at = pages.where(found, schedule=schedule, price=price)
+        cost = {arm: pages.one(pages.where(at, arm=arm), "cost_ratio") for arm in same}
+        own = pages.one(pages.where(at, arm="agent's pace"), "cost_ratio")
+        assert own["mean"] <= min(each["mean"] for each in cost.values() if each) + 0.005
 
 
 def test_the_spread_of_the_package_is_the_measured_one():
