@@ -31,7 +31,6 @@ PAGES = {
     "docs/results/peers.md": "peers/page.md peers/clothes.md",
     "docs/results/robustness.md": "robustness/page.md liars/page.md",
     "docs/results/strategies.md": "methods/page.md papers/page.md",
-    "docs/results/tuning.md": "tuning/page.md",
 }
 """By page, the templates that it is written from, one after the other."""
 PLACE = re.compile(r"(<!-- ([\w-]+/[\w-]+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
