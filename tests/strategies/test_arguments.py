@@ -27,6 +27,7 @@ NEEDED = {
     "n_sites": 5,
     "rank": 2,
     "ratio": 0.25,
+    "damping": 0.1,
     "clip_norm": 1.0,
     "noise_multiplier": 0.0,
     "delta": 1e-5,
