@@ -37,6 +37,10 @@ class Telling(AgentSelector):
         table, rows = candidates._table, candidates._rows.tolist()
         known = {"ids": candidates.node_ids.tolist(), "k": k, "now": now}
         known["columns"] = {name: x[rows].tolist() for name, x in table.columns.items()}
+        known["held"] = {
+            name: {what: np.asarray(x).tolist() for what, x in vars(line).items()}
+            for name, line in table.held.items()
+        }
         known["forecasts"] = [table.forecasts.get(row, {}) for row in rows]
         known |= {"context": asdict(candidates.context), "falls_back": bool(self.fault)}
         known["chance"] = chance
@@ -87,7 +91,10 @@ def choices(lines):
 def as_known(choice):
     """Return what the agent knew at a choice, made again of what it has told."""
     context = SelectionContext(**choice["context"])
-    return Candidates.of(choice["ids"], context, **choice["columns"])
+    known = Candidates.of(choice["ids"], context, **choice["columns"])
+    for name, line in choice["held"].items():
+        vars(known._table.held[name]).update(line, _sums=np.array(line["_sums"]))
+    return known
 
 
 @pytest.mark.timeout(600)

@@ -138,6 +138,8 @@ def prepare(name, words):
     if "fleet.parquet" in words and name.partition(" ")[0] in {"simulate", "forecaster"}:
         shutil.copy("phones.parquet", "fleet.parquet")
         save(Path("agents/mine"))
+        Path("agents/pace").mkdir()
+        shutil.copy(ROOT / "agents/policy/pace.toml", "agents/pace")
     if "own.parquet" in words and name in {"compose", "describe"}:
         log = ("log.csv", "device=who", "start=from", "end=to", "--time-zone", "UTC")
         called("traces", "convert", *log, "--out", "own.parquet")
