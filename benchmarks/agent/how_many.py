@@ -45,6 +45,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from agent.flash_rl import FlashRL
 from agent.ratios import RANDOM, SHARES, Row, pairs, ratio
 from agent.training import LEARN_SEEDS, SEEDS, Run, place
+from agent.whole_trainings import ramped
 from lab.apps import opened
 from lab.curves import final
 from lab.kept import Kept, play_missing
@@ -67,8 +68,8 @@ of the first, and half of them one of the second."""
 APART = "desktops"
 """A fleet on which no pace has learnt."""
 REFERENCE, AGENT, TUNED = "rule", "agent", "rule, best pace"
-REFERENCES = {REFERENCE: None, AGENT: "agent, agent's pace", TUNED: "agent"}
-"""Arms that others are measured by: all of them, or those whose names begin so."""
+REFERENCES = {REFERENCE: "", AGENT: "agent, agent's pace", TUNED: "agent"}
+"""Arms that others are measured by, and how the names of these begin."""
 
 
 def rule() -> Selector:
@@ -79,7 +80,7 @@ def rule() -> Selector:
 class BestRule(Pace):
     """The rule of two numbers or a ramp that needed least at a price where paces are trained.
 
-    `whole_trainings.ramp` says what a rule is; those of result "agent_pace" are taken.
+    `whole_trainings.ramped` says what a rule is; those of result "agent_pace" are taken.
     """
 
     reads_replies = False
@@ -90,11 +91,9 @@ class BestRule(Pace):
 
     def numbers(self, at: Progress) -> tuple[int, int | None]:
         """Return jobs in flight by the version, and updates by the jobs in flight."""
-        share, every, last, updates = best_rules()[self.hour_price / at.concurrency]
-        beyond = at.concurrency - 1
-        now = beyond * share + at.version / every
-        jobs = round(1 + min(now, beyond * max(last, share)))
-        size = max(round(1 + (jobs - 1) * updates), at.least)
+        rule = np.array(best_rules()[self.hour_price / at.concurrency])
+        jobs, updates = (int(n) for n in ramped(rule, at.concurrency, at.version))
+        size = max(updates, at.least)
         return max(jobs, size) if at.after_step else jobs, size
 
 
@@ -299,7 +298,7 @@ def tables(rows: Sequence[Row]) -> list[Row]:
             ):
                 own = [r for r in at if r["selector"] == reference]
                 other = [r for r in at if r["selector"] == name]
-                if not own or (whose is not None and not name.startswith(whose)):
+                if not own or not name.startswith(whose):
                     continue
                 both = pairs(own, other)
                 kind = "whom" if name in WHOM else "how many"

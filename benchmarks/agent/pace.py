@@ -326,20 +326,13 @@ def main() -> None:
         "validation", n, range(HELD_OUT, HELD_OUT + n_batches), room=seeds + 1
     )
     own = [b for batch in held_out for b in batch]
+    everybody = np.concatenate([mean[None], agents])
     rows = []
     for price, rule in zip(PRICES, ruled, strict=True):
-        prices = [np.full((1, n), price)] * len(own)
-        by_rule = np.concatenate(
-            [b.costs(ramp, rule[None], p)[0] for b, p in zip(own, prices, strict=True)], axis=1
-        )[0]
-        tried_at = partial(learnt, price=np.full((seeds + 1) * n, price))
-        by_agents = np.concatenate(
-            [
-                b.costs(tried_at, np.concatenate([mean[None], agents]), p)[0]
-                for b, p in zip(own, prices, strict=True)
-            ],
-            axis=1,
-        )
+        at = np.full((1, n), price)
+        tried_at = partial(learnt, price=np.full(len(everybody) * n, price))
+        by_rule = np.concatenate([b.costs(ramp, rule[None], at)[0, 0] for b in own])
+        by_agents = np.concatenate([b.costs(tried_at, everybody, at)[0] for b in own], axis=1)
         about = {"price": price, "rule": [round(float(x), 3) for x in rule]}
         rows.append(compared(by_agents[0], by_rule, {"about": "rule", **about}))
         rows += [

@@ -239,22 +239,27 @@ def learnt(weights: Array, price: Array) -> Numbers:
 
 
 def ramp(rule: Array) -> Numbers:
-    """Decide by a rule: from a share of the jobs one more each few versions, to another share.
+    """Decide by a rule; shape (4,), or of each episode (b, 4), see `ramped`."""
+    return lambda simulator, rows: ramped(
+        rule[rows] if rule.ndim > 1 else rule, simulator.most[rows], simulator.version[rows]
+    )
+
+
+def ramped(rule: Array, most: npt.ArrayLike, version: npt.ArrayLike) -> tuple[Index, Index]:
+    """Return jobs in flight and updates of the next step; shape (...,) each.
 
     Args:
         rule: share of the jobs beyond one at first; versions from one job more to the next; share
             of the jobs beyond one at most; share of the jobs in flight beyond one that a step waits
-            for. Shape (4,), or of each episode (b, 4).
+            for. Shape (4,), or (..., 4).
+        most: jobs in flight at most, >= 1; one, or shape (...,).
+        version: of the model; the same.
     """
-
-    def numbers(simulator: Trainings, rows: Index) -> tuple[Index, Index]:
-        share, every, last, updates = (rule[rows] if rule.ndim > 1 else rule).T
-        beyond = simulator.most[rows] - 1
-        now = beyond * share + simulator.version[rows] / every
-        jobs = np.rint(1 + np.minimum(now, beyond * np.maximum(last, share)))
-        return jobs.astype(np.int64), np.rint(1 + (jobs - 1) * updates).astype(np.int64)
-
-    return numbers
+    share, every, last, updates = rule.T
+    beyond = np.asarray(most) - 1
+    now = beyond * share + np.asarray(version) / every
+    jobs = np.rint(1 + np.minimum(now, beyond * np.maximum(last, share)))
+    return jobs.astype(np.int64), np.rint(1 + (jobs - 1) * updates).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -130,7 +130,7 @@ class KroneckerMean(Stage):
             if update.message_id in self._replies
         ]
         left = [0.0]
-        for layer in sorted({layer for _, reply in replies for layer in _layers(reply)}):
+        for layer in _layers(name for _, reply in replies for name in reply):
             terms = [
                 (share, reply[f"{layer}.A"], reply[f"{layer}.G"], reply[f"{layer}.change"])
                 for share, reply in replies
