@@ -5,19 +5,16 @@ The layers are so small that each client's Kronecker product is formed.
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, MetricRecord
+from own_optima import EXAMPLES, answered, record
 
 from fedstale.contrib.kfac import KroneckerMean
 from fedstale.contrib.kfac.merge import solved, unpacked
 from fedstale.errors import ConfigError
-from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import Compression, FedAvg, FedBuff, robust
 from fedstale.strategies.weighting import constant
-from fedstale.traces import TraceSet
 
 N, IN, OUT, DAMPING = 4, 4, 3, 0.01
-EXAMPLES = [3, 1, 7, 2]
 SHAPES = {"0.weight": (OUT, IN), "0.bias": (OUT,), "1.weight": (2, OUT), "scale": ()}
 rng = np.random.default_rng(0)
 OPTIMA = [{name: rng.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(N)]
@@ -38,10 +35,6 @@ FACTORS = [
 ]
 
 
-def record(arrays):
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-
-
 def packed(factors):
     return record({name: x[np.triu_indices(len(x))] for name, x in factors.items()})
 
@@ -55,37 +48,11 @@ def merged(strategy, factors, n_versions=1, optima=OPTIMA):
         n_versions: after the first model, of zeros.
         optima: what each client sends as its weights.
     """
-    app, versions = ClientApp(), []
-
-    @app.train()
-    def train(message, context):
-        i = int(context.node_config["partition-id"])
-        reply = {
-            "arrays": record(optima[i]),
-            "metrics": MetricRecord({"num-examples": EXAMPLES[i]}),
-        }
-        if factors[i] is not None:
-            reply["kfac"] = factors[i]
-        return Message(RecordDict(reply), reply_to=message)
-
-    grid = TraceGrid(
-        TraceSet.ideal(N),
-        app,
-        costs=Costs(),
-        work=lambda message: float(message.metadata.dst_node_id % 3 + 1),
-        until_s=600.0,
-        seed=1,
-    )
-    first = record({name: np.zeros(shape) for name, shape in SHAPES.items()})
-    with grid.running():
-        result = strategy.start(
-            grid, first, n_versions, evaluate_fn=lambda _, model: versions.append(model)
-        )
+    grid, result, versions = answered(strategy, optima, factors, name="kfac", n_versions=n_versions)
     if strategy.schedule.send == "after_step":
         # Nothing waits for a step any more, so nothing is kept for one.
         assert not any(stage.state_dict()["_replies"] for stage in grid.runtime.stages)
-    found = [{name: array.numpy() for name, array in each.items()} for each in versions]
-    return found, grid.events().to_pandas(), result
+    return versions, grid.events().to_pandas(), result
 
 
 def joined(model, layer):

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, MetricRecord
+from own_optima import EXAMPLES, answered, record
 
 from fedstale.errors import ConfigError
-from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg, FedBuff, robust
 from fedstale.strategies.weighting import constant
-from fedstale.traces import TraceSet
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fisher_merge.py"
 N = 4
@@ -30,11 +28,6 @@ def fisher_mean():
 rng = np.random.default_rng(0)
 OPTIMA = [{name: rng.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(N)]
 FISHERS = [{name: rng.uniform(0.1, 9, shape) for name, shape in SHAPES.items()} for _ in range(N)]
-EXAMPLES = [3, 1, 7, 2]
-
-
-def record(arrays):
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def merged(strategy, fishers, n_versions=2, optima=OPTIMA):
@@ -46,35 +39,11 @@ def merged(strategy, fishers, n_versions=2, optima=OPTIMA):
         n_versions: after the first model, of zeros.
         optima: what each client sends as its weights.
     """
-    app, versions = ClientApp(), []
-
-    @app.train()
-    def train(message, context):
-        i = int(context.node_config["partition-id"])
-        reply = {
-            "arrays": record(optima[i]),
-            "metrics": MetricRecord({"num-examples": EXAMPLES[i]}),
-        }
-        if fishers[i] is not None:
-            reply["fisher"] = fishers[i]
-        return Message(RecordDict(reply), reply_to=message)
-
-    grid = TraceGrid(
-        TraceSet.ideal(N),
-        app,
-        costs=Costs(),
-        work=lambda message: float(message.metadata.dst_node_id % 3 + 1),
-        until_s=600.0,
-        seed=1,
-    )
-    first = record({name: np.zeros(shape) for name, shape in SHAPES.items()})
-    with grid.running():
-        strategy.start(grid, first, n_versions, evaluate_fn=lambda _, model: versions.append(model))
+    grid, _, versions = answered(strategy, optima, fishers, name="fisher", n_versions=n_versions)
     if strategy.schedule.send == "after_step":
         # Nothing waits for a step any more, so nothing is kept for one.
         assert not any(stage.state_dict()["_fishers"] for stage in grid.runtime.stages)
-    found = [{name: array.numpy() for name, array in each.items()} for each in versions]
-    return found, grid.events().to_pandas()
+    return versions, grid.events().to_pandas()
 
 
 def pooled(nodes, fishers=FISHERS):
