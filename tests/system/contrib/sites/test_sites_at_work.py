@@ -44,16 +44,26 @@ class SlowLink:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection((self._to.host, self._to.port))
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+                threading.Thread(target=self._relay, args=(near,), daemon=True).start()
+
+    def _relay(self, near):
+        # A port that nobody has, or has any more, closes the connection, as a router would.
+        with closing(near), suppress(OSError):
+            with closing(socket.create_connection((self._to.host, self._to.port))) as far:
+                back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+                back.start()
+                self._carry(near, far)
+                back.join()
 
     def _carry(self, source, target):
-        with suppress(OSError), closing(target):
+        with suppress(OSError):
             while chunk := source.recv(CHUNK):
                 time.sleep(DELAY_S + len(chunk) / BYTES_PER_S)
                 self.n_bytes += len(chunk)
                 target.sendall(chunk)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
