@@ -48,12 +48,12 @@ class SlowLink:
 
     def _relay(self, near):
         # A port that nobody has, or has any more, closes the connection, as a router would.
-        with closing(near), suppress(OSError):
-            with closing(socket.create_connection((self._to.host, self._to.port))) as far:
-                back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
-                back.start()
-                self._carry(near, far)
-                back.join()
+        to = (self._to.host, self._to.port)
+        with closing(near), suppress(OSError), closing(socket.create_connection(to)) as far:
+            back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+            back.start()
+            self._carry(near, far)
+            back.join()
 
     def _carry(self, source, target):
         with suppress(OSError):
