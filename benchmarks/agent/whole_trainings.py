@@ -33,7 +33,7 @@ PRICES = (0.25, 1.0, 4.0)
 """Of an hour, in hours of all devices that may be at work."""
 MINUTES = (2.0, 2.0, 8.0, 20.0)
 """Of a job on the median device."""
-MOST = (3.0, 24.0)
+MOST = (2.0, 24.0)
 """Jobs in flight at most."""
 EXAMPLES = (8.0, 120.0)
 """Of the mean device."""
@@ -177,7 +177,8 @@ def play(
     def pick(rows: Index) -> Mask:
         own = luck[rows % len(luck), simulator.n_choices[rows] % luck.shape[1]]
         scores = simulator.heuristic(rows) / TEMPERATURE + own if selects else own
-        return top(scores, simulator.mask[rows], simulator.slots[rows])
+        picked = top(scores, simulator.mask[rows], simulator.slots[rows])
+        return enough(simulator, rows, scores, picked) if selects else picked
 
     start, end = episodes.start, episodes.end
     mean, before, last = np.zeros(b), np.full(b, 0.1), start.copy()
@@ -216,6 +217,29 @@ def play(
         reached=~missed,
         final=final / (end - tail),
     )
+
+
+def enough(simulator: Trainings, rows: Index, scores: Array, picked: Mask) -> Mask:
+    """Keep the first of some picks, as `Enough` does where a step cancels late jobs.
+
+    They are enough where with those in flight as many updates are expected as are missing, less a
+    half, from where on it is about as likely as not that these arrive.
+
+    Args:
+        simulator: of the episodes.
+        rows: some of them; shape (m,).
+        scores: by which devices were picked; shape (m, n).
+        picked: shape (m, n).
+    """
+    order = np.where(picked, -scores, np.inf).argsort(axis=1, kind="stable")
+    flat = (rows[:, None] * simulator.n + order).ravel()
+    chances = Candidates(flat, simulator.table, flat).p_finish.reshape(order.shape)
+    before = np.cumsum(chances, axis=1) - chances + simulator.n_expected(rows)[:, None]
+    lacks = before < simulator.n_missing[rows][:, None] - 0.5
+    lacks |= simulator.episodes.keeps_stragglers[rows][:, None]
+    kept = np.zeros_like(picked)
+    np.put_along_axis(kept, order, lacks, axis=1)
+    return kept & picked
 
 
 def plain(simulator: Trainings, rows: Index) -> tuple[Index, Index]:

@@ -9,6 +9,7 @@ from small_episodes import episodes, fleet, simulator_of
 from agent import pace, whole_trainings
 from fedstale.agents.policy import how_many
 from fedstale.agents.policy.how_many import FACTS, decided, weights_in
+from fedstale.strategies.selection import Enough, Selector
 from fedstale.traces import TraceSet
 from lab.results import read_result
 
@@ -83,6 +84,29 @@ def test_a_price_makes_hours_of_waiting_dear():
     most = np.array([4, 4])
     np.testing.assert_allclose(np.exp(needed.costs(0.25, most)), [4.0, 9.0])
     np.testing.assert_allclose(np.exp(needed.costs(4.0, most)), [34.0, 24.0])
+
+
+@pytest.mark.parametrize(("keeps", "sent"), [(True, [4, 4, 4]), (False, [1, 3, 4])])
+def test_no_more_is_sent_than_a_step_that_cancels_late_jobs_needs(keeps, sent):
+    made = episodes(np.arange(4), b=3, keeps_stragglers=keeps, concurrency=4, buffer_size=[1, 2, 4])
+    simulator = simulator_of(fleet([ALWAYS] * 4), made, place=whole_trainings.Places)
+    rows, everyone = np.arange(3), np.ones((3, 4), dtype=bool)
+    scores = np.array([0.1, 0.4, 0.3, 0.2]) * np.ones((3, 1))
+    kept = whole_trainings.enough(simulator, rows, scores, everyone)
+    assert kept.sum(axis=1).tolist() == sent
+    for row in rows.tolist():
+        own = Enough(InOrder(scores[0])).select(simulator.candidates(row), 4, 0.0, None)
+        assert sorted(own) == np.flatnonzero(kept[row]).tolist()
+
+
+class InOrder(Selector):
+    """Picks by scores of its own."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def select(self, candidates, k, now, rng):
+        return sorted(candidates.node_ids.tolist(), key=lambda node: -self.scores[node])[:k]
 
 
 def test_what_is_tried_together_costs_what_it_costs_alone():
