@@ -22,14 +22,7 @@ from fedstale.errors import ConfigError, FedstaleError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedstale.agents import (
-        Agent,
-        Reward,
-        Scenario,
-        Scenarios,
-        Training,
-        TrainingProgress,
-    )
+    from fedstale.agents import Agent, Reward, Scenario, Scenarios, Training, TrainingProgress
     from fedstale.parallel import Report
     from fedstale.traces.forecast import Forecaster
     from fedstale.traces.io import Shared
@@ -280,11 +273,7 @@ def _train_shared(
 def _scenarios(traces: str, forecaster: str, seed: int) -> "Scenarios":
     from fedstale.agents import Scenarios
 
-    return Scenarios.of(
-        recorded(traces, seed=seed),
-        forecaster=_forecaster(forecaster),
-        seed=seed,
-    )
+    return Scenarios.of(recorded(traces, seed=seed), forecaster=_forecaster(forecaster), seed=seed)
 
 
 def _forecaster(name: str) -> "Forecaster | None":

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstale.cli.output import (
-    UNITS_S,
-    AsJson,
-    amount,
-    one_sentence,
-    say,
-    steps,
-    table_text,
-)
+from fedstale.cli.output import UNITS_S, AsJson, amount, one_sentence, say, steps, table_text
 from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:

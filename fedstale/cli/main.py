@@ -15,15 +15,7 @@ import typer
 from typer.main import get_group
 
 from fedstale import __version__
-from fedstale.cli import (
-    agent,
-    apps,
-    compare,
-    deploy,
-    forecaster,
-    simulate,
-    traces,
-)
+from fedstale.cli import agent, apps, compare, deploy, forecaster, simulate, traces
 from fedstale.cli.output import AsJson, note
 from fedstale.errors import not_loaded
 from fedstale.machine import release, system

@@ -17,6 +17,10 @@ class FedAsync(StaleStrategy):
         staleness: s, a function of the staleness tau, exactly 1 at 0.
         **options: of `StaleStrategy`; other arguments as for `FedBuff`.
 
+    Differences from the paper:
+        Clients train on their own loss, without rho/2 |w - w_received|^2; an app that wants it
+        adds it itself, as for `FedProx`.
+
     Reference:
         Xie, Koyejo, Gupta. Asynchronous Federated Optimization. 2019.
     """

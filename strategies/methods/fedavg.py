@@ -73,6 +73,10 @@ class FedProx(FedAvg):
         proximal_mu: mu, >= 0; Flower's default is 0.
         **options: of `FedAvg`; other arguments as for `FedAvg`.
 
+    Differences from the paper:
+        Clients are drawn alike and their models weighted by examples, as in Flower; the paper draws
+        them by their examples and takes the plain mean.
+
     Reference:
         Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020.
     """

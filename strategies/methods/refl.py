@@ -18,6 +18,10 @@ class REFL(StaleStrategy):
         beta: share of the deviation in the weight of a stale update, in [0, 1].
         **options: of `StaleStrategy`.
 
+    Differences from the paper:
+        A node that took part may be asked again at once; the paper's holds off for some rounds.
+        As many are asked however many stale updates are expected; the paper asks for fewer.
+
     Reference:
         Abdelmoniem, Sahu, Canini, Fahmy. REFL: Resource-Efficient Federated Learning.
         EuroSys 2023.

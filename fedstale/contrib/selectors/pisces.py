@@ -11,6 +11,6 @@ PISCES = Exponents(chance=0.0, staleness=0.5)
 """Of `ExpectedUtility`, with the paper's exponent.
 
 Differences from the paper:
-    Staleness is that of the node's last merged update, not the mean over several. A node that has
-    not answered yet has the largest utility known. Nobody is left out for its losses.
+    Staleness is that of the last merged update, not a mean; a node without one has the largest
+    utility known; no loss leaves a node out. Steps come by count, not by a bound on staleness.
 """
