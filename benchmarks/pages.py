@@ -39,10 +39,38 @@ BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
 Row = dict[str, Any]
 
 
+class Results:
+    """The results, and which of them a template has read."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        """Return a result, see `lab.results.read_result`."""
+        self.read[name] = None
+        return read_result(name)
+
+    def rows(self, name: str) -> list[Row]:
+        """Return the rows of a result."""
+        found: list[Row] = self(name)["rows"]
+        return found
+
+
+def made_at(names: Iterable[str]) -> str:
+    """Return a line on the commits at which some results were measured; nothing of none."""
+    by_commit: dict[str, list[str]] = {}
+    for name in names:
+        commit = read_result(name).get("commit")
+        at = f"`{commit[:10]}`" if commit else "a commit that was not noted"
+        at += " with changes that no commit has" * (commit or "").endswith("-dirty")
+        by_commit.setdefault(at, []).append(name)
+    told = [f"{at} ({', '.join(sorted(some))})" for at, some in by_commit.items()]
+    return f"\nMeasured at {'; '.join(told)}.\n" if told else ""
+
+
 def rows(name: str) -> list[Row]:
     """Return the rows of a result."""
-    found: list[Row] = read_result(name)["rows"]
-    return found
+    return Results().rows(name)
 
 
 def where(some: Iterable[Row], **about: object) -> list[Row]:
@@ -202,18 +230,20 @@ def written() -> dict[Path, str]:
         },
     }
     environment.globals |= {
-        "rows": rows,
-        "result": read_result,
         "measured": measured,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
-    made = {
-        ROOT / page: "\n".join(environment.get_template(name).render() for name in names.split())
-        for page, names in PAGES.items()
-    }
+
+    def rendered(names: str) -> str:
+        found = Results()
+        templates = [environment.get_template(name) for name in names.split()]
+        parts = [each.render(rows=found.rows, result=found) for each in templates]
+        return "\n".join(parts) + made_at(found.read)
+
+    made = {ROOT / page: rendered(names) for page, names in PAGES.items()}
 
     def filled(place: "re.Match[str]") -> str:
-        return place[1] + environment.get_template(f"{place[2]}.md").render() + place[3]
+        return place[1] + rendered(f"{place[2]}.md") + place[3]
 
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")

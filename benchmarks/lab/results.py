@@ -5,6 +5,7 @@ import os
 import platform
 import statistics
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from fedstale.machine import processor
 
 RESULTS = Path(__file__).parents[1] / "results"
+QUICK, UNPUBLISHED = "-quick", "-unpublished"
+"""Ends of names: of a benchmark's quick form, and of what nobody could repeat."""
+_BEGAN = time.monotonic()
 
 
 def write_result(
@@ -24,18 +28,27 @@ def write_result(
 ) -> Path:
     """Write benchmarks/results/NAME.json and return its path.
 
+    What is published can be repeated: files are those of a commit, and a branch has it. Otherwise
+    the rows go to NAME-unpublished.json. A quick form is not published.
+
     Args:
         name: of the result.
         rows: what was measured.
         command: repeats the measurement.
         speed: of the machine at that time, by `naive_clients_per_s` of speed/batched.py; for
             figures that are no ratios.
+
+    Raises:
+        RuntimeError: it cannot be repeated.
     """
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    made_at = commit()
+    lacks = "" if name.endswith(QUICK) else lack(made_at)
+    path = RESULTS / f"{name}{UNPUBLISHED if lacks else ''}.json"
     result = {
         "command": command,
-        "commit": commit(),
+        "commit": made_at,
+        "wall_s": round(time.monotonic() - _BEGAN, 1),
         "versions": {"python": platform.python_version()} | _versions(),
         "hardware": {"cpu": processor(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
@@ -44,6 +57,8 @@ def write_result(
     lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
     head = json.dumps(result, indent=2).removesuffix("\n}")
     path.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+    if lacks:
+        raise RuntimeError(f"{path} is no result: {lacks}")
     return path
 
 
@@ -56,13 +71,25 @@ def read_result(name: str) -> dict[str, Any]:
 
 def commit() -> str | None:
     """Return the commit that is checked out, marked where files other than results differ."""
-    found = _git("describe", "--always", "--abbrev=40")
+    found = git("describe", "--always", "--abbrev=40")
     others = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/results")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *others)
     return f"{found}-dirty" if found and changed else found or None
 
 
-def _git(*arguments: str) -> str:
+def lack(made_at: str | None) -> str:
+    """Return what keeps anybody from repeating what was measured at a commit; empty if nothing."""
+    if made_at is None:
+        return "expected a git checkout"
+    if made_at.endswith("-dirty"):
+        return "files differ from their commit: commit them, and measure again (--keep)"
+    if not git("branch", "--all", "--contains", made_at):
+        return f"no branch has commit {made_at[:10]}: check one out, and measure again (--keep)"
+    return ""
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints; nothing where it fails."""
     run = subprocess.run(
         ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
     )

@@ -346,6 +346,7 @@ def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
     from lab import results
 
     monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "lack", lambda made_at: "")
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     played = []
 

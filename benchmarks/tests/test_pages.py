@@ -1,5 +1,6 @@
 """Pages of results are what results and templates say, and what comes with fedstale is in them."""
 
+import json
 import re
 from itertools import product
 
@@ -11,6 +12,7 @@ from agent.many_worlds import VARIED, read_spread
 from fedstale.agents import load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded
+from lab import results
 from lab.kept import Kept, play_missing, played
 from lab.results import RESULTS
 
@@ -33,6 +35,63 @@ def test_results_name_a_script_that_is_there_or_the_commit_that_has_it():
         script = re.search(r'"command": "[^"]*?(benchmarks/[\w/]+\.py)', text)
         if script is not None and not (ROOT / script[1]).is_file():
             assert re.search(r'"commit": "[0-9a-f]{40}', text), path
+
+
+UNREPEATABLE = {
+    *("agent_algorithms", "attacks", "attacks_int4", "checkpoints", "client_mod"),
+    *("compare_waiting", "fidelity", "forecast_audit", "forecast_bias", "forecasting_speed"),
+    *("large_models", "pools", "resident", "rounds", "selection_env", "selection_proxy"),
+    *("selection_scale", "site_adapters", "site_links", "site_strategies", "soak", "trips"),
+    "versions",
+}
+"""Results that were written before what cannot be repeated was refused; none is added."""
+
+
+def test_results_are_of_commits_in_the_history():
+    if results.git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("needs the whole history")
+    history = set(results.git("rev-list", "HEAD").split())
+    lost = {
+        path.stem
+        for path in RESULTS.glob("*.json")
+        if not path.stem.endswith((results.QUICK, results.UNPUBLISHED))
+        and json.loads(path.read_text(encoding="utf-8")).get("commit") not in history
+    }
+    assert lost == UNREPEATABLE
+
+
+@pytest.mark.parametrize(
+    ("made_at", "in_branches", "why"),
+    [
+        ("a" * 40, "* main", ""),
+        ("a" * 40 + "-dirty", "* main", "files differ from their commit"),
+        ("a" * 40, "", "no branch has commit aaaaaaaaaa"),
+        (None, "", "expected a git checkout"),
+    ],
+)
+def test_what_cannot_be_repeated_is_no_result(monkeypatch, tmp_path, made_at, in_branches, why):
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "commit", lambda: made_at)
+    monkeypatch.setattr(results, "git", lambda *words: in_branches)
+    if why:
+        with pytest.raises(RuntimeError, match=why):
+            results.write_result("hours", [{"a": 1}], command="python benchmarks/x.py")
+        assert not (tmp_path / "hours.json").exists()
+        # What took hours is not lost.
+        assert results.read_result("hours-unpublished")["rows"] == [{"a": 1}]
+    else:
+        results.write_result("hours", [{"a": 1}], command="python benchmarks/x.py")
+        assert results.read_result("hours")["commit"] == made_at
+    results.write_result("hours-quick", [{"a": 1}], command="python benchmarks/x.py --quick")
+    assert results.read_result("hours-quick")["wall_s"] >= 0
+
+
+def test_a_page_says_at_which_commits_its_tables_were_measured(written):
+    text = written[ROOT / "docs/results/how-many.md"]
+    for name in ("how_many", "agent_pace"):
+        made_at = results.read_result(name)["commit"]
+        assert re.search(rf"Measured at .*`{made_at[:10]}` \([a-z_, ]*{name}", text)
+    assert pages.made_at(["client_mod"]).endswith("with changes that no commit has (client_mod).\n")
 
 
 def test_a_table_has_words_first_and_numbers_after():
