@@ -127,3 +127,12 @@ def test_every_place_has_its_fleets():
     assert {
         how_many.jobs_of(run) for run, _ in how_many.wanted(["rule"], places=[("wide", "digits")])
     } == {20}
+
+
+def test_an_app_that_trains_slowly_has_few_arms():
+    few = how_many.FEW["published", "fashion"]
+    runs = how_many.wanted(how_many.ARMS, places=[("published", "fashion")])
+    assert {run.selector for run, _ in runs} == set(few) < set(how_many.ARMS)
+    # The target is random selection's everywhere.
+    learn = how_many.wanted(["random"], part="learn", places=[("published", "fashion")])
+    assert {run.selector for run, _ in learn} == {"random"}
