@@ -125,6 +125,8 @@ def curve(
     text: str,
     grid_of: Callable[[ClientApp, UserConfig], TraceGrid],
     until_s: float,
+    *,
+    model: Mapping[str, Any] = MODEL,
 ) -> list[list[float]]:
     """Return what a strategy reached: at each reading the instant in s, the jobs, and the loss.
 
@@ -134,10 +136,11 @@ def curve(
         text: path of the plays.
         grid_of: returns the grid, whose run ends at `until_s`, for a ClientApp and a run config.
         until_s: instant in s; there are `READINGS` until then.
+        model: what the app's run config says of the model and of jobs.
     """
     torch.set_num_threads(1)
     app = FlowerApp.find(folder_of("letters"))
-    config = app.run_config({**MODEL, "text": text, "seed": seed})
+    config = app.run_config({**model, "text": text, "seed": seed})
     with app.importable(), threadpool_limits(1):
         client, task = app.load_client(), import_module("letters_app.task")
         test = characters.encode(characters.held_out(text), task.LENGTH)[::TEST_EVERY]

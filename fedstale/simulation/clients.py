@@ -408,7 +408,7 @@ class ReplayedDevice:
     """
 
     def __init__(self, replay: Replay, job: JobRow, latest: JobRow | None, ready_at: float) -> None:
-        self._replay, self._job, self._latest = replay, job, latest
+        self.replay, self.job, self._latest = replay, job, latest
         self._ready_at = ready_at
         self.unix_base, self._reads = replay.unix_base, 0
         self._observed: dict[str, Any] = {}
@@ -416,11 +416,11 @@ class ReplayedDevice:
     @property
     def _instants(self) -> tuple[float, float]:
         """When the message had come, and when it was answered, in s."""
-        return self._job.downloaded_at, self._ready_at
+        return self.job.downloaded_at, self._ready_at
 
     @cached_property
     def _online(self) -> list[bool]:
-        return self._replay.is_online([self._job.device] * 2, self._instants)
+        return self.replay.is_online([self.job.device] * 2, self._instants)
 
     def read(self) -> Reading:
         """Read the device at the arrival of the message, then at its answer."""
@@ -431,11 +431,11 @@ class ReplayedDevice:
 
     def worked_s(self) -> float:
         """Return how long the device worked, in s."""
-        return self._ready_at - self._job.downloaded_at
+        return self._ready_at - self.job.downloaded_at
 
     def travel_s(self) -> float:
         """Return the time from sending to the last byte of the download, in s."""
-        return self._job.downloaded_at - self._job.sent_at
+        return self.job.downloaded_at - self.job.sent_at
 
     def uploaded_s(self, message_id: str) -> float:
         """Return how long the reply before this one was uploaded, in s; NaN for any other."""
@@ -443,12 +443,12 @@ class ReplayedDevice:
         if latest is None or message_id != JobTable.message_id(latest.job_id):
             return UNKNOWN
         # Replies may be pulled in another order than devices worked in.
-        is_before = latest.reported_at <= self._job.downloaded_at
+        is_before = latest.reported_at <= self.job.downloaded_at
         return latest.reported_at - latest.trained_at if is_before else UNKNOWN
 
     def cost(self, share: float | None) -> tuple[float, float]:
         """Return work units and bytes down of the message; `share` as of `Device.cost`."""
-        job = self._job
+        job = self.job
         work = job.asked_work
         if share is not None and job.runs_after == RunsAfter.DOWNLOAD:
             # What is asked is only expected, until the client has run.
@@ -457,7 +457,7 @@ class ReplayedDevice:
 
     def reply_bytes(self, content: RecordDict) -> float:
         """Return the bytes of a reply with this content; a stand-in's are those of its model."""
-        size, scale = content_size(content), self._job.scale
+        size, scale = content_size(content), self.job.scale
         return size.fixed + size.values * (1.0 if isnan(scale) else scale)
 
     def observed(self, history: object, journal: object) -> "Observation":
@@ -472,11 +472,11 @@ class ReplayedDevice:
 
         if self._observed:
             return Observation(**self._observed)
-        return self._replay.observe([self._job.device] * 2, self._instants)
+        return self.replay.observe([self.job.device] * 2, self._instants)
 
     def __getstate__(self) -> dict[str, Any]:
         _pack([self])
-        return {k: v for k, v in vars(self).items() if k != "_replay"}
+        return {k: v for k, v in vars(self).items() if k != "replay"}
 
 
 def _pack(devices: Sequence[ReplayedDevice]) -> None:
@@ -488,8 +488,8 @@ def _pack(devices: Sequence[ReplayedDevice]) -> None:
     devices = [device for device in devices if not device._observed]
     if not devices:
         return
-    replay = devices[0]._replay
-    positions = [device._job.device for device in devices for _ in range(2)]
+    replay = devices[0].replay
+    positions = [device.job.device for device in devices for _ in range(2)]
     instants = [instant for device in devices for instant in device._instants]
     seen, online = replay.observe(positions, instants), replay.is_online(positions, instants)
     for i, device in enumerate(devices):
