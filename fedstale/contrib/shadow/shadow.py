@@ -1,8 +1,6 @@
 """ShadowSync: a site trains on its own weights, and exchanges models in the background.
 
-A message is answered as soon as it has come: the site moves its weights towards the model in it,
-and the reply holds what the training since the message before has made of them. A client mod makes
-the exchange in a simulation, and `Background` on a real machine.
+`Shadow` is a client mod for simulations, and `Background` a thread on a real machine.
 """
 
 import atexit
@@ -14,14 +12,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.flower import ClientAppCallable, record_of
+from fedstale.flower import ClientAppCallable, model_of, record_of
 from fedstale.strategies.server import records_in
 from fedstale.strategies.types import Model, Positive, Share, checked
 from fedstale.traces import TraceSet
 
-SHADOW = "fedstale.shadow"
-"""Name of the ConfigRecord of a reply with its `steps`, and of the weights in a site's state."""
-ANCHOR, CLOCK = f"{SHADOW}.anchor", f"{SHADOW}.clock"
+SHADOW, ANCHOR, CLOCK = "fedstale.shadow", "fedstale.shadow.anchor", "fedstale.shadow.clock"
+"""Names of the ConfigRecord of a reply with its `steps`, and of records in a site's state."""
 
 Sync = Annotated[Literal["easgd", "ma", "bmuf"], "one of 'easgd', 'ma', 'bmuf'"]
 Step: TypeAlias = Callable[[], object]
@@ -32,11 +29,11 @@ Write: TypeAlias = Callable[[ArrayRecord], object]
 class Shadow:
     """Answers with the training since the last message; a client mod for simulations.
 
-    The app trains from the site's own weights, which are in the Context's state, by as many steps
-    as the device's trace has room for between the arrivals of two messages, while it is online. The
-    rest of a step counts for the next message. Messages of training must cost no work themselves,
-    `work={"train": 0.0}`, so the clock runs for what travels alone. The first message to a site
-    brings its weights, and its reply no change.
+    A message is answered as it comes. The app trains from the site's own weights, kept in the
+    Context's state, by as many steps as the device's trace has room for since the message before,
+    while it is online; the rest of a step counts for the next. Messages must cost no work,
+    `work={"train": 0.0}`, so the clock runs for what travels alone. The first one to a site brings
+    its weights, and its reply no change.
 
     With w a site's weights, W the model in a message and a = `elastic`, w becomes (1 - a) w + a W.
     The change in the reply, and the server that makes the algorithm of it, are by `sync`:
@@ -109,7 +106,8 @@ class Shadow:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         key, server = model_in(message)
-        n_steps, kept, config = self._n_steps(context), context.state, context.run_config
+        n_steps, state, config = self._n_steps(context), context.state, context.run_config
+        kept = state.array_records
         own, anchor = (model_of(kept[k]) if k in kept else server for k in (SHADOW, ANCHOR))
         reply = bare_reply(message, 1)
         if n_steps:
@@ -123,7 +121,7 @@ class Shadow:
                 return reply
             key, own = model_in(reply)
         own, sent, anchor = self.exchange(own, server, anchor)
-        kept[SHADOW], kept[ANCHOR] = record_of(own), record_of(anchor)
+        state[SHADOW], state[ANCHOR] = record_of(own), record_of(anchor)
         reply.content[key] = record_of(sent)
         reply.content[SHADOW] = ConfigRecord({"steps": n_steps})
         return reply
@@ -132,12 +130,11 @@ class Shadow:
         """Return the steps since the last message, and count anew."""
         device: Any = getattr(context, "device", None)
         if self.work_per_step is None or not hasattr(device, "replay"):
-            text = "expected work units > 0, in a simulation with --workers 1"
-            raise ConfigError(f"Shadow(work_per_step={self.work_per_step}): {text}")
-        now = device.job.downloaded_at
+            raise ConfigError("Shadow: expected work_per_step > 0, in a simulation, --workers 1")
+        now, traces = device.job.downloaded_at, device.replay.traces
         before: Any = context.state.get(CLOCK, {"since": now, "rest": 0.0})
-        done = work_between(device.replay.traces, device.job.device, before["since"], now)
-        n_steps, rest = divmod(before["rest"] + done, self.work_per_step)
+        work = before["rest"] + work_between(traces, device.job.device, before["since"], now)
+        n_steps, rest = divmod(work, self.work_per_step)
         context.state[CLOCK] = ConfigRecord({"since": now, "rest": rest})
         return int(n_steps)
 
@@ -214,12 +211,10 @@ class Background:
         try:
             while not self._ends.is_set() and time.monotonic() < self._until:
                 with self._turn:
-                    self._lock.acquire()
-                try:
+                    pass
+                with self._lock:
                     self._step()
                     self._n_steps += 1
-                finally:
-                    self._lock.release()
         except Exception as problem:
             self._problem = problem
 
@@ -241,12 +236,6 @@ def model_in(message: Message) -> tuple[str, Model]:
     return key, model_of(record)
 
 
-def model_of(record: Any) -> Model:
-    """Return the arrays of an ArrayRecord."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
 def bare_reply(message: Message, n: int) -> Message:
     """Return a reply that states a number of examples alone."""
-    content = RecordDict({"metrics": MetricRecord({"num-examples": n})})
-    return Message(content, reply_to=message)
+    return Message(RecordDict({"metrics": MetricRecord({"num-examples": n})}), reply_to=message)

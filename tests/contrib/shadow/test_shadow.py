@@ -270,7 +270,7 @@ def test_an_error_of_the_app_leaves_the_sites_weights():
 def test_where_no_trace_says_the_steps_the_mod_says_what_is_missing():
     context = Context(1, 1, {}, RecordDict(), {})
     for shadow in (Shadow(0.5), Shadow(0.5, work_per_step=1.0)):
-        with pytest.raises(ConfigError, match="expected work units > 0, in a simulation"):
+        with pytest.raises(ConfigError, match="expected work_per_step > 0, in a simulation"):
             shadow(message_to(1), context, None)
     for wrong in ({"elastic": 1.5}, {"sync": "gossip"}, {"work_per_step": 0.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
