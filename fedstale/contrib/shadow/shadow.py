@@ -85,6 +85,7 @@ class Shadow:
             anchor: what the change is counted from: the last anchor, or else the first model.
 
         Example:
+            >>> import numpy as np
             >>> own, reply, _ = Shadow(0.25).exchange({"w": np.ones(1)}, {"w": np.zeros(1)}, {})
             >>> own["w"], reply["w"]
             (array([0.75]), array([0.25]))

@@ -52,15 +52,15 @@ def stepped(w, target):
 class Sites:
     """Two sites with a number each, under a server; what they were asked for and the versions."""
 
-    def __init__(self, shadow, traces=None, **options):
-        self.seen, self.versions, self.own = [], [], {}
+    def __init__(self, shadow, traces=None, *, targets=TARGETS, concurrency=2, **options):
+        self.seen, self.versions, self.own, self.targets = [], [], {}, targets
         client = ClientApp(mods=[self.look, shadow])
         client.train()(self.train)
         costs = Costs(work={"train": 0.0}, model_bytes=MODEL_BYTES)
         self.grid = TraceGrid(
             traces or sites(), client, costs=costs, run_config={"local-steps": 99}
         )
-        self.strategy = FedBuff(2, 1, **{"staleness": constant()} | options)
+        self.strategy = FedBuff(concurrency, 1, **{"staleness": constant()} | options)
 
     def look(self, message, context, call_next):
         reply = call_next(message, context)
@@ -74,7 +74,7 @@ class Sites:
     def train(self, message, context):
         w = message.content["arrays"]["w"].numpy()
         for _ in range(context.run_config["local-steps"]):
-            w = stepped(w, TARGETS[int(context.node_config["partition-id"])])
+            w = stepped(w, self.targets[int(context.node_config["partition-id"])])
         metrics = MetricRecord({"num-examples": 1})
         return Message(RecordDict({"arrays": record(w=w), "metrics": metrics}), reply_to=message)
 
@@ -159,6 +159,21 @@ def test_the_server_of_model_averaging_is_the_mean_of_what_sites_have_sent_last(
     versions, _ = by_hand(15, exchange, merge)
     found = Sites(Shadow(0.5, "ma", work_per_step=WORK_PER_STEP), eta=0.5).run(15)
     close(found.versions, versions)
+
+
+def test_sites_that_answer_at_once_move_the_model_beyond_their_mean_without_a_rate():
+    n, ends = 6, {}
+    for eta in (1.0, 1.0 / (n * 0.5)):
+        found = Sites(
+            Shadow(0.5, work_per_step=WORK_PER_STEP),
+            TraceSet.constant(n, compute=4.0, downlink_bit_per_s=8e6, uplink_bit_per_s=8e6),
+            targets=[1.0] * n,
+            concurrency=n,
+            eta=eta,
+        )
+        ends[eta] = abs(found.run(12 * n).versions[-1] - 1.0)
+    assert ends[1 / 3] < 0.1
+    assert ends[1.0] > 100.0
 
 
 def test_block_updates_are_the_training_alone_and_go_through_the_servers_momentum():
