@@ -87,15 +87,13 @@ def buffered(rate: float) -> StaleStrategy:
     return FedBuff(N, IN_BUFFER, eta=rate)
 
 
-BASE = "FedBuff(6, 4)"
+BASE, OVERLAP = "FedBuff(6, 4)", "FedBuff(6, 4), overlapping"
 ARMS = {
     BASE: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0)),
     "FedAvg(6)": Arm(
         strategy=lambda rate: FedAvg(N, server_optimizer=SGD(rate)), rates=(0.7, 1.0, 1.4)
     ),
-    "FedBuff(6, 4), overlapping": Arm(
-        strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0), overlaps=True
-    ),
+    OVERLAP: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0), overlaps=True),
     "shadow, elastic": Arm(
         # Sites answer at once: what all of them send moves the model to their mean, not beyond.
         strategy=lambda rate: every_reply(SGD(min(1.0, 1 / (N * rate)))),
@@ -172,7 +170,7 @@ def run(of: Run, text: str, until_s: float | None = None) -> list[list[float]]:
 
 
 def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[str, Any]]:
-    """Return a row for each arm at a ratio, paired with the buffer.
+    """Return a row for each arm at a ratio, paired with the buffer, and with overlap.
 
     Args:
         runs: by arm its `rate` and `found`, what its runs reached.
@@ -197,12 +195,13 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[st
             "gigabytes_per_hour": 2 * BYTES * float(np.mean(exchanges)) / 1e9,
         }
         for what, column, at in (("time", 0, until_s), ("characters", 3, same)):
-            base, losses = (
-                [loss_at([[x[column], 0, x[2]] for x in found], 0, at) for found in each]
-                for each in pair
+            losses, base, overlap = (
+                [loss_at([[x[column], 0, x[2]] for x in found], 0, at) for found in each["found"]]
+                for each in (arm, runs[BASE], runs[OVERLAP])
             )
             row[f"loss_at_same_{what}"] = float(np.mean(losses))
             row[f"difference_at_same_{what}"] = difference(base, losses)
+            row[f"to_overlap_at_same_{what}"] = difference(overlap, losses)
         rows.append(row)
     return rows
 

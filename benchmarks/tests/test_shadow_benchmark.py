@@ -1,0 +1,55 @@
+"""The benchmark of ShadowSync has links of the ratio that it says, and counts and pairs runs."""
+
+import numpy as np
+import pytest
+from places import PLAY
+
+from fedstale.traces import Job
+
+
+@pytest.fixture(scope="module")
+def bench():
+    from sites import shadow
+
+    return shadow
+
+
+@pytest.mark.parametrize("times", [0.3, 7.0])
+def test_a_model_takes_some_times_a_job_both_ways(bench, times):
+    sites = np.arange(bench.N)
+    job = Job(work=0.0, download_bytes=bench.BYTES, upload_bytes=bench.BYTES)
+    found = bench.traces_of(times, 1).trips(sites, np.zeros(bench.N), job)
+    np.testing.assert_allclose(found.ended, bench.LINKS * times * bench.WORK / 6.0)
+    assert bench.LINKS.mean() == pytest.approx(1.0)
+
+
+def test_arms_are_compared_after_the_same_time_and_the_same_characters(bench):
+    def runs(rate, losses):
+        return [[[0.0, 0, 4.0, 0.0], [1800.0, 10, loss, rate]] for loss in losses]
+
+    base = {"rate": 0.5, "found": runs(100.0, (3.0, 3.2, 3.4))}
+    other = {"rate": 0.3, "found": runs(200.0, (2.0, 2.2, 2.4))}
+    overlap = {"rate": 0.5, "found": runs(300.0, (2.5, 2.7, 2.9))}
+    arms = {bench.BASE: base, "shadow, elastic": other, bench.OVERLAP: overlap}
+    first, second, _ = bench.rows_of(arms, 3.0)
+    assert first["difference_at_same_time"] == [0.0, 0.0, 0.0]
+    assert second["characters_ratio"][0] == pytest.approx(2.0)
+    assert second["characters_per_hour"] == 400.0
+    assert second["gigabytes_per_hour"] == 20 * 0.05
+    assert second["difference_at_same_time"][0] == pytest.approx(-1.0)
+    assert second["to_overlap_at_same_time"][0] == pytest.approx(-0.5)
+    # After 100 characters of 200, half of the way.
+    assert second["loss_at_same_characters"] == pytest.approx(3.1)
+    assert [row["is_end"] for row in (first, second)] == [False, False]
+
+
+@pytest.mark.skipif(not PLAY.is_file(), reason=f"{PLAY} is not here")
+@pytest.mark.slow
+def test_a_site_that_never_stops_trains_on_more_characters(bench):
+    names = (bench.BASE, bench.OVERLAP, "shadow, elastic")
+    found = [bench.run((f"3.0: {name}", 0.3, 1), str(PLAY), until_s=250.0) for name in names]
+    buffered, overlapping, shadow = (run[-1][3] for run in found)
+    assert 0 < buffered < overlapping < shadow
+    assert shadow % (bench.BATCH * bench.LENGTH) == 0
+    for run in found:
+        assert run[0][:2] == [0.0, 0]
