@@ -147,7 +147,7 @@ HOW_MANY |= {
 }
 """The rule at other numbers, or with a pace."""
 ARMS = WHOM | HOW_MANY
-FEW = {("published", "fashion"): (REFERENCE, AGENT, TUNED, "agent, agent's pace")}
+FEW = {("published", "fashion"): (AGENT, "agent, agent's pace")}
 """The arms of places whose runs take ten times as long."""
 QUICK = (REFERENCE, "one at a time", RANDOM)
 
