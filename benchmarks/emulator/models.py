@@ -161,15 +161,18 @@ def judged(predict: Predict, margin: Any, test: Table) -> dict[str, Any]:
         found[f"{name} covered"] = round(float(np.mean(np.abs(error) <= half[some, i])), 3)
         found[f"{name} width"] = round(float(np.mean(2 * half[some, i])), 3)
         if i < 2:
-            found[f"{name} rank"] = round(rank(guess[:, i] + base, test.y[:, i] + base, test), 3)
+            found[f"{name} rank"] = rank(guess[:, i] + base, test.y[:, i] + base, test)
     return found
 
 
-def rank(guess: Any, truth: Any, test: Table) -> float:
-    """Return the mean of Spearman's coefficients within fleet, app, job and target."""
+def rank(guess: Any, truth: Any, test: Table) -> float | None:
+    """Return the mean of Spearman's coefficients within fleet, app, job and target.
+
+    Groups of fewer than six rows are left out; None if all are.
+    """
     found = []
     for group in np.unique(test.group):
         own = test.group == group
         if own.sum() >= 6 and np.ptp(truth[own]) > 0 and np.ptp(guess[own]) > 0:
             found.append(float(spearmanr(guess[own], truth[own])[0]))
-    return float(np.mean(found)) if found else float("nan")
+    return round(float(np.mean(found)), 3) if found else None

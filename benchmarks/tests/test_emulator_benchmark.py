@@ -140,9 +140,51 @@ def test_a_search_that_begins_with_the_best_has_no_regret():
     assert found == regret.searched(settings, hours, [], 0)
 
 
-def rows(**about):
-    return [
+def told(what, model):
+    (found,) = (
         row
         for row in read_result("emulator")["rows"]
-        if all(row.get(k) == v for k, v in about.items())
-    ]
+        if (row.get("what"), row["about"]) == (what, "held out") and row["model"] == model
+    )
+    return found
+
+
+def test_what_the_page_says_of_other_fleets_is_what_came_out():
+    own = told("fleets", "networks")
+    assert 0.88 <= own["hours covered"] <= 0.92
+    assert np.exp(own["hours width"] / 2) < 1.9
+    for what in ("fleets", "schedules"):
+        networks = told(what, "networks")
+        for other in (told(what, "nearest"), told(what, "5 nearest")):
+            for name in ("hours", "device_hours"):
+                assert networks[f"{name} r2"] > other[f"{name} r2"]
+                assert networks[f"{name} error"] < other[f"{name} error"]
+                assert networks[f"{name} width"] < other[f"{name} width"]
+                if what == "fleets":
+                    assert networks[f"{name} rank"] > other[f"{name} rank"]
+
+
+def test_what_the_page_says_of_another_app_is_what_came_out():
+    own = told("mixed", "networks")
+    assert own["hours rank"] > told("mixed", "5 nearest")["hours rank"]
+    assert own["hours rank"] > told("mixed", "nearest")["hours rank"]
+    assert 1.8 < np.exp(own["hours error"]) < 2.2
+    assert own["hours covered"] < 0.55
+    assert min(own["wasted r2"], own["stale_50 r2"]) > 0.85
+
+
+def test_no_search_is_shown_to_be_shorter():
+    for row in read_result("emulator")["rows"]:
+        if row["about"] == "search":
+            _, low, high = row["difference"]
+            assert low < 0 < high
+
+
+def test_the_networks_that_come_with_fedstale_are_those_of_the_benchmark():
+    from emulator.run import FLEETS, names
+    from fedstale.contrib.emulator import emulator
+
+    about = emulator.FILES.describe(Path(emulator.__file__).parent)
+    assert set(about["fleets"]) == set(names("learn")[: FLEETS[False]["learn"]])
+    assert set(about["fleets_of_intervals"]) == set(names("check")[: FLEETS[False]["check"]])
+    assert about["commit"] == read_result("emulator")["commit"]
