@@ -11,8 +11,8 @@ model averaging or block updates.
 Each arm has the rate, or the elastic parameter, of three or four with the lowest loss in the end on
 a seed that is not used again, at ratio 3, where alone average and block updates are measured. What
 is reported comes from five other seeds, paired with the buffer: characters that were trained on in
-an hour, the loss in nats a character of held-out text after the same time, and after as many
-characters as the slowest run has trained on by then.
+an hour, the loss in nats a character of held-out text after the same time, and in pairs after as
+many characters as the one of both that has trained on fewer in the end.
 
 Run it with: python benchmarks/sites/shadow.py PLAYS [--keep FILE] [--jobs N] [--quick]
 """
@@ -87,12 +87,10 @@ def buffered(rate: float) -> StaleStrategy:
     return FedBuff(N, IN_BUFFER, eta=rate)
 
 
-BASE, OVERLAP = "FedBuff(6, 4)", "FedBuff(6, 4), overlapping"
+BASE, OVERLAP, ROUNDS = "FedBuff(6, 4)", "FedBuff(6, 4), overlapping", "FedAvg(6)"
 ARMS = {
     BASE: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0)),
-    "FedAvg(6)": Arm(
-        strategy=lambda rate: FedAvg(N, server_optimizer=SGD(rate)), rates=(0.7, 1.0, 1.4)
-    ),
+    ROUNDS: Arm(strategy=lambda rate: FedAvg(N, server_optimizer=SGD(rate)), rates=(0.7, 1.0, 1.4)),
     OVERLAP: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0), overlaps=True),
     "shadow, elastic": Arm(
         # Sites answer at once: what all of them send moves the model to their mean, not beyond.
@@ -170,14 +168,14 @@ def run(of: Run, text: str, until_s: float | None = None) -> list[list[float]]:
 
 
 def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[str, Any]]:
-    """Return a row for each arm at a ratio, paired with the buffer, and with overlap.
+    """Return a row for each arm at a ratio, paired with three of them.
 
     Args:
         runs: by arm its `rate` and `found`, what its runs reached.
         times: the ratio.
     """
     ends = [found[-1] for arm in runs.values() for found in arm["found"]]
-    until_s, same = max(end[0] for end in ends), min(end[3] for end in ends)
+    until_s = max(end[0] for end in ends)
     rows = []
     for name, arm in runs.items():
         rates, pair = ARMS[name].rates, (runs[BASE]["found"], arm["found"])
@@ -189,21 +187,25 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[st
             "rate": arm["rate"],
             "is_end": arm["rate"] in (rates[0], rates[-1]),
             "seconds": until_s,
-            "same_characters": same,
             "characters_per_hour": float(np.mean(hourly[1])),
             "characters_ratio": ratio(hourly[1], hourly[0]),
             "gigabytes_per_hour": 2 * BYTES * float(np.mean(exchanges)) / 1e9,
         }
-        for what, column, at in (("time", 0, until_s), ("characters", 3, same)):
-            losses, base, overlap = (
-                [loss_at([[x[column], 0, x[2]] for x in found], 0, at) for found in each["found"]]
-                for each in (arm, runs[BASE], runs[OVERLAP])
+        row["loss"] = float(np.mean([found[-1][2] for found in arm["found"]]))
+        for key, other in (("base", BASE), ("overlap", OVERLAP), ("rounds", ROUNDS)):
+            pairs = list(zip(runs[other]["found"], arm["found"], strict=True))
+            row[f"to_{key}"] = difference(*([pair[i][-1][2] for pair in pairs] for i in (0, 1)))
+            same = [min(one[-1][3], two[-1][3]) for one, two in pairs]
+            row[f"to_{key}_by_characters"] = difference(
+                *([_after(n, pair[i]) for n, pair in zip(same, pairs, strict=True)] for i in (0, 1))
             )
-            row[f"loss_at_same_{what}"] = float(np.mean(losses))
-            row[f"difference_at_same_{what}"] = difference(base, losses)
-            row[f"to_overlap_at_same_{what}"] = difference(overlap, losses)
         rows.append(row)
     return rows
+
+
+def _after(characters: float, found: Sequence[Sequence[float]]) -> float:
+    """Return the loss after some characters, between readings."""
+    return loss_at([[row[3], 0, row[2]] for row in found], 0, characters)
 
 
 def main() -> None:

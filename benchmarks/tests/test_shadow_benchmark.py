@@ -23,23 +23,25 @@ def test_a_model_takes_some_times_a_job_both_ways(bench, times):
     assert bench.LINKS.mean() == pytest.approx(1.0)
 
 
-def test_arms_are_compared_after_the_same_time_and_the_same_characters(bench):
+def test_arms_are_compared_after_the_same_time_and_as_many_characters(bench):
     def runs(rate, losses):
         return [[[0.0, 0, 4.0, 0.0], [1800.0, 10, loss, rate]] for loss in losses]
 
     base = {"rate": 0.5, "found": runs(100.0, (3.0, 3.2, 3.4))}
     other = {"rate": 0.3, "found": runs(200.0, (2.0, 2.2, 2.4))}
     overlap = {"rate": 0.5, "found": runs(300.0, (2.5, 2.7, 2.9))}
-    arms = {bench.BASE: base, "shadow, elastic": other, bench.OVERLAP: overlap}
-    first, second, _ = bench.rows_of(arms, 3.0)
-    assert first["difference_at_same_time"] == [0.0, 0.0, 0.0]
+    arms = {bench.BASE: base, "shadow, elastic": other, bench.OVERLAP: overlap, bench.ROUNDS: base}
+    first, second, *_ = bench.rows_of(arms, 3.0)
+    assert first["to_base"] == [0.0, 0.0, 0.0]
     assert second["characters_ratio"][0] == pytest.approx(2.0)
     assert second["characters_per_hour"] == 400.0
     assert second["gigabytes_per_hour"] == 20 * 0.05
-    assert second["difference_at_same_time"][0] == pytest.approx(-1.0)
-    assert second["to_overlap_at_same_time"][0] == pytest.approx(-0.5)
-    # After 100 characters of 200, half of the way.
-    assert second["loss_at_same_characters"] == pytest.approx(3.1)
+    assert second["loss"] == pytest.approx(2.2)
+    assert second["to_base"][0] == pytest.approx(-1.0)
+    assert second["to_overlap"][0] == pytest.approx(-0.5)
+    assert second["to_rounds_by_characters"][0] == pytest.approx(3.1 - 3.2)
+    # After 200 characters of 300, two thirds of the way from 4.0 to 2.7.
+    assert second["to_overlap_by_characters"][0] == pytest.approx(2.2 - (4.0 - 2 / 3 * 1.3))
     assert [row["is_end"] for row in (first, second)] == [False, False]
 
 
