@@ -4,13 +4,16 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import App, note, one_sentence
+from fedstale.cli.output import App, AsJson, note, one_sentence, say_json
 
 app = typer.Typer()
 _OWN = ("alpha", "round-timeout")
 
 
-@app.command(rich_help_panel="Analyse")
+@app.command(
+    rich_help_panel="Analyse",
+    epilog="Example: fedstale estimate digits --strategy 'FedBuff(20, 5)' --rounds 10",
+)
 @one_sentence()
 def estimate(
     name: App,
@@ -18,6 +21,7 @@ def estimate(
     rounds: Annotated[float, typer.Option(help="That 'FedAvg(10)' takes on ideal:N.")],
     traces: Annotated[str, typer.Option(help="As for simulate.")] = "synthetic:100",
     config: Annotated[str, typer.Option("-c", help="The app's run config, as for simulate.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Say what a run takes on devices, without running it.
 
@@ -48,6 +52,9 @@ def estimate(
         timeout_s=float(keys["round-timeout"]),
         skew=float(keys["alpha"]),
     )
+    if as_json:
+        say_json(None, spans=found.spans, outside=found.outside)
+        return
     for what, (low, middle, high) in found.spans.items():
         typer.echo(f"{what}: {middle:.3g}, from {low:.3g} to {high:.3g}")
     for said in found.outside:

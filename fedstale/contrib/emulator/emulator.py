@@ -78,10 +78,8 @@ class Emulator:
         ends = np.array([middle - margin, middle, middle + margin])
         ends[:, :2], ends[:, 2] = np.exp(ends[:, :2]), np.clip(ends[:, 2], 0.0, 1.0)
         ends[:, 3:] = np.maximum(np.expm1(ends[:, 3:]), 0.0) * keeps
-        outside = []
-        for name, *values in zip(
-            measures, x, self._arrays["low"], self._arrays["high"], strict=True
-        ):
+        outside, bounds = [], (self._arrays["low"], self._arrays["high"])
+        for name, *values in zip(measures, x, *bounds, strict=True):
             if not values[1] - 1e-6 <= values[0] <= values[2] + 1e-6:
                 said = values if name in SHARES else np.exp(values)
                 outside.append("{}: {:.3g}, learnt from {:.3g} to {:.3g}".format(name, *said))

@@ -1,5 +1,6 @@
 """An estimate holds what follows by hand, follows physics, and says what it was not told of."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,11 @@ def test_the_command_says_what_the_function_says():
     )
     for name, (low, middle, high) in wanted.spans.items():
         assert f"{name}: {middle:.3g}, from {low:.3g} to {high:.3g}\n" in result.output
+    told = json.loads(
+        called("digits", "--strategy", "FedBuff(10, 5)", "--rounds", "20", "--json").stdout
+    )
+    assert told["spans"] == {name: list(ends) for name, ends in wanted.spans.items()}
+    assert told["outside"] == list(wanted.outside)
 
 
 def test_the_command_names_what_is_not_known(tmp_path):
