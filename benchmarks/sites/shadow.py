@@ -9,10 +9,10 @@ download and an upload; "overlapping" trains on while its reply and the next mod
 model averaging or block updates.
 
 Each arm has the rate, or the elastic parameter, of three or four with the lowest loss in the end on
-a seed that is not used again, at ratio 3, where alone average and block updates are measured. What
-is reported comes from five other seeds, paired with the buffer: characters that were trained on in
-an hour, the loss in nats a character of held-out text after the same time, and in pairs after as
-many characters as the one of both that has trained on fewer in the end.
+a seed that is not used again, at ratio 3, where alone average, block updates and overlap with a
+buffer of four are measured. What is reported comes from five other seeds, in pairs: characters that
+were trained on in an hour, the loss in nats a character of held-out text after the same time, and
+after as many characters as the one of both that has trained on fewer in the end.
 
 Run it with: python benchmarks/sites/shadow.py PLAYS [--keep FILE] [--jobs N] [--quick]
 """
@@ -87,11 +87,17 @@ def buffered(rate: float) -> StaleStrategy:
     return FedBuff(N, IN_BUFFER, eta=rate)
 
 
-BASE, OVERLAP, ROUNDS = "FedBuff(6, 4)", "FedBuff(6, 4), overlapping", "FedAvg(6)"
+BASE, OVERLAP, ROUNDS = "FedBuff(6, 4)", "FedBuff(6, 1), overlapping", "FedAvg(6)"
 ARMS = {
     BASE: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0)),
     ROUNDS: Arm(strategy=lambda rate: FedAvg(N, server_optimizer=SGD(rate)), rates=(0.7, 1.0, 1.4)),
-    OVERLAP: Arm(strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0), overlaps=True),
+    "FedBuff(6, 4), overlapping": Arm(
+        strategy=buffered, rates=(0.35, 0.5, 0.7, 1.0), overlaps=True, ratios=(TUNED_AT,)
+    ),
+    # A step at each reply, as the server's side of ShadowSync.
+    OVERLAP: Arm(
+        strategy=lambda rate: every_reply(SGD(rate)), rates=(0.06, 0.12, 0.17, 0.25), overlaps=True
+    ),
     "shadow, elastic": Arm(
         # Sites answer at once: what all of them send moves the model to their mean, not beyond.
         strategy=lambda rate: every_reply(SGD(min(1.0, 1 / (N * rate)))),
