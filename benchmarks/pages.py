@@ -10,6 +10,7 @@ Run it with: python benchmarks/pages.py
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +41,6 @@ BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
 Row = dict[str, Any]
 
 
-class Results:
-    """The results, and which of them a template has read."""
-
-    def __init__(self) -> None:
-        self.read: dict[str, None] = {}
-
-    def __call__(self, name: str) -> dict[str, Any]:
-        """Return a result, see `lab.results.read_result`."""
-        self.read[name] = None
-        return read_result(name)
-
-    def rows(self, name: str) -> list[Row]:
-        """Return the rows of a result."""
-        found: list[Row] = self(name)["rows"]
-        return found
-
-
 def made_at(names: Iterable[str]) -> str:
     """Return a line on the commits at which some results were measured; nothing of none."""
     by_commit: dict[str, list[str]] = {}
@@ -71,7 +55,8 @@ def made_at(names: Iterable[str]) -> str:
 
 def rows(name: str) -> list[Row]:
     """Return the rows of a result."""
-    return Results().rows(name)
+    found: list[Row] = read_result(name)["rows"]
+    return found
 
 
 def where(some: Iterable[Row], **about: object) -> list[Row]:
@@ -235,11 +220,20 @@ def written() -> dict[Path, str]:
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
 
+    read = cache(read_result)
+
     def rendered(names: str) -> str:
-        found = Results()
+        seen: dict[str, Any] = {}
+
+        def result(name: str) -> dict[str, Any]:
+            seen[name] = read(name)
+            return seen[name]
+
         templates = [environment.get_template(name) for name in names.split()]
-        parts = [each.render(rows=found.rows, result=found) for each in templates]
-        return "\n".join(parts) + made_at(found.read)
+        parts = [
+            each.render(result=result, rows=lambda name: result(name)["rows"]) for each in templates
+        ]
+        return "\n".join(parts) + made_at(seen)
 
     made = {ROOT / page: rendered(names) for page, names in PAGES.items()}
 

@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     kept, models = Kept(options.keep), list(MODELS)
     tables = {}
-    for digits, part in (
-        (False, "learn"),
-        (False, "check"),
-        (False, "test"),
-        *((True, p) for p in PARTS),
-    ):
+    for digits, part in product((False, True), PARTS):
         n = 1 if options.quick else FLEETS[digits][part]
         some = list(cases(digits, part, n, options.recordings))[: 4 if options.quick else None]
         played = (
@@ -211,7 +206,6 @@ def main() -> None:
     if options.quick:
         evaluated(tables, ["played", "nearest", "ridge"])
         return
-    mixed = {p: tables[False, p].with_rows(tables[True, p]) for p in PARTS}
     command = "python benchmarks/emulator/run.py RECORDINGS --keep RUNS"
     rows, predicts = evaluated(tables, models)
     rows += saved(tables[True, "test"], predicts, ["played", "5 nearest", "networks"])
@@ -223,7 +217,8 @@ def main() -> None:
     rows.append({"about": "runs"} | counts)
     print(write_result("emulator", rows, command=command))
     if options.ship:
-        ship(mixed["learn"], mixed["check"], Path(emulator.__file__).parent, command + " --ship")
+        learn, check = (tables[False, p].with_rows(tables[True, p]) for p in ("learn", "check"))
+        ship(learn, check, Path(emulator.__file__).parent, command + " --ship")
 
 
 if __name__ == "__main__":
