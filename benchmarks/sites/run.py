@@ -212,6 +212,7 @@ def measured(
     loss: Callable[[Any], float],
     kept: Kept,
     jobs: int,
+    seeds: Sequence[int] = SEEDS,
 ) -> dict[str, float]:
     """Run each arm at its best rate on the seeds that are reported; return the rates.
 
@@ -222,6 +223,7 @@ def measured(
         loss: in the end of a run, of what it reached.
         kept: runs that need not be run again; those that are made are added.
         jobs: processes.
+        seeds: that are reported.
     """
 
     def play_all(wanted: Sequence[Run]) -> None:
@@ -241,7 +243,7 @@ def measured(
     )
     best = {arm: some[0] for arm, some in rates.items()}
     best |= {arm: min(some, key=partial(score, arm)) for arm, some in several.items()}
-    play_all([(arm, best[arm], seed) for seed in SEEDS for arm in rates])
+    play_all([(arm, best[arm], seed) for seed in seeds for arm in rates])
     return best
 
 

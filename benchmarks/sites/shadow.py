@@ -46,9 +46,9 @@ sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "ex
 from overlapping_upload import Ahead, overlapping
 
 from lab.curves import difference, ratio
-from lab.kept import Kept, play_missing
+from lab.kept import Kept
 from lab.results import write_result
-from sites.run import IN_BUFFER, SEEDS, WORK, Run, sites
+from sites.run import IN_BUFFER, SEEDS, WORK, Run, measured, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
 N, BYTES, STEPS, BATCH, LENGTH = 6, 25_000_000, 10, 2, 128
@@ -227,26 +227,20 @@ def main() -> None:
     if args.quick:
         seeds, ratios = SEEDS[:3], [3.0]
     call = partial(run, text=str(args.plays.resolve()), until_s=400.0 if args.quick else None)
-
-    def play(wanted: Sequence[Run]) -> None:
-        play_missing(
-            kept,
-            ((list(of), partial(call, of)) for of in wanted),
-            args.jobs,
-            each=lambda of, found: print(*of, *np.round(found[-1], 4), flush=True),
-        )
-
-    best = {name: arm.rates[1] for name, arm in ARMS.items()}
-    if not args.quick:
-        tried = {
-            name: [(f"{TUNED_AT}: {name}", rate, TUNING_SEED) for rate in arm.rates]
-            for name, arm in ARMS.items()
-        }
-        play([of for each in tried.values() for of in each])
-        for name, each in tried.items():
-            best[name] = min(each, key=lambda of: kept[list(of)][-1][2])[1]
+    play = partial(
+        measured,
+        call,
+        tuning_seeds=(TUNING_SEED,),
+        loss=lambda found: float(found[-1][2]),
+        kept=kept,
+        jobs=args.jobs,
+        seeds=seeds,
+    )
+    tried = {name: arm.rates[1:2] if args.quick else arm.rates for name, arm in ARMS.items()}
+    tuned = play({f"{TUNED_AT}: {name}": rates for name, rates in tried.items()})
+    best = {name: tuned[f"{TUNED_AT}: {name}"] for name in ARMS}
     arms = {t: [name for name, arm in ARMS.items() if t in arm.ratios] for t in ratios}
-    play([(f"{t}: {name}", best[name], s) for s in seeds for t in ratios for name in arms[t]])
+    play({f"{t}: {name}": [best[name]] for t in ratios for name in arms[t]})
     rows = []
     for t in ratios:
         runs = {
