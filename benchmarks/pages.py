@@ -1,14 +1,15 @@
 """Write the pages that show results: each from a template beside its benchmark, and the results.
 
 A template is Markdown with Jinja: `rows(NAME)` are the rows of results/NAME.json, and filters below
-turn them into the words of a cell. `PAGES` are written whole. Other pages have a place for what a
-template gives, between `<!-- FOLDER/NAME: begin -->` and `<!-- FOLDER/NAME: end -->`; what stands
-there is replaced by benchmarks/FOLDER/NAME.md.
+turn them into the words of a cell. `PAGES` are written whole. The README and other pages have a
+place for what a template gives, between `<!-- FOLDER/NAME: begin -->` and
+`<!-- FOLDER/NAME: end -->`; what stands there is replaced by benchmarks/FOLDER/NAME.md.
 
 Run it with: python benchmarks/pages.py
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -143,6 +144,12 @@ def of_peers(row: Row) -> str:
     return f"{number(row['accuracy'], '.3f')}{'' if row['is_close'] else '*'}{worst}"
 
 
+def others() -> list[Row]:
+    """Return what other projects do, a row each, as others/others.toml has it."""
+    text = (HERE / "others" / "others.toml").read_text(encoding="utf-8")
+    return [{"module": ""} | row for row in tomllib.loads(text)["other"]]
+
+
 def measured(name: str) -> str:
     """Return a whole result as a table, with the command and the machine above it."""
     result, found = read_result(name), rows(name)
@@ -204,6 +211,7 @@ def written() -> dict[Path, str]:
         "mean": mean,
         "one": one,
         "n": number,
+        "day": lambda day: f"{day.day} {day:%B %Y}",
         **{
             each.__name__: each for each in (bracketed, to, between, part, bounded, frame, of_peers)
         },
@@ -217,6 +225,7 @@ def written() -> dict[Path, str]:
     }
     environment.globals |= {
         "measured": measured,
+        "others": others,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
 
@@ -240,7 +249,7 @@ def written() -> dict[Path, str]:
     def filled(place: "re.Match[str]") -> str:
         return place[1] + rendered(f"{place[2]}.md") + place[3]
 
-    for page in sorted((ROOT / "docs").rglob("*.md")):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if page not in made and PLACE.search(text):
             made[page] = PLACE.sub(filled, text)
