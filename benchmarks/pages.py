@@ -45,13 +45,28 @@ Row = dict[str, Any]
 def made_at(names: Iterable[str]) -> str:
     """Return a line on the commits at which some results were measured; nothing of none."""
     by_commit: dict[str, list[str]] = {}
-    for name in names:
+    for name in (names := list(names)):
         commit = read_result(name).get("commit")
         at = f"`{commit[:10]}`" if commit else "a commit that was not noted"
         at += " with changes that no commit has" * (commit or "").endswith("-dirty")
         by_commit.setdefault(at, []).append(name)
     told = [f"{at} ({', '.join(sorted(some))})" for at, some in by_commit.items()]
-    return f"\nMeasured at {'; '.join(told)}.\n" if told else ""
+    return f"\nMeasured at {'; '.join(told)}.{alive(names)}\n" if told else ""
+
+
+def alive(names: Iterable[str]) -> str:
+    """Return which results still hold, and which have moved, by their quick forms (alive.py)."""
+    holds: dict[str, list[str]] = {}
+    moved = []
+    for row in rows("alive"):
+        if row["result"] not in names or row["commit"] != read_result(row["result"]).get("commit"):
+            continue
+        if row["verdict"] in {"same", "close"}:
+            holds.setdefault(row["at"][:10], []).append(row["result"])
+        elif row["verdict"] == "moved":
+            moved.append(f" {row['result']} has moved by `{row['at'][:10]}`: {row['what']}.")
+    told = [f" Holds at `{at}` ({', '.join(some)})." for at, some in holds.items()]
+    return "".join([*told, *moved])
 
 
 def rows(name: str) -> list[Row]:

@@ -339,13 +339,12 @@ def main() -> None:
         reached.setdefault(setting(run), []).append(final(np.array(each["accuracy"])))
     targets = {place: float(np.mean(each)) for place, each in reached.items()}
     rows = tables(rows_of(runs, play_here(runs), targets))
-    name = "how_many-quick" if quick else "how_many"
-    command = "python benchmarks/agent/how_many.py RECORDINGS --keep RUNS" + " --quick" * quick
+    command = "python benchmarks/agent/how_many.py RECORDINGS --keep RUNS"
     if options.places != list(names):
         command += f" --places {shlex.join(options.places)}"
     if options.arms != list(ARMS):
         command += f" --arms {shlex.join(options.arms)}"
-    print(write_result(name, rows, command=command))
+    print(write_result("how_many", rows, command=command, quick=quick))
 
 
 if __name__ == "__main__":

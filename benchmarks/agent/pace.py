@@ -344,8 +344,7 @@ def main() -> None:
             print(f"no better than a rule at price {row['price']}: {in_words(row['rule'])}")
     if options.traces:
         return
-    name = "agent_pace-quick" if quick else "agent_pace"
-    print(write_result(name, rows, command=COMMAND + " --quick" * quick))
+    print(write_result("agent_pace", rows, command=COMMAND, quick=quick))
 
 
 if __name__ == "__main__":

@@ -278,8 +278,8 @@ def main() -> None:
     print(*rows, sep="\n")
     if options.part == "test":
         command = "python benchmarks/agent/robustness.py RECORDINGS --keep RUNS"
-        command += f" --windows {options.windows}" + " --quick" * options.quick
-        print(write_result(f"{NAME}-quick" if options.quick else NAME, rows, command=command))
+        command += f" --windows {options.windows}"
+        print(write_result(NAME, rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

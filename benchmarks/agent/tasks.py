@@ -118,9 +118,8 @@ def main() -> None:
     ]
     programs = sorted((ROOT / "examples" / "agents").glob("*.py"))
     rows += [learnt(program, 4_096 if options.quick else None) for program in programs]
-    command = "OMP_NUM_THREADS=1 python benchmarks/agent/tasks.py" + " --quick" * options.quick
-    name = "selection_tasks-quick" if options.quick else "selection_tasks"
-    print(write_result(name, rows, command=command))
+    command = "OMP_NUM_THREADS=1 python benchmarks/agent/tasks.py"
+    print(write_result("selection_tasks", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -438,14 +438,14 @@ def main() -> None:
     judged, played_so_far = judge(found), costs(everything, kept)
     rows = [*played_so_far, *tables(judged)]
     print(*played_so_far, to_go(played_so_far), sep="\n", flush=True)
-    name = "agent_training-quick" if options.quick else "agent_training"
     command = (
         f"python benchmarks/agent/training.py RECORDINGS --keep RUNS --windows {options.windows}"
     )
     if not judged:
         return
-    print(write_result(name, rows, command=command + " --quick" * options.quick))
-    write_runs(RESULTS / f"{name}_runs.csv", judged)
+    path = write_result("agent_training", rows, command=command, quick=options.quick)
+    print(path)
+    write_runs(RESULTS / f"{path.stem}_runs.csv", judged)
 
 
 def write_runs(path: Path, judged: Sequence[Row]) -> None:

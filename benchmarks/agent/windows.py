@@ -304,9 +304,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     options = parser.parse_args()
     if options.sizes:
-        command = "python benchmarks/agent/windows.py --sizes" + " --quick" * options.quick
-        name = "agent_sizes-quick" if options.quick else "agent_sizes"
-        print(write_result(name, by_size(quick=options.quick), command=command))
+        command = "python benchmarks/agent/windows.py --sizes"
+        rows = by_size(quick=options.quick)
+        print(write_result("agent_sizes", rows, command=command, quick=options.quick))
         return
     if options.recordings is None or options.out is None:
         parser.error("expected RECORDINGS and --out FOLDER, or --sizes")
@@ -333,8 +333,7 @@ def main() -> None:
     by_fleet = dict(played(tasks, 1 if options.quick else n_cores()))
     rows += [row for name in names for row in by_fleet[name]]
     command = "OMP_NUM_THREADS=1 python benchmarks/agent/windows.py RECORDINGS --out FOLDER"
-    name = "agent_windows-quick" if options.quick else "agent_windows"
-    print(write_result(name, rows, command=command + " --quick" * options.quick))
+    print(write_result("agent_windows", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

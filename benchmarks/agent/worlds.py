@@ -52,13 +52,13 @@ def main() -> None:
     """Play, and write the result with what was measured once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--quick", action="store_true", help="ten worlds, not written")
+    parser.add_argument("--quick", action="store_true", help="ten worlds")
     options = parser.parse_args()
     rows = measured(options.recordings, 10 if options.quick else WORLDS)
-    if not options.quick:
-        others = [r for r in read_result("agent_worlds")["rows"] if r["part"] not in PARTS]
-        command = "python benchmarks/agent/worlds.py RECORDINGS"
-        print(write_result("agent_worlds", [*rows, *others], command=command))
+    others = [r for r in read_result("agent_worlds")["rows"] if r["part"] not in PARTS]
+    rows += [] if options.quick else others
+    command = "python benchmarks/agent/worlds.py RECORDINGS"
+    print(write_result("agent_worlds", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
 """Run the plans beside this file, and keep their numbers and tables.
 
-A plan NAME.toml is run by `fedstale compare` into comparisons/NAME; runs that are done are kept.
-The numbers go to results/compare_NAME.json and the table to NAME.md, from where `pages.py` takes it
-to the pages that have a place for it.
+A plan NAME.toml is run into comparisons/NAME-COMMIT; runs that are done are kept. The numbers go to
+results/compare_NAME.json and the table to NAME.md, from where `pages.py` takes it to the pages that
+have a place for it.
 
-Run it with: python benchmarks/compare/run.py [NAME ...] [--workers N]
+Run it with: python benchmarks/compare/run.py [NAME ...] [--workers N] [--quick]
 """
 
 import argparse
 import json
-import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import fedstale
+
 sys.path.append(str(Path(__file__).parents[1]))
-from lab.results import write_result
+from lab.results import commit, write_result
 
 PLANS, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 
@@ -24,18 +26,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="plans; all if none is named")
     parser.add_argument("--workers", type=int, help="runs at a time; one for each core if not set")
+    parser.add_argument("--quick", action="store_true", help="two seeds, an hour")
     asked = parser.parse_args()
     for name in asked.names or sorted(path.stem for path in PLANS.glob("*.toml")):
-        out = ROOT / "comparisons" / name
-        command = [sys.executable, "-m", "fedstale", "compare", str(PLANS / f"{name}.toml")]
-        command += ["--out", str(out)]
-        command += [] if asked.workers is None else ["--workers", str(asked.workers)]
-        subprocess.run(command, check=True, cwd=ROOT)
+        plan = tomllib.loads((PLANS / f"{name}.toml").read_text(encoding="utf-8"))
+        out = ROOT / "comparisons" / f"{name}-{(commit() or 'unknown')[:10]}"
+        if asked.quick:
+            plan |= {"seeds": plan["seeds"][:2], "until": "1h"}
+            out = out.with_name(f"{out.name}-quick")
+        fedstale.compare(plan, out=out, workers=asked.workers, overwrite=asked.quick)
         found = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
         again = f"python benchmarks/compare/run.py {name}"
-        write_result(f"compare_{name}", [found], command=again)
-        table = (out / "comparison.md").read_text(encoding="utf-8").rstrip("\n")
-        (PLANS / f"{name}.md").write_text(table + "\n", encoding="utf-8")
+        rows = found["table"] if asked.quick else [found]
+        write_result(f"compare_{name}", rows, command=again, quick=asked.quick)
+        if not asked.quick:
+            table = (out / "comparison.md").read_text(encoding="utf-8").rstrip("\n")
+            (PLANS / f"{name}.md").write_text(table + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -366,6 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--minutes", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="20 nodes for a minute")
     for name in ("--worker", "--folder", "--superlink"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -377,12 +378,12 @@ def main() -> None:
         Worker(folder, options.superlink, numbers, folder / f"sent-{worker}.json").run()
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = measured(options.nodes, options.minutes, Path(folder))
+        nodes, minutes = (20, 1) if options.quick else (options.nodes, options.minutes)
+        rows = measured(nodes, minutes, Path(folder))
     print(rows[-1])
-    name = "many_nodes" if (options.nodes, options.minutes) == (200, 10) else "many_nodes-quick"
     command = "python benchmarks/deployment/many_nodes.py"
     command += f" --nodes {options.nodes} --minutes {options.minutes}"
-    print(write_result(name, rows, command=command))
+    print(write_result("many_nodes", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -149,9 +149,8 @@ def main() -> None:
                 }  # type: ignore[arg-type]
                 rows.append(row)
                 print(row, flush=True)
-    name = "rounds-quick" if quick else "resident" if stays else "rounds"
-    flags = " --quick" * quick + " --resident" * stays
-    write_result(name, rows, command=f"python benchmarks/deployment/run.py{flags}")
+    command = "python benchmarks/deployment/run.py" + " --resident" * stays
+    write_result("resident" if stays else "rounds", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

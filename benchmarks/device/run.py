@@ -90,8 +90,8 @@ def main() -> None:
     rows.append({"what": f"state after {MESSAGES} messages", "bytes": size})
     for row in rows:
         print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else str(v) for k, v in row.items()))
-    if "--no-write" not in sys.argv:
-        write_result("client_mod", rows, command="python benchmarks/device/run.py")
+    command, quick = "python benchmarks/device/run.py", "--quick" in sys.argv
+    write_result("client_mod", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--quick", action="store_true", help="few runs and models, not written")
+    parser.add_argument("--quick", action="store_true", help="few runs and models")
     parser.add_argument("--ship", action="store_true", help="write the networks into fedstale")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -203,10 +203,11 @@ def main() -> None:
         )
         tables[digits, part] = rows_of(played, options.recordings)
         print(digits, part, len(some), len(tables[digits, part].fleet), flush=True)
-    if options.quick:
-        evaluated(tables, ["played", "nearest", "ridge"])
-        return
     command = "python benchmarks/emulator/run.py RECORDINGS --keep RUNS"
+    if options.quick:
+        rows, _ = evaluated(tables, ["played", "nearest", "ridge"])
+        write_result("emulator", rows, command=command, quick=True)
+        return
     rows, predicts = evaluated(tables, models)
     rows += saved(tables[True, "test"], predicts, ["played", "5 nearest", "networks"])
     rows += sixteen(predicts, options.recordings)

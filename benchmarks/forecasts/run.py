@@ -351,17 +351,15 @@ def main() -> None:
     if options.speed:
         rows = speeds(10_000 if options.quick else 100_000)
         print(pd.DataFrame(rows).to_string())
-        print(
-            write_result("forecasting_speed", [*map(rounded, rows)], command=command + " --speed")
-        )
+        rows, command = [*map(rounded, rows)], f"{command} --speed"
+        print(write_result("forecasting_speed", rows, command=command, quick=options.quick))
         return
-    command += " --quick" * options.quick
     kinds = (*BASELINES, *LEARNT, *(() if options.quick else ("boosting",)))
     kept, rows = Kept(options.keep), []
     for seed in seeds:
         rows += kept.get(seed, partial(division, options.recordings, seed, most, kinds))
         # What is measured so far is kept, should the rest be interrupted.
-        path = write_result("forecasting", rows, command=command)
+        path = write_result("forecasting", rows, command=command, quick=options.quick)
     skills = pd.DataFrame([row for row in rows if row.get("metric") == "skill"])
     for fleet, table in skills.groupby("fleet"):
         wide = table.pivot_table(["value"], ["quantity", "forecaster"], "horizon_s")["value"]

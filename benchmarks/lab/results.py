@@ -25,11 +25,12 @@ def write_result(
     *,
     command: str,
     speed: float | None = None,
+    quick: bool = False,
 ) -> Path:
     """Write benchmarks/results/NAME.json and return its path.
 
     What is published can be repeated: files are those of a commit, and a branch has it. Otherwise
-    the rows go to NAME-unpublished.json. A quick form is not published.
+    the rows go to NAME-unpublished.json. A quick form goes to NAME-quick.json and is not published.
 
     Args:
         name: of the result.
@@ -37,16 +38,17 @@ def write_result(
         command: repeats the measurement.
         speed: of the machine at that time, by `naive_clients_per_s` of speed/batched.py; for
             figures that are no ratios.
+        quick: the measurement's quick form, by --quick.
 
     Raises:
         RuntimeError: it cannot be repeated.
     """
     RESULTS.mkdir(exist_ok=True)
     made_at = commit()
-    lacks = "" if name.endswith(QUICK) else lack(made_at)
-    path = RESULTS / f"{name}{UNPUBLISHED if lacks else ''}.json"
+    lacks = "" if quick else lack(made_at)
+    path = RESULTS / f"{name}{QUICK if quick else UNPUBLISHED if lacks else ''}.json"
     result = {
-        "command": command,
+        "command": command + " --quick" * quick,
         "commit": made_at,
         "wall_s": round(time.monotonic() - _BEGAN, 1),
         "versions": {"python": platform.python_version()} | _versions(),

@@ -133,8 +133,7 @@ def main() -> None:
         rows.append(measured(name, lie, way, 2 if quick else SEEDS))
         print(rows[-1], flush=True)
     command = "OMP_NUM_THREADS=1 python benchmarks/liars/durations.py"
-    name = f"{NAME}-quick" if quick else NAME
-    print(write_result(name, rows, command=command + " --quick" * quick))
+    print(write_result(NAME, rows, command=command, quick=quick))
 
 
 if __name__ == "__main__":

@@ -354,8 +354,7 @@ def main() -> None:
             r for r in before if json.dumps({k: r[k] for k in KEYS}, sort_keys=True) not in new
         ]
     command = "OMP_NUM_THREADS=1 python benchmarks/liars/run.py RECORDINGS --keep FILE"
-    name = f"{NAME}-quick" if options.quick else NAME
-    print(write_result(name, rows, command=command + " --quick" * options.quick))
+    print(write_result(NAME, rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -173,14 +173,14 @@ def _by_shapes(model: Model, form: FormatName | None) -> int:
 def main() -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two million numbers, not written")
+    parser.add_argument("--quick", action="store_true", help="two million numbers")
     is_quick = parser.parse_args().quick
     torch.set_num_threads(1)
     with threadpool_limits(1):
         n, repeats = (2_000_000, 2) if is_quick else (N, REPEATS)
         rows = [*speeds(n, repeats), *memory(n), *sizes()]
-    if not is_quick:
-        print(write_result("compact_codec", rows, command="python benchmarks/messages/codec.py"))
+    command = "python benchmarks/messages/codec.py"
+    print(write_result("compact_codec", rows, command=command, quick=is_quick))
 
 
 if __name__ == "__main__":

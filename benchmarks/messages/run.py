@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--quick", action="store_true", help="ten minutes, not written")
+    parser.add_argument("--quick", action="store_true", help="ten minutes")
     asked = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     only = asked.only[:1] if asked.quick else asked.only
@@ -246,7 +246,8 @@ def main() -> None:
         before = read_result("compact")["rows"]
         rows += [row for row in before if (row["place"], row["arm"]) not in new]
         rows.sort(key=lambda row: list(PLACES).index(str(row["place"])))
-        write_result("compact", rows, command="python benchmarks/messages/run.py RECORDINGS")
+    command = "python benchmarks/messages/run.py RECORDINGS"
+    write_result("compact", rows, command=command, quick=asked.quick)
 
 
 if __name__ == "__main__":

@@ -392,15 +392,20 @@ def stalenesses(setting: Setting, until_s: float) -> tuple[Curve, Array]:
     return setting.run(make(1.0, setting.seed), until_s), np.array(seen)
 
 
-def windows(recordings: Path) -> list[Row]:
-    """Return for each seed who is online for as long as a run, and how stale updates are."""
+def windows(recordings: Path, n: int | None = None) -> list[Row]:
+    """Return for each seed who is online for as long as a run, and how stale updates are.
+
+    Args:
+        recordings: folder of them.
+        n: seeds a fleet; None for all.
+    """
     rows: list[Row] = []
     for kind, starts in STARTS.items():
         place = max(
             (each for each in PLACES.values() if each.kind == kind),
             key=lambda each: each.horizon_s,
         )
-        for seed in starts:
+        for seed in list(starts)[:n]:
             traces = devices(recordings, kind, seed)
             found = online(traces, place.horizon_s).sum(1)
             with threadpool_limits(1):
@@ -450,7 +455,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--quick", action="store_true", help="one seed, no tuning, not written")
+    parser.add_argument("--quick", action="store_true", help="one seed, no tuning")
     parser.add_argument(
         "--setting", choices=PLACES, action="append", help="measure only this one, keep the rest"
     )
@@ -459,7 +464,8 @@ def main() -> None:
     command = "python benchmarks/methods/run.py RECORDINGS"
     logging.getLogger("flwr").setLevel(logging.ERROR)
     if args.windows:
-        write_result("strategy_windows", windows(args.recordings), command=command)
+        rows = windows(args.recordings, 1 if args.quick else None)
+        write_result("strategy_windows", rows, command=command + " --windows", quick=args.quick)
         return
     seeds, kept = SEEDS[:1] if args.quick else SEEDS, Kept(args.keep)
     measured = {
@@ -468,13 +474,15 @@ def main() -> None:
     }
     if not args.quick:
         before = read_result("strategies")["rows"]
-        found = {
+        measured = {
             title: measured.get(title) or [row for row in before if row["setting"] == title]
             for title in PLACES
         }
-        rows = [row for each in found.values() for row in each]
-        write_result("strategies", rows, command=command)
-        write_result("strategy_windows", windows(args.recordings), command=command)
+    rows = [row for each in measured.values() for row in each]
+    write_result("strategies", rows, command=command, quick=args.quick)
+    if not args.quick:
+        rows = windows(args.recordings)
+        write_result("strategy_windows", rows, command=command + " --windows")
 
 
 if __name__ == "__main__":

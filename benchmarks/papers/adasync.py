@@ -156,8 +156,7 @@ def main() -> None:
             f"{line['share_of_time_on_or_below_the_best']:.3f}  worst {line['worst_ratio']:.3f} "
             f"at {line['worst_at_s']:.0f} s  mean {line['mean_loss']:.3f}"
         )
-    if not quick:
-        write_result("adasync", lines, command="python benchmarks/papers/adasync.py")
+    write_result("adasync", lines, command="python benchmarks/papers/adasync.py", quick=quick)
 
 
 if __name__ == "__main__":

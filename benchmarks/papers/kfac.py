@@ -225,19 +225,18 @@ def measured(what: str, seeds: Sequence[int], chosen: dict[str, dict[int, float]
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two seeds of digits, not written")
+    parser.add_argument("--quick", action="store_true", help="two seeds, a damping")
     parser.add_argument("--only", choices=TASKS, help="one of the four")
     arguments = parser.parse_args()
-    if arguments.quick:
-        chosen = {method: dict.fromkeys(MERGES, 1e-3) for method in METHODS}
-        measured("digits", SEEDS[:2], chosen)
-        return
-    for what in [arguments.only] if arguments.only else TASKS:
-        chosen = {method: best(what, method) for method in METHODS}
-        rows = measured(what, SEEDS, chosen)
-        write_result(
-            f"kfac_{what}", rows, command=f"python benchmarks/papers/kfac.py --only {what}"
-        )
+    quick = arguments.quick
+    for what in [arguments.only] if arguments.only else list(TASKS)[: 1 if quick else None]:
+        chosen = {
+            method: dict.fromkeys(MERGES, 1e-3) if quick else best(what, method)
+            for method in METHODS
+        }
+        rows = measured(what, SEEDS[: 2 if quick else None], chosen)
+        command = f"python benchmarks/papers/kfac.py --only {what}"
+        write_result(f"kfac_{what}", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,8 @@ def main() -> None:
     """Measure, print the table, and write it with the other results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three seeds instead of ten")
-    n_seeds = 3 if parser.parse_args().quick else 10
+    quick = parser.parse_args().quick
+    n_seeds = 3 if quick else 10
     for result, rate_over in RATES.items():
         rows = []
         print(result)
@@ -155,7 +156,7 @@ def main() -> None:
                 )
                 low, high = min(by_seed), max(by_seed)
                 print(f"{n_workers:4d} {name:16s} {np.mean(by_seed):.3f}  {low:.3f}..{high:.3f}")
-        write_result(result, rows, command="python benchmarks/papers/staleness.py")
+        write_result(result, rows, command="python benchmarks/papers/staleness.py", quick=quick)
 
 
 if __name__ == "__main__":

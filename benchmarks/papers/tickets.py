@@ -251,8 +251,8 @@ def main() -> None:
             f"to {row['target']} ({row['never']} never), x {row['hours_ratio']}, to int8 x "
             f"{row['hours_ratio_to_int8']}, in the end {row['final_accuracy']:.3f}"
         )
-    if not args.quick:
-        write_result("tickets", rows, command="python benchmarks/papers/tickets.py RECORDINGS")
+    command = "python benchmarks/papers/tickets.py RECORDINGS"
+    write_result("tickets", rows, command=command, quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -328,7 +328,7 @@ class Federation:
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, few merges, not written")
+    parser.add_argument("--quick", action="store_true", help="one seed, few merges")
     parser.add_argument("--format", choices=FORMATS, help="of replies; in full if not set")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds, 1 to 3")
     options = parser.parse_args()
@@ -352,8 +352,7 @@ def main() -> None:
                     # The cap on examples is idle where merges divide by their size.
                     if rule != UNCAPPED or attack in BY_EXAMPLES
                 ]
-            if not options.quick:
-                write_result(name, rows, command=command)
+            write_result(name, rows, command=command, quick=options.quick)
 
 
 def _row(  # noqa: PLR0917 - what identifies a cell

@@ -413,7 +413,10 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--moment", choices=MOMENTS, action="append")
     parser.add_argument("--keep", type=Path, help="file of rows; what is in it is not repeated")
+    parser.add_argument("--quick", action="store_true", help="two kills of a ClientApp")
     options = parser.parse_args()
+    if options.quick:
+        options.kills, options.part, options.moment = 2, ["clientapp"], MOMENTS[:1]
     kept = Kept(options.keep)
     for part in options.part or PARTS:
         for moment in options.moment or MOMENTS:
@@ -428,7 +431,8 @@ def main() -> None:
             kept.add((part, moment), row)
     order = [(part, moment) for part in PARTS for moment in MOMENTS if (part, moment) in kept]
     command = "python benchmarks/robustness/kills.py"
-    print(write_result("kills", [kept[each] for each in order], command=command))
+    rows = [kept[each] for each in order]
+    print(write_result("kills", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

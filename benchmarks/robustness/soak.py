@@ -120,8 +120,9 @@ def main() -> None:
     n_jobs = 50_000 if options.quick else options.jobs
     rows = measure(n_jobs)
     print(rows[-1])
-    name = "soak" if n_jobs == 1_000_000 else f"soak-{n_jobs}"
-    write_result(name, rows, command=f"python benchmarks/robustness/soak.py --jobs {n_jobs}")
+    name = "soak" if n_jobs == 1_000_000 or options.quick else f"soak-{n_jobs}"
+    command = f"python benchmarks/robustness/soak.py --jobs {n_jobs}"
+    write_result(name, rows, command=command, quick=options.quick)
 
 
 if __name__ == "__main__":

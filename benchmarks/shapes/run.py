@@ -214,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="apps; the other rows stay as they are")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="two apps")
     options = parser.parse_args()
     if options.run:
         (shape,) = (one for one in SHAPES if one.key == options.run[0])
@@ -223,14 +224,14 @@ def main() -> None:
         return
     kept = {one["app"]: one for one in read_result(NAME)["rows"]} if options.only else {}
     rows = []
-    for shape in SHAPES:
+    for shape in SHAPES[: 2 if options.quick else None]:
         if options.only and shape.app not in options.only:
             rows.append(kept[shape.key])
             continue
         with TemporaryDirectory() as folder:
             rows.append(row(shape, Path(folder)))
         print(rows[-1], flush=True)
-    write_result(NAME, rows, command="python benchmarks/shapes/run.py")
+    write_result(NAME, rows, command="python benchmarks/shapes/run.py", quick=options.quick)
 
 
 if __name__ == "__main__":

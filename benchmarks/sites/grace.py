@@ -146,7 +146,7 @@ def run(of: Run, text: str, until_s: float | None = None) -> dict[str, Any]:
         grid = sites(client, config, traces=traces, **costs)
         grid.runtime.add(seen)
         if name not in (BASE, ROUNDS):
-            quorum, window = name.split(" of 6, ")
+            quorum, window = name.split(" of 6")
             window_s = float(window) * job_s(traces)
             grid.runtime.clock = GraceWindow(grid.runtime.clock, int(quorum), window_s)
         return grid
@@ -168,7 +168,7 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float, until_s: float)
     """
     rows = []
     for name, arm in runs.items():
-        quorum, _, window = name.partition(" of 6, ")
+        quorum, _, window = name.partition(" of 6")
         rates, curves = ARMS[name][1], [found["curve"] for found in arm["found"]]
         merged = [found["curve"][-1][1] / found["versions"] for found in arm["found"]]
         row: dict[str, Any] = {
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("plays", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--quick", action="store_true", help="one quorum, three seeds, unwritten")
+    parser.add_argument("--quick", action="store_true", help="one quorum, three seeds")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     kept, seeds, ends = Kept(args.keep), SEEDS, UNTIL_S
@@ -236,9 +236,9 @@ def main() -> None:
         rows += rows_of(runs, times, until_s)
     for row in rows:
         print(row)
-    if not args.quick:
-        command = "python benchmarks/sites/grace.py PLAYS"
-        write_result("grace", [{**row, "seeds": list(seeds)} for row in rows], command=command)
+    rows = [{**row, "seeds": list(seeds)} for row in rows]
+    command = "python benchmarks/sites/grace.py PLAYS"
+    write_result("grace", rows, command=command, quick=args.quick)
 
 
 if __name__ == "__main__":

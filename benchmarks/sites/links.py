@@ -8,7 +8,7 @@ that is not used again. The others have the rate that was best in `strategies.py
 comes from five other seeds, paired with the buffer: the loss in nats a character on held-out text
 of all sites, after the same time.
 
-Run it with: python benchmarks/sites/links.py PLAYS RECORDINGS [--keep FILE] [--jobs N]
+Run it with: python benchmarks/sites/links.py PLAYS RECORDINGS [--keep FILE] [--jobs N] [--quick]
 """
 
 import sys
@@ -36,7 +36,7 @@ from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from lab.training import appearing
-from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, given, measured, sites
+from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, given, measured, quick_of, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
 RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7, 1.0)}
@@ -148,20 +148,22 @@ def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
     return curve(strategy, seed, text, grid_of, place.until_s)
 
 
-def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for each arm, paired with the buffer in the same place.
 
     Args:
         best: rate of each.
         kept: what the runs reached.
+        seeds: that are reported.
     """
-    runs = {arm: [kept[[arm, rate, seed]] for seed in SEEDS] for arm, rate in best.items()}
+    runs = {arm: [kept[[arm, rate, seed]] for seed in seeds] for arm, rate in best.items()}
     ends = {
         arm: [loss_at(found, 0, PLACES[ARMS[arm][0]].until_s) for found in some]
         for arm, some in runs.items()
     }
     rows: list[dict[str, Any]] = []
-    for arm, (name, method) in ARMS.items():
+    for arm in best:
+        name, method = ARMS[arm]
         place, rates = PLACES[name], RATES[method]
         other = f"{place.beside}: {method}"
         rows.append(
@@ -171,7 +173,7 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
                 "hours": place.until_s / 3600,
                 "rate": best[arm],
                 "is_end": len(rates) > 1 and best[arm] in (rates[0], rates[-1]),
-                "seeds": list(SEEDS),
+                "seeds": list(seeds),
                 "jobs": float(np.mean([found[-1][1] for found in runs[arm]])),
                 "loss": float(np.mean(ends[arm])),
                 "difference": difference(ends[f"{name}: buffer"], ends[arm]),
@@ -183,19 +185,24 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    (plays, recordings), kept, jobs = given(__doc__, "recordings")
+    (plays, recordings), kept, jobs, quick = given(__doc__, "recordings")
+    rates, seeds = {arm: RATES[method] for arm, (_, method) in ARMS.items()}, SEEDS
+    if quick:
+        rates, seeds = quick_of(rates), SEEDS[:3]
     best = measured(
         partial(run, text=str(plays), recordings=recordings),
-        {arm: RATES[method] for arm, (_, method) in ARMS.items()},
+        rates,
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),
         kept=kept,
         jobs=jobs,
+        seeds=seeds,
     )
-    rows = rows_of(best, kept)
+    rows = rows_of(best, kept, seeds)
     for row in rows:
         print(row)
-    write_result("site_links", rows, command="python benchmarks/sites/links.py PLAYS RECORDINGS")
+    command = "python benchmarks/sites/links.py PLAYS RECORDINGS"
+    write_result("site_links", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

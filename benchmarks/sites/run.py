@@ -11,7 +11,7 @@ Each has the server's rate, of four, with the lowest mean loss in the end on two
 used again. What is reported comes from five other seeds, paired with mixed ranks merged as
 products: the loss in nats a character on held-out text of all sites.
 
-Run it with: python benchmarks/sites/run.py PLAYS [--keep FILE] [--jobs N]
+Run it with: python benchmarks/sites/run.py PLAYS [--keep FILE] [--jobs N] [--quick]
 """
 
 import argparse
@@ -182,21 +182,22 @@ def run(of: Run, text: str, base: str) -> dict[str, float]:
     }
 
 
-def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for each arm, paired with the first.
 
     Args:
         best: rate of each.
         kept: what the runs reached.
+        seeds: that are reported.
     """
-    runs = {name: [kept[[name, rate, seed]] for seed in SEEDS] for name, rate in best.items()}
+    runs = {name: [kept[[name, rate, seed]] for seed in seeds] for name, rate in best.items()}
     first = [run["loss"] for run in next(iter(runs.values()))]
     return [
         {
             "ranks": name,
             "rate": best[name],
             "is_end": best[name] in (RATES[0], RATES[-1]),
-            "seeds": list(SEEDS),
+            "seeds": list(seeds),
             **{key: float(np.mean([run[key] for run in each])) for key in each[0]},
             "difference": difference(first, [run["loss"] for run in each]),
         }
@@ -247,34 +248,49 @@ def measured(
     return best
 
 
-def given(about: str | None, *paths: str) -> tuple[list[Path], Kept, int]:
-    """Return what the command line says: paths, those of the plays first; runs kept; processes."""
+def quick_of(rates: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Return two arms of a benchmark, at one rate each: its quick form."""
+    return {arm: some[len(some) // 2 :][:1] for arm, some in list(rates.items())[:2]}
+
+
+def given(about: str | None, *paths: str) -> tuple[list[Path], Kept, int, bool]:
+    """Return what the command line says.
+
+    Returns:
+        Paths, those of the plays first; runs kept; processes; whether the quick form is asked for.
+    """
     parser, named = argparse.ArgumentParser(description=about), ("plays", *paths)
     for name in named:
         parser.add_argument(name, type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--quick", action="store_true", help="two arms, a rate and three seeds")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    return [getattr(args, name).resolve() for name in named], Kept(args.keep), args.jobs
+    found = [getattr(args, name).resolve() for name in named]
+    return found, Kept(args.keep), args.jobs, args.quick
 
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    (plays,), kept, jobs = given(__doc__)
+    (plays,), kept, jobs, quick = given(__doc__)
+    rates = dict.fromkeys(ARMS, RATES)
+    seeds = SEEDS[:3] if quick else SEEDS
     with TemporaryDirectory() as folder:
         best = measured(
             partial(run, **base_of(plays, Path(folder))),
-            dict.fromkeys(ARMS, RATES),
+            quick_of(rates) if quick else rates,
             tuning_seeds=TUNING_SEEDS,
             loss=itemgetter("loss"),
             kept=kept,
             jobs=jobs,
+            seeds=seeds,
         )
-    rows = rows_of(best, kept)
+    rows = rows_of(best, kept, seeds)
     for row in rows:
         print(row)
-    write_result("site_adapters", rows, command="python benchmarks/sites/run.py PLAYS")
+    command = "python benchmarks/sites/run.py PLAYS"
+    write_result("site_adapters", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("plays", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--quick", action="store_true", help="one ratio, three seeds, unwritten")
+    parser.add_argument("--quick", action="store_true", help="one ratio, three seeds")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     kept, seeds, ratios = Kept(args.keep), SEEDS, list(UNTIL_S)
@@ -253,9 +253,9 @@ def main() -> None:
         rows += rows_of(runs, t)
     for row in rows:
         print(row)
-    if not args.quick:
-        command = "python benchmarks/sites/shadow.py PLAYS"
-        write_result("shadow", [{**row, "seeds": list(seeds)} for row in rows], command=command)
+    rows = [{**row, "seeds": list(seeds)} for row in rows]
+    command = "python benchmarks/sites/shadow.py PLAYS"
+    write_result("shadow", rows, command=command, quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ character on held-out text of all sites, after half an hour and after as many jo
 method merges by then. Jobs have equally many steps, so the latter is the loss at equal tokens;
 under FedBuff all sites work all the time, so the former is its loss at equal device-hours.
 
-Run it with: python benchmarks/sites/strategies.py PLAYS [--keep FILE] [--jobs N]
+Run it with: python benchmarks/sites/strategies.py PLAYS [--keep FILE] [--jobs N] [--quick]
 """
 
 import sys
@@ -46,7 +46,19 @@ from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from sites.outer import AlignedMomentum, DelayedNesterov
-from sites.run import IN_BUFFER, MODEL, SEEDS, TEST_EVERY, TIMEOUT_S, N, Run, given, measured, sites
+from sites.run import (
+    IN_BUFFER,
+    MODEL,
+    SEEDS,
+    TEST_EVERY,
+    TIMEOUT_S,
+    N,
+    Run,
+    given,
+    measured,
+    quick_of,
+    sites,
+)
 
 UNTIL_S, BYTES, READINGS, TUNING_SEED = 1800.0, 25_000_000, 20, 101
 
@@ -175,14 +187,15 @@ def loss_at(found: Sequence[Sequence[float]], column: int, where: float) -> floa
     return float(np.interp(where, read[:, column], read[:, 2]))
 
 
-def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
+def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for each method, paired with the first.
 
     Args:
         best: rate of each method.
         kept: what the runs reached.
+        seeds: that are reported.
     """
-    runs = {name: [kept[[name, rate, seed]] for seed in SEEDS] for name, rate in best.items()}
+    runs = {name: [kept[[name, rate, seed]] for seed in seeds] for name, rate in best.items()}
     first = next(iter(runs.values()))
     same_jobs = min(run[-1][1] for each in runs.values() for run in each)
     rows = []
@@ -192,7 +205,7 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
             "method": name,
             "rate": best[name],
             "is_end": best[name] in (rates[0], rates[-1]),
-            "seeds": list(SEEDS),
+            "seeds": list(seeds),
             "jobs": float(np.mean([run[-1][1] for run in each])),
             "same_jobs": same_jobs,
         }
@@ -206,19 +219,24 @@ def rows_of(best: Mapping[str, float], kept: Kept) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Choose rates, measure, print, and write the results."""
-    (plays,), kept, jobs = given(__doc__)
+    (plays,), kept, jobs, quick = given(__doc__)
+    rates, seeds = {name: method.rates for name, method in METHODS.items()}, SEEDS
+    if quick:
+        rates, seeds = quick_of(rates), SEEDS[:3]
     best = measured(
         partial(run, text=str(plays)),
-        {name: method.rates for name, method in METHODS.items()},
+        rates,
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),
         kept=kept,
         jobs=jobs,
+        seeds=seeds,
     )
-    rows = rows_of(best, kept)
+    rows = rows_of(best, kept, seeds)
     for row in rows:
         print(row)
-    write_result("site_strategies", rows, command="python benchmarks/sites/strategies.py PLAYS")
+    command = "python benchmarks/sites/strategies.py PLAYS"
+    write_result("site_strategies", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

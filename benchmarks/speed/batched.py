@@ -388,9 +388,8 @@ def main() -> None:
                 rows += measured
     if options.gpu:
         rows = [{"gpu": torch.cuda.get_device_name(), **row} for row in rows]
-    name = "batched" + "_gpu" * options.gpu + "-quick" * options.quick
-    given = " --quick" * options.quick + " --gpu" * options.gpu
-    write_result(name, rows, command=f"python benchmarks/speed/batched.py{given}")
+    name, command = "batched" + "_gpu" * options.gpu, "python benchmarks/speed/batched.py"
+    write_result(name, rows, command=command + " --gpu" * options.gpu, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -286,9 +286,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for part in [options.part] if options.part else PARTS:
         rows = PARTS[part](quick=options.quick)
-        command = f"python benchmarks/speed/engine.py --part {part}" + " --quick" * options.quick
+        command = f"python benchmarks/speed/engine.py --part {part}"
         speed = naive_clients_per_s()
-        write_result(part + "-quick" * options.quick, rows, command=command, speed=speed)
+        write_result(part, rows, command=command, speed=speed, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import write_result
 
 SITES, IN_BUFFER, VERSIONS, ARRAYS = 12, 4, 3, 64
-SIZES = (100_000_000, 1_000_000_000)
+SIZES, QUICK_SIZES = (100_000_000, 1_000_000_000), (10_000_000,)
 """Parameters, in float32."""
 
 
@@ -110,16 +110,19 @@ def anonymous_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def main(sizes: Sequence[int]) -> None:
+def main(sizes: Sequence[int], *, quick: bool) -> None:
     """Measure each size, print, and write the results."""
     rows = []
     for n in sizes:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             rows.append(pool.submit(partial(measure, n)).result())
         print(rows[-1])
-    if tuple(sizes) == SIZES:
-        write_result("large_models", rows, command="python benchmarks/speed/large_models.py")
+    if quick or tuple(sizes) == SIZES:
+        command = "python benchmarks/speed/large_models.py"
+        write_result("large_models", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":
-    main([int(float(n)) for n in sys.argv[1:]] or SIZES)
+    given = [int(float(n)) for n in sys.argv[1:] if n != "--quick"]
+    is_quick = "--quick" in sys.argv
+    main(given or (QUICK_SIZES if is_quick else SIZES), quick=is_quick)

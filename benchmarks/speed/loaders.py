@@ -68,7 +68,7 @@ def seconds(command: list[str], folder: Path) -> tuple[float, str]:
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two rounds, once, nothing written")
+    parser.add_argument("--quick", action="store_true", help="two rounds, once")
     quick = parser.parse_args().quick
     repeats, rounds = (1, 2) if quick else (3, 10)
     took: dict[str, list[float]] = {what: [] for what in COMMANDS}
@@ -93,8 +93,7 @@ def main() -> None:
         }
         for what, some in took.items()
     ]
-    if not quick:
-        write_result("loaders", rows, command="python benchmarks/speed/loaders.py")
+    write_result("loaders", rows, command="python benchmarks/speed/loaders.py", quick=quick)
 
 
 if __name__ == "__main__":

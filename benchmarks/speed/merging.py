@@ -223,7 +223,8 @@ def main() -> None:
             rows.append({"strategy": name, "concurrency": 10_000, "per_pull": per_pull} | found)
     torch.set_num_threads(1)
     speed = naive_clients_per_s()
-    write_result("merging", rows, command="python benchmarks/speed/merging.py", speed=speed)
+    command = "python benchmarks/speed/merging.py"
+    write_result("merging", rows, command=command, speed=speed, quick=quick)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def main() -> None:
         for name, values in rates.items()
     ]
     print(*rows, sep="\n")
-    command = "python benchmarks/speed/peers.py" + " --quick" * options.quick
-    write_result("peers" + "-quick" * options.quick, rows, command=command)
+    command = "python benchmarks/speed/peers.py"
+    write_result("peers", rows, command=command, quick=options.quick)
 
 
 if __name__ == "__main__":

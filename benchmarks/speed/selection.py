@@ -140,10 +140,10 @@ def main() -> None:
         "selection_env": environment(quick=options.quick),
         "selection_scale": scale(quick=options.quick),
     }
-    command = "OMP_NUM_THREADS=1 python benchmarks/speed/selection.py" + " --quick" * options.quick
+    command = "OMP_NUM_THREADS=1 python benchmarks/speed/selection.py"
     for name, rows in found.items():
         print(*rows, sep="\n", flush=True)
-        write_result(name + "-quick" * options.quick, rows, command=command)
+        write_result(name, rows, command=command, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -69,8 +69,7 @@ def main() -> None:
     lengths = [24, 1_536] if quick else [24, 384, 1_536, 24_576]
     rows = [measure(n, 168, queries) for n in sizes]
     rows += [measure(500, hours, queries) for hours in lengths]
-    name = "trips-quick" if quick else "trips"
-    write_result(name, rows, command="python benchmarks/speed/trips.py" + " --quick" * quick)
+    write_result("trips", rows, command="python benchmarks/speed/trips.py", quick=quick)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from places import ROOT
 
+import alive
 import pages
 from agent.many_worlds import VARIED, read_spread
 from fedstale.agents import load
@@ -54,7 +55,7 @@ def test_results_are_of_commits_in_the_history():
     lost = {
         path.stem
         for path in RESULTS.glob("*.json")
-        if not path.stem.endswith((results.QUICK, results.UNPUBLISHED))
+        if not path.stem.endswith((results.QUICK, results.UNPUBLISHED, alive.NAME))
         and json.loads(path.read_text(encoding="utf-8")).get("commit") not in history
     }
     assert lost == UNREPEATABLE
@@ -82,8 +83,10 @@ def test_what_cannot_be_repeated_is_no_result(monkeypatch, tmp_path, made_at, in
     else:
         results.write_result("hours", [{"a": 1}], command="python benchmarks/x.py")
         assert results.read_result("hours")["commit"] == made_at
-    results.write_result("hours-quick", [{"a": 1}], command="python benchmarks/x.py --quick")
-    assert results.read_result("hours-quick")["wall_s"] >= 0
+    results.write_result("hours", [{"a": 1}], command="python benchmarks/x.py", quick=True)
+    quick = results.read_result("hours-quick")
+    assert quick["command"] == "python benchmarks/x.py --quick"
+    assert quick["wall_s"] >= 0
 
 
 def test_a_page_says_at_which_commits_its_tables_were_measured(written):
@@ -91,7 +94,25 @@ def test_a_page_says_at_which_commits_its_tables_were_measured(written):
     for name in ("how_many", "agent_pace"):
         made_at = results.read_result(name)["commit"]
         assert re.search(rf"Measured at .*`{made_at[:10]}` \([a-z_, ]*{name}", text)
-    assert pages.made_at(["client_mod"]).endswith("with changes that no commit has (client_mod).\n")
+    assert "with changes that no commit has (client_mod)." in pages.made_at(["client_mod"])
+
+
+def test_a_page_says_which_of_its_results_have_moved(monkeypatch):
+    names = ["adasync", "how_many", "kfac_digits", "kfac_long", "liars"]
+    of = {name: {"result": name, "commit": results.read_result(name)["commit"]} for name in names}
+    now = {"at": "f" * 40, "what": "hours of row 1: was 1, is 3"}
+    found = [
+        of["adasync"] | now | {"verdict": "same"},
+        of["how_many"] | now | {"verdict": "close"},
+        of["kfac_digits"] | now | {"verdict": "moved"},
+        of["kfac_long"] | now | {"verdict": "unknown"},
+        # Measured again since it was judged.
+        of["liars"] | now | {"verdict": "moved", "commit": "e" * 40},
+    ]
+    monkeypatch.setattr(pages, "rows", lambda name: found if name == "alive" else [])
+    told = " Holds at `ffffffffff` (adasync, how_many)."
+    told += " kfac_digits has moved by `ffffffffff`: hours of row 1: was 1, is 3."
+    assert pages.made_at(names).endswith(f".{told}\n")
 
 
 def test_a_table_has_words_first_and_numbers_after():

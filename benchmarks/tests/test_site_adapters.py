@@ -49,7 +49,7 @@ def test_rows_are_paired_with_mixed_ranks_as_products(bench):
         for seed in bench.SEEDS:
             found = {"before": 3.0, "loss": 2.0 + 0.1 * i + seed, "jobs": 9.0, "gigabytes_up": 1.0}
             kept.add([name, 1.0, seed], found)
-    rows = bench.rows_of(best, kept)
+    rows = bench.rows_of(best, kept, bench.SEEDS)
     assert [row["difference"][0] for row in rows] == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert not any(row["is_end"] for row in rows)
     json.dumps(rows)

@@ -404,6 +404,18 @@ def measured(
     return rows + judged(app, repetition, chosen, {of: c.by(UNTIL_S) for of, c in ends.items()})
 
 
+def untuned_runs(make: Callable[[Iterable[Run]], dict[Run, Curve]]) -> list[Row]:
+    """Return what two settings of the first draw reach on two seeds: the quick form."""
+    app, repetition = APPS[0], DRAWS[0]
+    (tuning, _), settings = places(repetition), drawn(space_of(app), repetition)[:2]
+    found = make(Run.of(app, tuning, each, s) for each in settings for s in TUNING_SEEDS[:2])
+    return [
+        {"what": "run", "app": app, "seed": one.seed, **dict(one.settings)}
+        | {"accuracy": curve.by(UNTIL_S)}
+        for one, curve in found.items()
+    ]
+
+
 def with_draw(rows: Iterable[Row], found: Sequence[Row]) -> list[Row]:
     """Return the rows of draws with those of one of them anew, by app and repetition."""
     place = found[0]["app"], found[0]["repetition"]
@@ -419,8 +431,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", nargs="+", choices=APPS, default=APPS, help="apps")
     parser.add_argument("--draws", nargs="+", type=int, default=DRAWS, help="their repetitions")
+    parser.add_argument("--quick", action="store_true", help="two settings of digits, two seeds")
     options = parser.parse_args()
+    command = "python benchmarks/tuning/run.py RECORDINGS"
     make = partial(made, kept=Kept(options.keep), recordings=options.recordings, jobs=options.jobs)
+    if options.quick:
+        write_result("tuning", untuned_runs(make), command=command, quick=True)
+        return
     published = read_result("tuning")["rows"]
     rows = [row for row in published if row["what"] in {"search", "held out"}]
     for app in options.only:
@@ -429,7 +446,6 @@ def main() -> None:
             print(json.dumps(summary(found), indent=1), flush=True)
             rows = with_draw(rows, found)
             # Each draw takes long, and the next may never come.
-            command = "python benchmarks/tuning/run.py RECORDINGS"
             write_result("tuning", [*summary(rows), *rows], command=command)
 
 

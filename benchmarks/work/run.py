@@ -151,15 +151,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--quick", action="store_true", help="one seed, no tuning, not written")
+    parser.add_argument("--quick", action="store_true", help="one seed, no tuning")
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     measured = partial(measure, recordings=options.recordings, kept=Kept(options.keep))
     with threadpool_limits(1):
         rows = [row for title in SETTINGS for row in shown(measured(title, quick=options.quick))]
-    if not options.quick:
-        command = "python benchmarks/work/run.py RECORDINGS"
-        print(write_result("less_work", rows, command=command))
+    command = "python benchmarks/work/run.py RECORDINGS"
+    print(write_result("less_work", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,259 @@
+"""Say which published results still hold: run the quick form of each again, and compare.
+
+A result says what was measured at its commit, and no measurement of hours is made again for each
+change. Its quick form (`--quick`, minutes) is: results/quick/NAME.json has the rows that it gave at
+the result's commit, and what it gives now is
+
+    same        to the last digit;
+    close       within a hundredth, as on another processor; for figures of a clock within a factor
+                of three, which finds what has become slow, and nothing finer;
+    moved       elsewhere: the pages say so below the table, until it is measured again;
+    failed      nothing, since it ends with an error;
+    unknown     with nothing to compare: its commit is lost, or has no quick form.
+
+What a result's commit gave is measured in a work tree of that commit, where it is not known yet.
+Verdicts go to results/alive.json; those of results that are not named stay as they are.
+
+Run it with: python benchmarks/alive.py [NAME ...] [--recordings F] [--plays F] [--clothes F]
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from math import isclose, isnan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lab.results import QUICK, RESULTS, UNPUBLISHED, commit, lack, read_result
+
+ROOT, STORE, NAME = RESULTS.parents[1], RESULTS / "quick", "alive"
+LIMIT_S = 900.0
+CLOSE, CLOCK = 0.01, 3.0
+"""How far a figure may be off as a share, and the factor of one that a clock gave."""
+BY_CLOCK = re.compile(r"cpu|wall|took|load|mib|^seconds|^minutes$", re.IGNORECASE)
+"""Columns that a clock or a process's memory gave; seconds of virtual time are none."""
+TIMED = {
+    *("batched", "batched_gpu", "clients", "client_mod", "compact_codec", "forecasting_speed"),
+    *("large_models", "loaders", "merging", "messages", "peers", "resident", "rounds"),
+    *("selection_env", "selection_scale", "soak", "trips"),
+}
+"""Results all of whose numbers are a clock's."""
+Rows = Sequence[Mapping[str, Any]]
+
+
+def published() -> list[str]:
+    """Return the names of results that a command gives, in order."""
+    names = [path.stem for path in sorted(RESULTS.glob("*.json")) if path.stem != NAME]
+    return [
+        name
+        for name in names
+        if not name.endswith((QUICK, UNPUBLISHED)) and script(read_result(name)) is not None
+    ]
+
+
+def script(result: Mapping[str, Any]) -> Path | None:
+    """Return the script of a result, from the root; None if there is none any more."""
+    found = re.search(r"benchmarks/\S+\.py", result.get("command", ""))
+    return Path(found[0]) if found and (ROOT / found[0]).exists() else None
+
+
+def quick(command: str, places: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the words of a command's quick form.
+
+    Args:
+        command: of a result.
+        places: by the words that stand for folders and files in it.
+        folder: of what it keeps and writes besides.
+
+    Raises:
+        ValueError: a place is not known.
+    """
+    words = [word for word in shlex.split(command) if "=" not in word and word != "--quick"]
+    words = words[words.index("python") + 1 :]
+    # Runs that are kept would say what they said before.
+    while "--keep" in words:
+        at = words.index("--keep")
+        words[at : at + 2] = []
+    of = {"RUNS": str(folder / "runs"), "FILE": str(folder / "runs")}
+    if "--out" in words:
+        words[words.index("--out") + 1] = str(folder / "out")
+    made = [places.get(word) or of.get(word, word) for word in words]
+    unknown = [word for word in made if word.isupper()]
+    if unknown:
+        raise ValueError(f"expected a place for {unknown[0]}")
+    return [*made, "--quick"]
+
+
+def rows_of(name: str, words: Sequence[str], root: Path) -> Rows | None:
+    """Run a quick form in a checkout, and return its rows; None if it writes none.
+
+    Raises:
+        RuntimeError: it ends with an error; with the last line that it said.
+    """
+    path = root / "benchmarks" / "results" / f"{name}{QUICK}.json"
+    path.unlink(missing_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, *words],
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if run.returncode:
+        said = run.stdout.strip().splitlines() or ["nothing was said"]
+        raise RuntimeError(said[-1])
+    if not path.exists():
+        return None
+    rows: Rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+@contextmanager
+def checkout(made_at: str) -> Iterator[Path]:
+    """Give a work tree of a commit, for as long as it is used."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "tree"
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", path, made_at], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", path], check=True)
+
+
+def then(name: str, words: Sequence[str]) -> Rows | str:
+    """Return the rows of a result's quick form at its commit, or why they are not known."""
+    path, made_at = STORE / f"{name}.json", read_result(name).get("commit")
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["commit"] == made_at:
+            rows: Rows | None = stored["rows"]
+            return rows or "its commit has no quick form that gives rows"
+    if lacks := lack(made_at):
+        return lacks
+    rows = None
+    with checkout(str(made_at)) as root, suppress(RuntimeError, subprocess.TimeoutExpired):
+        rows = rows_of(name, words, root)
+    STORE.mkdir(exist_ok=True)
+    path.write_text(text(rows or [], commit=made_at), encoding="utf-8")
+    return rows or "its commit has no quick form that gives rows"
+
+
+def text(rows: Rows, **about: object) -> str:
+    """Return rows as JSON, one a line, below what is said of them."""
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    return f'{{\n{head}  "rows": [\n{lines}\n  ]\n}}\n'
+
+
+def compared(was: Rows, now: Rows, *, by_clock: bool = False) -> tuple[str, str]:
+    """Return the verdict on rows, and what moved first.
+
+    Args:
+        was: rows at the result's commit.
+        now: those of today.
+        by_clock: whether a clock gave all their numbers.
+    """
+    if len(was) != len(now):
+        return "moved", f"{len(was)} rows, now {len(now)}"
+    verdict = "same"
+    for i, (old, new) in enumerate(zip(was, now, strict=True), 1):
+        for key, a, b in leaves(old, new):
+            if equal(a, b):
+                continue
+            if not near(a, b, by_clock=by_clock or BY_CLOCK.search(key) is not None):
+                return "moved", f"{key} of row {i}: was {shown(a)}, is {shown(b)}"
+            verdict = "close"
+    return verdict, ""
+
+
+def leaves(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the values of two rows side by side, with the names of their columns."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*old, *(name for name in new if name not in old)]:
+            yield from leaves(old.get(name), new.get(name), str(name))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for a, b in zip(old, new, strict=True):
+            yield from leaves(a, b, key)
+    else:
+        yield key, old, new
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two values are the same; NaN is."""
+    return a == b or (isinstance(a, float) and isinstance(b, float) and isnan(a) and isnan(b))
+
+
+def near(a: Any, b: Any, *, by_clock: bool) -> bool:
+    """Return whether two numbers are as close as they should be; nothing else is near."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return False
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
+        return False
+    if by_clock:
+        return a * b >= 0 and abs(a) <= CLOCK * abs(b) and abs(b) <= CLOCK * abs(a)
+    return isclose(a, b, rel_tol=CLOSE, abs_tol=1e-9)
+
+
+def shown(value: Any) -> str:
+    """Return a value in a few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
+
+
+def judged(name: str, places: Mapping[str, str]) -> dict[str, object]:
+    """Run a result's quick form, and return its verdict."""
+    result = read_result(name)
+    found: dict[str, object] = {"result": name, "commit": result.get("commit")}
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        try:
+            words = quick(result["command"], places, Path(folder))
+            now = rows_of(name, words, ROOT)
+        except (RuntimeError, ValueError, subprocess.TimeoutExpired) as problem:
+            return {**found, "verdict": "failed", "what": str(problem)[:200], "at": commit()}
+        took_s = round(time.monotonic() - began)
+        was = then(name, words)
+    if now is None:
+        return {**found, "verdict": "failed", "what": "it writes no rows", "at": commit()}
+    if isinstance(was, str):
+        return {**found, "verdict": "unknown", "what": was, "at": commit(), "took_s": took_s}
+    verdict, what = compared(was, now, by_clock=name in TIMED)
+    return {**found, "verdict": verdict, "what": what, "at": commit(), "took_s": took_s}
+
+
+def main() -> None:
+    """Judge results, print, and write the verdicts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of results; all if none is named")
+    parser.add_argument("--recordings", default="../shared/traces", help="folder of recordings")
+    parser.add_argument("--plays", default="../shared/data/tinyshakespeare.txt.gz", help="a text")
+    parser.add_argument(
+        "--clothes", default="/usr/share/datasets/fashion-mnist", help="files of Fashion-MNIST"
+    )
+    asked = parser.parse_args()
+    places = {"RECORDINGS": asked.recordings, "PLAYS": asked.plays, "FOLDER": asked.clothes}
+    places = {word: str(Path(place).resolve()) for word, place in places.items()}
+    os.environ["PLAYS"] = places["PLAYS"]
+    path = RESULTS / f"{NAME}.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    rows = {row["result"]: row for row in before}
+    for name in asked.names or published():
+        rows[name] = judged(name, places)
+        print(f"{name:22s} {rows[name]['verdict']:8s} {rows[name]['what']}", flush=True)
+        kept = [row for _, row in sorted(rows.items()) if row["result"] in published()]
+        path.write_text(text(kept), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
