@@ -169,12 +169,17 @@ class Background:
         # Before the interpreter takes down libraries that a step uses.
         atexit.register(self.stop)
 
-    def answer(self, message: Message) -> Message:
+    def answer(self, message: Message, context: Context) -> Message:
         """Exchange with the model in a message of training, and return the reply.
 
         Raises:
+            ConfigError: the node is simulated, and its time is not that of a thread.
             Exception: what a step has raised since the last message.
         """
+        # A simulated node has a device.
+        if hasattr(context, "device"):
+            instead = "in a simulation, use the client mod Shadow(..., work_per_step=...)"
+            raise ConfigError(f"Background trains in wall time: {instead}")
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem

@@ -17,7 +17,7 @@ from virtual_grid import record
 from fedstale.cli.main import app as cli
 from fedstale.contrib.shadow import Background, Shadow
 from fedstale.contrib.shadow.shadow import SHADOW, work_between
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedBuff
 from fedstale.strategies.server_optimizer import Momentum
@@ -371,7 +371,7 @@ class Counter:
     def answer(self, value):
         message = message_to(1)
         message.content["arrays"] = record(w=np.array([value]))
-        reply = self.trainer.answer(message)
+        reply = self.trainer.answer(message, Context(1, 1, {}, RecordDict(), {}))
         return reply.content["arrays"]["w"].numpy().item(), reply.content[SHADOW]["steps"]
 
     def steps(self, n=1):
@@ -468,3 +468,13 @@ def test_training_ends_when_told_when_idle_and_by_a_step_that_raises(counter):
     assert not idle.is_at_work
     idle.answer(0.0)
     idle.steps()
+
+
+def test_in_a_simulation_it_is_refused_and_the_mod_is_named(counter):
+    site, client = counter(0.5), ClientApp()
+    client.train()(site.trainer.answer)
+    grid = TraceGrid(sites(), client, costs=Costs(work={"train": 0.0}, model_bytes=MODEL_BYTES))
+    refused = pytest.raises(FedstaleError, match=r"in a simulation, use .* Shadow\(.*work_per_step")
+    with grid.running(), refused:
+        FedBuff(2, 1).start(grid, record(w=np.zeros(1)), 3, 1e6)
+    assert (site.taken, site.is_at_work) == (0, False)

@@ -62,7 +62,7 @@ trainer = Background(
 
 @app.train()
 def train(message, context):
-    reply = trainer.answer(message)
+    reply = trainer.answer(message, context)
     node = context.node_config["partition-id"]
     with open(FILE, "a") as file:
         print(node, os.getpid(), reply.content["fedstale.shadow"]["steps"], file=file, flush=True)
@@ -105,9 +105,9 @@ def test_two_nodes_train_on_while_their_models_travel_until_nobody_wants_them(tm
 ENDING = """
 import signal, sys, time
 sys.path[:0] = {fixtures!r}
-from bench_device import message
+from bench_device import context, message
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 from fedstale.contrib.shadow import Background, Shadow
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -126,7 +126,7 @@ trainer = Background(
 )
 first = message()
 first.content["arrays"] = ArrayRecord(network.state_dict())
-trainer.answer(first)
+trainer.answer(first, context())
 print("at work", flush=True)
 time.sleep({seconds})
 """
