@@ -15,7 +15,7 @@ clock: it holds those of a quorum back until the window is over, and a schedule 
 number steps with what it is handed.
 
 Each arm has the rate, of three or four, with the lowest loss in the end on a seed that is not used
-again, at either ratio. What is reported comes from five other seeds, in pairs: the loss in nats a
+again, at ratio .3. What is reported comes from five other seeds, in pairs: the loss in nats a
 character of held-out text after the same time, and after as many characters as the one of both that
 has trained on fewer in the end.
 
@@ -55,7 +55,7 @@ from sites.strategies import TUNING_SEED, curve, loss_at
 
 UNTIL_S = {0.3: 600.0, 3.0: 1600.0}
 """End of a run in s, by ratio."""
-QUORUMS, WINDOWS = (2, 3, 4), (0.0, 0.25, 0.5, 1.0)
+TUNED_AT, QUORUMS, WINDOWS = 0.3, (2, 4), (0.0, 0.25, 0.5, 1.0)
 BASE, ROUNDS = "FedBuff(6, 4)", "FedAvg(6)"
 RATES = (0.35, 0.5, 0.7, 1.0)
 
@@ -146,7 +146,7 @@ def run(of: Run, text: str, until_s: float | None = None) -> dict[str, Any]:
         grid = sites(client, config, traces=traces, **costs)
         grid.runtime.add(seen)
         if name not in (BASE, ROUNDS):
-            quorum, window = name.split(" of 6")
+            quorum, window = name.split(" of 6, ")
             window_s = float(window) * job_s(traces)
             grid.runtime.clock = GraceWindow(grid.runtime.clock, int(quorum), window_s)
         return grid
@@ -168,7 +168,7 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float, until_s: float)
     """
     rows = []
     for name, arm in runs.items():
-        quorum, _, window = name.partition(" of 6")
+        quorum, _, window = name.partition(" of 6, ")
         rates, curves = ARMS[name][1], [found["curve"] for found in arm["found"]]
         merged = [found["curve"][-1][1] / found["versions"] for found in arm["found"]]
         row: dict[str, Any] = {
@@ -214,25 +214,29 @@ def main() -> None:
     kept, seeds, ends = Kept(args.keep), SEEDS, UNTIL_S
     tried = {name: rates for name, (_, rates) in ARMS.items()}
     if args.quick:
-        seeds, ends = SEEDS[:3], {0.3: 200.0}
-        tried = {name: rates[-2:-1] for name, rates in tried.items() if name[0] not in "34"}
-    best: dict[str, float] = {}
-    for times, until_s in ends.items():
-        best |= measured(
-            partial(run, text=str(args.plays.resolve()), until_s=until_s),
-            {f"{times}: {name}": rates for name, rates in tried.items()},
-            tuning_seeds=(TUNING_SEED,),
-            loss=lambda found: float(found["curve"][-1][2]),
-            kept=kept,
-            jobs=args.jobs,
-            seeds=seeds,
-        )
+        seeds, ends = SEEDS[:3], {TUNED_AT: 200.0}
+        tried = {name: rates[-2:-1] for name, rates in tried.items() if name[0] != "4"}
+    play = partial(
+        measured,
+        partial(run, text=str(args.plays.resolve()), until_s=200.0 if args.quick else None),
+        tuning_seeds=(TUNING_SEED,),
+        loss=lambda found: float(found["curve"][-1][2]),
+        kept=kept,
+        jobs=args.jobs,
+        seeds=seeds,
+    )
+    tuned = play({f"{TUNED_AT}: {name}": rates for name, rates in tried.items()})
+    best = {name: tuned[f"{TUNED_AT}: {name}"] for name in tried}
+    play({f"{times}: {name}": [best[name]] for times in ends for name in tried})
     rows = []
     for times, until_s in ends.items():
-        runs = {}
-        for name in tried:
-            arm, rate = f"{times}: {name}", best[f"{times}: {name}"]
-            runs[name] = {"rate": rate, "found": [kept[[arm, rate, seed]] for seed in seeds]}
+        runs = {
+            name: {
+                "rate": best[name],
+                "found": [kept[[f"{times}: {name}", best[name], seed]] for seed in seeds],
+            }
+            for name in tried
+        }
         rows += rows_of(runs, times, until_s)
     for row in rows:
         print(row)
