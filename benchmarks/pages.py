@@ -19,6 +19,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 
+from fedstale.contrib.suite import table as suite_table
 from forecasts import tables as forecasts
 from lab.results import read_result
 
@@ -241,6 +242,7 @@ def written() -> dict[Path, str]:
     environment.globals |= {
         "measured": measured,
         "others": others,
+        "suite_table": suite_table,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
 

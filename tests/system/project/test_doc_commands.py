@@ -39,6 +39,7 @@ ELSEWHERE = {
     "own.toml": "tests/system/journeys/test_researcher.py",
     "picks.toml": "tests/system/journeys/test_researcher.py",
     "--verify": "tests/contrib/audit/test_verify_command.py",
+    "suite": "tests/system/contrib/suite/test_suite_command.py",
     "tune": "tests/system/contrib/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
     "--resume": "tests/fedstale/cli/test_options.py",

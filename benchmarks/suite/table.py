@@ -1,0 +1,58 @@
+"""The rows of standing methods: each file of methods/, judged as anybody's is.
+
+The rows go to results/suite.json, where those of other scenarios stay, and from there to the room
+of the suite. Runs that are kept are not run again.
+
+Run it with: python benchmarks/suite/table.py --keep FOLDER [--scenario NAME] [--methods NAME]
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fedstale.contrib.suite import judge
+from fedstale.contrib.suite.judging import TABLE, Row
+
+sys.path.append(str(Path(__file__).parents[1]))
+from lab.results import RESULTS, read_result, write_result
+
+HERE = Path(__file__).parent
+COMMAND = "python benchmarks/suite/table.py --keep FOLDER"
+
+
+def main() -> None:
+    """Judge methods, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--keep", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--scenario", nargs="+", default=["phones-v1"])
+    parser.add_argument("--methods", nargs="+", default=[], help="names of files; all if none")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    files = sorted((HERE / "methods").glob("*.py"))
+    chosen = [file for file in files if not given.methods or file.stem in given.methods]
+    known = read_result("suite")["rows"] if (RESULTS / "suite.json").is_file() else []
+    rows: dict[tuple[str, str, str], Row] = {_key(row): row for row in known}
+    for scenario in given.scenario:
+        for file in chosen:
+            out = given.keep / scenario / file.stem
+            row = judge(str(file), scenario, out, workers=given.workers)
+            rows[_key(row)] = row
+            print(row["method"], row["rate"], flush=True)
+    ordered = [rows[key] for key in sorted(rows)]
+    print(write_result("suite", ordered, command=COMMAND))
+    ship(ordered)
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row["scenario"], row["task"], row["method"]
+
+
+def ship(rows: list[Row]) -> None:
+    """Write the table that comes with fedstale."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    TABLE.write_text(f'{{"rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
