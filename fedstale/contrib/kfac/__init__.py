@@ -1,13 +1,19 @@
-"""Models merged by the Kronecker-factored curvature of their linear layers."""
+"""Models merged, and steps preconditioned, by Kronecker-factored curvature of linear layers."""
 
 from typing import TYPE_CHECKING
 
-from fedstale.contrib.kfac.merge import KroneckerMean
+from fedstale.contrib.kfac.merge import KroneckerMean, SharedInverses
 from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
-    from fedstale.contrib.kfac.factors import kronecker_factors
+    from fedstale.contrib.kfac.factors import Preconditioner, exchange_inverses, kronecker_factors
 else:
     __getattr__, __dir__ = names_of(__name__)
 
-__all__ = ["KroneckerMean", "kronecker_factors"]
+__all__ = [
+    "KroneckerMean",
+    "Preconditioner",
+    "SharedInverses",
+    "exchange_inverses",
+    "kronecker_factors",
+]

@@ -1,12 +1,15 @@
-"""Kronecker factors of a network's linear layers, as a client sends them: `kronecker_factors`."""
+"""A client's side: `kronecker_factors` of a network's linear layers, and `Preconditioner`."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from fedstale.contrib.kfac.merge import ABOUT, INVERSES, RECORD, layers_of, symmetric
+from fedstale.strategies.types import RejectionError
 
 
 def kronecker_factors(
@@ -80,6 +83,74 @@ def kronecker_factors(
             for letter, x in zip("AG", pair, strict=True)
         }
     )
+
+
+def exchange_inverses(
+    message: Message, context: Context, factors: Callable[[], ArrayRecord]
+) -> tuple[ArrayRecord, dict[str, ArrayRecord]]:
+    """Return the inverses that a site has, and what its reply holds for `SharedInverses`.
+
+    Both are empty if the server has no such stage. Inverses are kept in the context's state.
+
+    Args:
+        message: of training.
+        context: of the site.
+        factors: measures them on the model in the message; called if the server asks for them.
+    """
+    about = message.content.get(ABOUT)
+    if not isinstance(about, ConfigRecord):
+        return ArrayRecord(), {}
+    new = message.content.array_records[INVERSES]
+    held = context.state[INVERSES] = ArrayRecord({**context.state.get(INVERSES, {}), **new})
+    return held, {RECORD: factors()} if about["measure"] else {}
+
+
+class Preconditioner:
+    """Replaces gradients of linear layers by G^-1 grad A^-1, between `backward` and a step.
+
+    Layers without inverses keep theirs. The new ones are also multiplied by
+    min(1, sqrt(clip / (rate^2 sum <G^-1 grad A^-1, grad>))), which bounds what a step changes.
+
+    Args:
+        network: which is trained.
+        inverses: of a server that is trusted; triangles by a layer's name with `.A` and `.G`.
+        clip: kappa of the paper, > 0.
+
+    Raises:
+        RejectionError: inverses do not fit the network.
+
+    Reference:
+        Pauloski et al. Convolutional Neural Network Training with Distributed K-FAC. SC 2020.
+    """
+
+    def __init__(self, network: nn.Module, inverses: ArrayRecord, *, clip: float = 0.001) -> None:
+        self._clip, layers = clip, dict(network.named_modules())
+        self._layers: list[tuple[nn.Linear, Tensor, Tensor]] = []
+        for name in layers_of(inverses):
+            layer = layers.get(name)
+            if not isinstance(layer, nn.Linear):
+                raise RejectionError(RECORD, f"inverses of {name[:40]!r}, no linear layer")
+            sizes = {"A": layer.in_features + (layer.bias is not None), "G": layer.out_features}
+            keys = ((f"{name}.{letter}", n) for letter, n in sizes.items())
+            found = (torch.from_numpy(symmetric(key, inverses.get(key), n)) for key, n in keys)
+            a, g = (x.to(layer.weight) for x in found)
+            self._layers.append((layer, a, g))
+
+    @torch.no_grad()
+    def __call__(self, learning_rate: float) -> None:
+        """Replace gradients in place, for a step with a learning rate > 0."""
+        found, total = list[tuple[Tensor, Tensor]](), 0.0
+        for layer, a, g in self._layers:
+            grads = [x.grad for x in layer.parameters() if x.grad is not None]
+            if len(grads) == len(list(layer.parameters())):
+                joined = torch.cat([x.view(len(g), -1) for x in grads], 1)  # the bias comes last
+                moved = g @ joined @ a
+                total += float((moved * joined).sum())
+                n_in = layer.in_features
+                found += zip(grads, (moved[:, :n_in], moved[:, n_in:]), strict=False)
+        scale = min(1.0, (self._clip / max(learning_rate**2 * total, 1e-30)) ** 0.5)
+        for grad, new in found:
+            grad.copy_(scale * new.reshape(grad.shape))
 
 
 def _products(a: Tensor, grad: Tensor, has_bias: bool) -> list[Tensor]:

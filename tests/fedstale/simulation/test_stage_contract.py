@@ -14,7 +14,7 @@ from virtual_grid import VirtualGrid, record
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
 from fedstale.contrib.audit import AuditRecord
-from fedstale.contrib.kfac import KroneckerMean
+from fedstale.contrib.kfac import KroneckerMean, SharedInverses, exchange_inverses
 from fedstale.contrib.peers import Relay, ScreenMod
 from fedstale.contrib.sites import Adapters
 from fedstale.contrib.tickets import Tickets, TicketsMod
@@ -65,6 +65,19 @@ def with_factors(message, context, call_next):
     if message.metadata.message_type == "train":
         place = context.node_config["partition-id"]
         reply.content["kfac"] = record(**{"0.A": np.array([2.0, place, 3.0]), "0.G": np.ones(3)})
+    return reply
+
+
+def with_inverses(message, context, call_next):
+    """Move what a client replies by the inverses that it has, and add factors as it is asked to."""
+    place = context.node_config["partition-id"]
+    factors = record(**{"0.A": np.array([2.0, place, 3.0]), "0.G": np.ones(3)})
+    held, records = exchange_inverses(message, context, lambda: factors)
+    reply = call_next(message, context)
+    if message.metadata.message_type == "train":
+        moved = sum(float(x.numpy().sum()) for x in held.values())
+        arrays = {name: x.numpy() + 0.1 * moved for name, x in reply.content["arrays"].items()}
+        reply.content.update({"arrays": record(**arrays), **records})
     return reply
 
 
@@ -139,6 +152,12 @@ STAGES = {
         record(**{"0.weight": np.ones((2, 1)), "0.bias": np.ones(2)}),
         {},
     ),
+    "shared inverses": (
+        lambda **_: SharedInverses(0.1, every=2),
+        client(ClientApp(mods=[with_inverses])),
+        record(**{"0.weight": np.ones((2, 1)), "0.bias": np.ones(2)}),
+        {},
+    ),
     "example fisher": (fisher, client(), W, {}),
 }
 
@@ -157,7 +176,10 @@ def test_a_record_keeps_the_contract(records):
 
 @pytest.mark.parametrize(
     "name",
-    ["compression", "requests", "older clients", "adapters", "peers", "tickets", "example pools"],
+    [
+        *("compression", "requests", "older clients", "adapters", "peers", "tickets"),
+        *("example pools", "shared inverses"),
+    ],
 )
 def test_a_loop_that_would_not_see_a_stage_is_refused(name):
     make, _, initial, _ = STAGES[name]
