@@ -301,12 +301,7 @@ class TraceSet:
         sources = {"availability": availability, "compute": compute}
         sources |= {"background": background, "network": network}
         return compose(
-            sources,
-            n,
-            seed,
-            uplink_share=uplink_share,
-            days=days,
-            keep_together=keep_together,
+            sources, n, seed, uplink_share=uplink_share, days=days, keep_together=keep_together
         )
 
     @classmethod

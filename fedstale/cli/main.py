@@ -115,6 +115,7 @@ def _refusing(name: str, why: str) -> typer.Typer:
 
 
 add_commands(app, sorted(entry_points(group="fedstale.commands")))
+add_commands(traces.app, sorted(entry_points(group="fedstale.commands.traces")))
 
 
 def main() -> None:

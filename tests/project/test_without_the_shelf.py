@@ -47,7 +47,10 @@ def test_a_part_that_is_not_there_is_said_by_its_name(point):
 def test_commands_say_that_they_are_not_there():
     root = typer.Typer()
     root.command()(main.doctor)
-    points = entry_points(group="fedstale.commands")
+    points = [
+        *entry_points(group="fedstale.commands"),
+        *entry_points(group="fedstale.commands.traces"),
+    ]
     main.add_commands(root, points)
     for point in points:
         result = CliRunner().invoke(root, [point.name])
