@@ -127,3 +127,24 @@ def test_with_a_window_a_step_has_more_updates_and_steps_are_fewer(bench):
     assert none[0] == 2 * none[1]
     assert some[0] > 2.5 * some[1]
     assert some[1] < none[1]
+
+
+def test_what_the_page_says_of_windows_is_what_came_out():
+    from lab.results import read_result
+
+    rows = {
+        (row["ratio"], row["quorum"], row["window"]): row for row in read_result("grace")["rows"]
+    }
+    windows = [row for row in rows.values() if row["window"]]
+    assert len(windows) == 12
+    assert all(row["to_none"][2] > 0 for row in windows)
+    assert sum(row["to_none"][1] > 0 for row in windows) == 2
+    for ratio in (0.3, 3.0):
+        assert rows[ratio, 2, 0.0]["to_base"][2] < 0
+        mean, _, high = rows[ratio, 2, 0.5]["to_none_by_characters"]
+        assert high < 0
+        assert mean == pytest.approx({0.3: -0.02, 3.0: -0.04}[ratio], abs=0.005)
+        assert rows[ratio, 2, 0.5]["updates_per_step"] > 5
+    assert not any(row["is_end"] for row in rows.values())
+    by_characters = [row["to_none_by_characters"] for row in windows if row["quorum"] == 4]
+    assert all(low < 0 < high for _, low, high in by_characters)
