@@ -1,15 +1,19 @@
 """Methods of others that the suite runs: their steps on a case that is worked out another way."""
 
+import sys
 from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import fedstale
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.types import ClientUpdate
 
+# A method may import the file beside it.
+sys.path.append(str(ROOT / "benchmarks" / "suite" / "methods"))
 NAMES = ("ace", "aced", "fedasmu", "ringleader", "throttle")
 SCENARIO = SimpleNamespace(
     name="tiny", n_devices=5, concurrency=3, buffer_size=2, timeout_s=3600.0, seed=4
@@ -19,7 +23,7 @@ REPLIES = [(1, 0, 4.0), (1, 1, 6.0), (2, 0, -2.0), (1, 2, 8.0), (3, 0, 10.0), (3
 
 
 def method(name):
-    return import_module(f"suite.methods.{name}")
+    return import_module(name)
 
 
 def moves(weighting, replies=REPLIES):

@@ -22,8 +22,9 @@ Reference:
 
 from typing import Any
 
+from ace import RATES, LastOfEach  # the file beside this one
+
 from fedstale.strategies import FedBuff
-from suite.methods.ace import RATES, LastOfEach
 
 __all__ = ["RATES", "strategy"]
 

@@ -38,7 +38,8 @@ def run(
     from fedstale.contrib.suite.judging import PAGE, judge
 
     ends = ["recorded"] * (recordings is not None) + ["quick"] * quick
-    folder = out or Path("suites", Path(method).stem, "-".join([scenario, task, *ends]))
+    name = Path(method).name.removesuffix(".py")
+    folder = out or Path("suites", name, "-".join([scenario, task, *ends]))
     options = {"task": task, "data": data, "quick": quick, "recordings": recordings}
     shown = {"workers": workers, "progress": False if as_json else None}
     free = output.stdout_kept_free() if as_json else nullcontext()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
-from itertools import product
+from itertools import chain, product
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -44,6 +44,8 @@ RATIOS = {"hours": "hours", "device_hours": "device-hours", "gigabytes": "GB"}
 SHARES = {"accuracy": "accuracy", "slow": "slow third", "gap": "fast - slow"}
 """Scores that are compared as ratios, or else as differences, and the words for them."""
 Row = dict[str, Any]
+Trial = tuple[Setting, tuple[str, str], str, Path, float, float, int]
+"""Scenario, task, method, folder, rate, skew and seed of a run, as its process is given it."""
 TABLE = Path(__file__).with_name("table.json")
 _HERE, _task, _kept = Path(__file__).parent, cache(Task), dict[tuple[str, str, int], Any]()
 
@@ -79,10 +81,10 @@ class Method:
         finally:
             sys.path.remove(str(path.resolve().parent))
         make, rates = getattr(module, "strategy", None), getattr(module, "RATES", RATES)
-        are_rates = isinstance(rates, tuple | list) and 1 <= len(rates) <= MOST
         if not callable(make):
             raise ConfigError(f"method = {source!r}: expected a function strategy(scenario, rate)")
-        if not are_rates or not all(type(x) in {int, float} and 0 < x < inf for x in rates):
+        several = isinstance(rates, tuple | list) and 1 <= len(rates) <= MOST
+        if not several or not all(type(x) in {int, float} and 0 < x < inf for x in rates):
             told = f"RATES = {rates!r}: expected one to {MOST} numbers > 0"
             raise ConfigError(f"method = {source!r}: {told}")
         title = ((module.__doc__ or "").strip() or path.stem).splitlines()[0].partition(":")[0]
@@ -105,18 +107,6 @@ class Method:
 def _raised(source: str, problem: Exception) -> ConfigError:
     told = first_line(f"{type(problem).__name__}: {problem}")
     return ConfigError(f"method = {source!r} raised {told}")
-
-
-class Trial(NamedTuple):
-    """One run, as its process is given it."""
-
-    setting: Setting
-    task: tuple[str, str]
-    source: str
-    root: Path
-    rate: float
-    skew: float
-    seed: int
 
 
 def played(trial: Trial, report: Report) -> Row:
@@ -151,7 +141,9 @@ def played(trial: Trial, report: Report) -> Row:
         where = f"with rate {rate:g}, skew {skew:g} and seed {seed}"
         raise ConfigError(f"method = {source!r} failed {where}: {run.reason}")
     found = scores(run, setting.table, about["target"])
-    accuracy, sizes = task.right(run.model, skew, seed, seen.n_devices)
+    # Without a step there is no model.
+    none = np.array([[0.0], [1.0]]) + np.zeros(seen.n_devices)
+    accuracy, sizes = task.right(run.model, skew, seed, seen.n_devices) if run.model else none
     fast, *_, slow = np.array_split(np.argsort(waits, kind="stable"), 3)
     found["slow"] = np.average(accuracy[slow], weights=sizes[slow])
     found["gap"] = np.average(accuracy[fast], weights=sizes[fast]) - found["slow"]
@@ -164,6 +156,7 @@ def scores(run: Run, of: Mapping[str, Any], target: float) -> dict[str, float]:
     end_s, budget_s = 3600.0 * of["budget-h"], 3600.0 * of["budget-h"] * of["concurrency"]
     instants = end_s / READINGS * np.arange(1, READINGS + 1)
     at_s, accuracy = run.curve("accuracy", "server")
+    accuracy = accuracy if accuracy.size else np.zeros(1)
     read = np.nan_to_num(accuracy[np.searchsorted(at_s, instants, side="right") - 1])
     padded = np.concatenate([np.repeat(accuracy[:1], SMOOTHED - 1), read])
     smooth = np.convolve(padded, np.ones(SMOOTHED) / SMOOTHED, mode="valid")
@@ -195,10 +188,10 @@ def judge(
 
     Args:
         source: of the method.
-        scenario: its name; with a folder of `recordings` that of NAME@recorded.
+        scenario: its name; with a folder of recordings that of NAME@recorded.
         out: the folder.
-        task: what is trained, with a path of `data` where it brings none.
-        data: such a path.
+        task: what is trained.
+        data: path of its data, where it brings none.
         quick: one skew, one tuning seed and two test seeds: a look, which no table has.
         recordings: what `fedstale traces fetch` brings.
         workers: runs at a time; None takes one for each core.
@@ -206,7 +199,6 @@ def judge(
 
     Raises:
         ConfigError: something cannot be, is another here, or a run failed.
-        KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
     """
     setting, method = Setting.find(scenario, recordings), Method.of(source)
     if task not in (tasks := setting.table["tasks"]):
@@ -222,8 +214,9 @@ def judge(
     with progress_line(progress) as say, WorkerPool(played, out / "log.txt") as pool:
 
         def play(rates: Sequence[float], some: Sequence[int]) -> list[Row]:
-            found, trials = [], [Trial(*about, *one) for one in product(rates, skews, some)]
-            for _, news, what in pool.work(trials, workers or n_cores()):
+            found, trials = list[Row](), [(*about, *one) for one in product(rates, skews, some)]
+            events = pool.work(trials, workers or n_cores())
+            for _, news, what in chain([(None, "begin", None)], events):
                 if news in {"rejected", "died"}:
                     raise ConfigError(what)
                 found += [what] if news == "done" else []

@@ -65,7 +65,8 @@ class Task:
         try:
             jobs = [self._job(*of) for of in self._asked({}, "train", skew, seed, n) if self._job]
         except (OSError, ValueError) as problem:
-            told = f"expected --data, {', '.join(_DATA[key] for key in self.own)} ({problem})"
+            why, wanted = str(problem).partition("; ")[0], [_DATA[key] for key in self.own]
+            told = f"expected --data, {', '.join(wanted)} ({why})"
             raise ConfigError(f"task = {self.name!r}: its data are missing: {told}") from None
         return [part.numpy() for job in jobs for part in job["data"]]
 

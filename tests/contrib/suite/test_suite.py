@@ -348,6 +348,15 @@ def row_of(name, hours, accuracy=0.8, reached=1, **more):
     return {**about, "quick": False, "runs": runs, **more}
 
 
+def test_of_rates_that_cost_the_same_the_more_accurate_one_is_judged():
+    runs = [{"device_hours": 60.0, "accuracy": x} for x in (0.2, 0.4)]
+    assert judging._cost(runs) == pytest.approx([60.0, -0.3])
+    better = [{"device_hours": 60.0, "accuracy": x} for x in (0.3, 0.4)]
+    cheaper = [{"device_hours": x, "accuracy": 0.1} for x in (60.0, 50.0)]
+    assert min([runs, better], key=judging._cost) is better
+    assert min([runs, better, cheaper], key=judging._cost) is cheaper
+
+
 def test_a_table_pairs_with_the_reference_by_seed():
     base = row_of("FedBuff", [1.0, 2.0, 4.0])
     own = row_of("Mine", [2.0, 4.0, 8.0], accuracy=0.9, reached=0)
@@ -425,6 +434,19 @@ def test_a_text_is_judged_as_it_is(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_method_that_never_makes_a_step_counts_with_the_budgets(tmp_path):
+    row = judge("FedBuff(6, 100000)", "tiny-v1", tmp_path, quick=True)
+    for run in row["runs"]:
+        assert (run["reached"], run["hours"], run["device_hours"]) == (0, 0.05, 0.3)
+        assert (run["slow"], run["gap"]) == (0.0, 0.0)
+
+
+def test_a_run_without_an_evaluation_has_no_accuracy():
+    found = judging.scores(run_of([], []), OF, 0.5)
+    assert (found["reached"], found["accuracy"]) == (False, 0.0)
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_method_that_fails_in_a_run_is_named_with_the_run(tmp_path):
     path = tmp_path / "late.py"
     path.write_text(
@@ -451,6 +473,18 @@ def test_the_command_prints_a_row_its_page_and_as_json(tmp_path, monkeypatch, mi
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert found["out"] == str(page.parent)
     assert found["runs"] == json.loads(page.with_name("rows.json").read_text())["runs"]
+
+
+def test_the_folder_of_a_text_is_called_by_the_whole_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(judging, "judge", lambda *of, **options: asked.append(of) or {})
+    CliRunner().invoke(app, ["suite", "run", "FedBuff(9, eta=0.5)", "--json"])
+    CliRunner().invoke(app, ["suite", "run", "of/mine.py", "--json", "--task", "fashion"])
+    assert [of[2] for of in asked] == [
+        Path("suites", "FedBuff(9, eta=0.5)", "phones-v1-digits"),
+        Path("suites", "mine", "phones-v1-fashion"),
+    ]
 
 
 def test_scenarios_are_listed():
