@@ -139,6 +139,28 @@ def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
         np.testing.assert_array_equal(infos["sent"][:3], own_infos["sent"])
 
 
+def test_the_second_of_two_scenarios_plays_the_same_whatever_the_first_does(scenario, busy):
+    busy = replace(busy, settings=replace(busy.settings, rounds=scenario.settings.rounds))
+    rng, n_over = np.random.default_rng(0), 0
+    one, two = vector([scenario, busy], 6), vector([busy, busy], 6)
+    (seen, _), (other, _) = one.reset(seed=3), two.reset(seed=3)
+    for _ in range(40):
+        for name, values in seen.items():
+            np.testing.assert_array_equal(values[3:], other[name][3:])
+        mine, theirs = (rng.permuted(rankings(env), axis=1) for env in (one, two))
+        theirs[3:] = mine[3:]
+        np.testing.assert_array_equal(one.action_masks()[3:], two.action_masks()[3:])
+        seen, rewards, over, _, infos = one.step(mine)
+        other, earned, other_over, _, other_infos = two.step(theirs)
+        assert not np.array_equal(rewards[:3], earned[:3])
+        np.testing.assert_array_equal(rewards[3:], earned[3:])
+        np.testing.assert_array_equal(over[3:], other_over[3:])
+        for name in ("sent", "window", "reward"):
+            np.testing.assert_array_equal(infos[name][3:], other_infos[name][3:])
+        n_over += int(over[3:].sum())
+    assert n_over
+
+
 def together(scenario, num_envs, rollouts, **changed):
     return SB3VecEnv(vector(scenario, num_envs, rollouts=rollouts, **changed))
 
