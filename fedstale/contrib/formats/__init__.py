@@ -1,4 +1,4 @@
-"""The trace format as a public thing: how uneven devices are, by figures that papers compare."""
+"""The trace format as a public thing: validated, and measured."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,8 @@ from fedstale.lazy import names_of
 
 if TYPE_CHECKING:
     from fedstale.contrib.formats.measures import unevenness
+    from fedstale.contrib.formats.validation import faults
 else:
     __getattr__, __dir__ = names_of(__name__)
 
-__all__ = ["unevenness"]
+__all__ = ["faults", "unevenness"]

@@ -1,10 +1,13 @@
-"""Commands that `fedstale traces` has besides its own: `unevenness`."""
+"""Commands that `fedstale traces` has besides its own: `unevenness` and `validate`."""
 
+from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedstale.cli.output import AsJson, one_sentence, say_json
+from fedstale.errors import TraceError
 
 app = typer.Typer()
 _Traces = Annotated[
@@ -34,3 +37,25 @@ def unevenness(
         return
     for name, value in found.items():
         typer.echo(f"{value:10.3f}  {name}")
+
+
+@app.command(epilog="Example: fedstale traces validate phones.parquet")
+@one_sentence()
+def validate(
+    file: Annotated[Path, typer.Argument(help="Native file.")], as_json: AsJson = False
+) -> None:
+    """Say all that breaks the format of a native file, in a sentence each; exit code 1 then."""
+    from fedstale.contrib.formats.validation import faults
+
+    if not file.is_file():
+        raise TraceError(f"{file}: no such file")
+    found = faults(file)
+    shown = list(islice(found, 20))
+    n = len(shown) + sum(1 for _ in found)
+    if as_json:
+        say_json(None, n_faults=n, faults=shown)
+    else:
+        more = [f"and {n - len(shown)} more"] if n > len(shown) else []
+        typer.echo("\n".join([f"{file}: {n} faults", *shown, *more]))
+    if n:
+        raise typer.Exit(1)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstale.traces import Array, Availability, Index, Series, TraceSet
+from fedstale.traces import Array, Availability, Series, TraceSet
 
 PER_ROUND, PAUSE_S, ROUNDS, JOBS = 20, 20.0, 3000, 10_000
 MODEL_BYTES = 343_200_776  # ViT-B/16 in float32
@@ -37,11 +37,12 @@ def unevenness(
     """
     found, n, on = {}, traces.n_devices, None
     if traces.availability is not None:
-        owner, starts, ends, begin, end, known_s = logged_windows(traces.availability)
-        share = np.bincount(owner, ends - starts, n)[known_s > 0] / known_s[known_s > 0]
+        begin, end, known_s = logs_of(traces.availability)
+        each = windows_between(traces.availability, begin, end)
+        share = np.array([np.diff(windows).sum() for windows in each])
+        share = share[known_s > 0] / known_s[known_s > 0]
         found = {"Gini of time online": gini(share), "top 30 % of time online": top_share(share)}
         rows, length = [], np.where(end > begin, end - begin, 1.0)
-        each = np.split(np.stack([starts, ends], axis=1), np.searchsorted(owner, np.arange(1, n)))
         for windows, first, last in zip(each, begin, length, strict=True):
             at = np.append(0.0, windows.ravel() - first)
             kept = np.diff(at, append=last) > 0
@@ -89,13 +90,12 @@ def mean_rates(series: Series) -> Array:
     return (series.row_totals / series.lengths)[series.rows] * series.scales
 
 
-def logged_windows(online: Availability) -> tuple[Index, Array, Array, Array, Array, Array]:
-    """Return the windows in a log of each device (owner, start, end), and the logs; all in s.
+def logs_of(online: Availability) -> tuple[Array, Array, Array]:
+    """Return when each device's log begins and ends, and how much of it has no gap; in s.
 
-    A log has a start and an end, and what is known of it without gaps; what is no recording counts
-    as logged for one record.
+    What is no recording counts as logged for one record.
     """
-    devices, length = np.arange(online.n_devices), online.record_s()
+    length, devices = online.record_s(), np.arange(online.n_devices)
     since = online.log_starts[online.rows] - online.shifts
     if online.repeat:
         since = np.mod(since, length)
@@ -104,11 +104,15 @@ def logged_windows(online: Availability) -> tuple[Index, Array, Array, Array, Ar
     end = np.maximum(np.minimum(end, online.until), begin)
     who, low, high = online.stretches(devices)
     known = np.minimum(since[who] + high, end[who]) - np.maximum(since[who] + low, begin[who])
-    known_s: Array = np.bincount(who, np.maximum(known, 0.0), devices.size).astype(np.float64)
-    owner, starts, ends = online.windows_before(devices, float(end.max()))
-    starts, ends = np.maximum(starts, begin[owner]), np.minimum(ends, end[owner])
-    kept = starts < ends
-    return owner[kept], starts[kept], ends[kept], begin, end, known_s
+    return begin, end, np.bincount(who, np.maximum(known, 0.0), devices.size).astype(np.float64)
+
+
+def windows_between(online: Availability, begin: Array, end: Array) -> list[Array]:
+    """Return each device's windows, [start, end) in s, cut to between two instants of its own."""
+    owner, starts, ends = online.windows_before(np.arange(begin.size), float(end.max()))
+    windows = np.stack([np.maximum(starts, begin[owner]), np.minimum(ends, end[owner])], axis=1)
+    kept = windows[:, 0] < windows[:, 1]
+    return np.split(windows[kept], np.searchsorted(owner[kept], np.arange(1, begin.size)))
 
 
 def _played(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.contrib.formats import measures, unevenness
-from fedstale.contrib.formats.measures import gini, logged_windows, top_share
+from fedstale.contrib.formats.measures import gini, logs_of, top_share, windows_between
 from fedstale.traces import Availability, Series, TraceSet
 
 
@@ -40,9 +40,9 @@ def test_time_online_is_of_the_time_that_was_logged(short):
     # Logged from 50 s on, through the end, for 100 s: online for 30 of them, and 20 in a gap.
     one = Availability.of([[(0.0, 20.0), (60.0, 70.0), (300.0, 310.0)]], 400.0, logs=(360.0, 100.0))
     one = one.with_gaps(np.array([70.0]), np.array([90.0]), [1])
-    owner, starts, ends, begin, end, known = logged_windows(one)
+    begin, end, known = logs_of(one)
     assert (begin.tolist(), end.tolist(), known.tolist()) == ([360.0], [460.0], [80.0])
-    assert np.stack([owner, starts, ends]).T.tolist() == [[0, 400.0, 420.0]]
+    assert windows_between(one, begin, end)[0].tolist() == [[400.0, 420.0]]
     other = Availability.of([[(0.0, 400.0)]], 400.0)
     found = unevenness(fleet(2, availability=Availability.joined([one, other])))
     # Shares 20 / 80 and 1: the top 0.6 device has 0.6 of 1.25.
@@ -54,10 +54,11 @@ def test_a_cut_or_shifted_log_is_counted_where_it_is():
     online = Availability.of([[(10.0, 30.0)], [(50.0, 90.0)]], 100.0)
     cut = online.between(20.0, 75.0)
     for each in (cut, replace(cut, repeat=False)):
-        owner, starts, ends, begin, _, known = logged_windows(each)
-        assert np.stack([owner, starts, ends]).T.tolist() == [[0, 0.0, 10.0], [1, 30.0, 55.0]]
+        begin, end, known = logs_of(each)
+        windows = windows_between(each, begin, end)
+        assert [one.tolist() for one in windows] == [[[0.0, 10.0]], [[30.0, 55.0]]]
         assert (begin.tolist(), known.tolist()) == ([0.0, 0.0], [55.0, 55.0])
-    *_, begin, end, known = logged_windows(online.shifted(20.0))
+    begin, end, known = logs_of(online.shifted(20.0))
     assert (begin.tolist(), end.tolist(), known.tolist()) == ([80.0] * 2, [180.0] * 2, [100.0] * 2)
 
 
