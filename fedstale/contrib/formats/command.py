@@ -1,4 +1,4 @@
-"""Commands that `fedstale traces` has besides its own: `unevenness` and `validate`."""
+"""Commands that `fedstale traces` has besides its own: `unevenness`, `validate` and `export`."""
 
 from itertools import islice
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import AsJson, one_sentence, say_json
+from fedstale.cli.output import AsJson, Overwrite, check_free, note, one_sentence, say, say_json
 from fedstale.errors import TraceError
 
 app = typer.Typer()
@@ -59,3 +59,26 @@ def validate(
         typer.echo("\n".join([f"{file}: {n} faults", *shown, *more]))
     if n:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: fedstale traces export phones.parquet --to flash --out phones.json")
+@one_sentence()
+def export(
+    traces: _Traces,
+    to: Annotated[
+        str, typer.Option(help="appfl, fedscale-behaviour, fedscale-capacity, flash, flgo.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
+    seed: _Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write devices in the format of another platform; say what it keeps and what is lost."""
+    from fedstale.contrib.formats.exports import export as exported
+    from fedstale.traces import TraceSet
+
+    check_free(out, overwrite=overwrite)
+    devices = TraceSet.load(traces, seed=seed)
+    kept, lost = exported(devices, to, out)
+    note(f"kept: {kept}\nlost: {lost}")
+    say(f"wrote {out}: {devices.n_devices:,} devices", out, as_json=as_json, kept=kept, lost=lost)
