@@ -243,12 +243,7 @@ class ReplayedRun:
         self._make(k, now, context, state, picks)
 
     def _make(
-        self,
-        k: int,
-        now: float,
-        context: SelectionContext,
-        state: Sequence[Any],
-        picks: list[int],
+        self, k: int, now: float, context: SelectionContext, state: Sequence[Any], picks: list[int]
     ) -> None:
         """Make a pick, and compare."""
         if self._selector is None:

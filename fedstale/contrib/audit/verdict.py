@@ -16,10 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    load_pem_public_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
 from fedstale.contrib.audit.chain import (
     MOST_FAULTS,

@@ -107,11 +107,7 @@ def write_replayed(
         place, _, attribute = components[key].partition(":")
         name, dot, rest = attribute.partition(".")
         text = _CODE.format(
-            place=place,
-            name=name,
-            rest=dot + rest,
-            wrapper=wrapper,
-            settings=json.dumps(options),
+            place=place, name=name, rest=dot + rest, wrapper=wrapper, settings=json.dumps(options)
         )
         (out / f"{module}.py").write_text(text, encoding="utf-8")
         components[key] = f"{module}:app"

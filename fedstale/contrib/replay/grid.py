@@ -21,14 +21,7 @@ from fedstale.deployment import JobLog
 from fedstale.errors import RunEnded
 from fedstale.flower import asked_ids, error_reply, own_copy, size_of, stamp, with_content
 from fedstale.runs import IN_FLIGHT, NEVER
-from fedstale.simulation import (
-    FIRST_NODE_ID,
-    Columns,
-    CostModel,
-    Devices,
-    JobRow,
-    RunsAfter,
-)
+from fedstale.simulation import FIRST_NODE_ID, Columns, CostModel, Devices, JobRow, RunsAfter
 from fedstale.strategies.server import (
     CLIENT_ERROR,
     REPORTED,

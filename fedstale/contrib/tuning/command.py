@@ -63,12 +63,7 @@ def tune(
 
     folder = out or Path("tunings") / space.stem
     free = stdout_kept_free() if as_json else nullcontext()
-    with (
-        end_on_signals() as heard,
-        free,
-        app_log(),
-        goes_on_when_interrupted(heard),
-    ):
+    with end_on_signals() as heard, free, app_log(), goes_on_when_interrupted(heard):
         # What an app logs of each configuration would hide what comes of them.
         command_line.console().setLevel(logging.ERROR)
         found = tune_space(

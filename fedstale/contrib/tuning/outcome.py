@@ -281,10 +281,7 @@ def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 
 
 def _judged(
-    space: Space,
-    folder: Path,
-    trials: Sequence[Trial],
-    options: Mapping[str, Any],
+    space: Space, folder: Path, trials: Sequence[Trial], options: Mapping[str, Any]
 ) -> Tuning:
     """Compare what was found with the defaults, by options of `compare`, and write everything."""
     write_text(table_of(space, trials).to_csv(index=False, lineterminator="\n"), folder / CSV)

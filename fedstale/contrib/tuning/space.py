@@ -14,11 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from optuna.distributions import (
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from fedstale.comparison import Plan, PlannedRun, seeds_in
 from fedstale.config import SimulationConfig, flat, instant_s, read_toml
