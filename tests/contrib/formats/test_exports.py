@@ -195,6 +195,14 @@ def test_a_record_that_stops_is_cut_there(tmp_path):
     assert said[0]["inactive"] == [0.5 * HOUR, 29.5 * HOUR]
 
 
+def test_a_record_that_does_not_repeat_ends_earlier_for_who_begins_late(tmp_path):
+    online = replace(some().availability.shifted(HOUR), repeat=False)
+    export(fleet(availability=online), "fedscale-behaviour", tmp_path / "behave")
+    said = pickle.loads((tmp_path / "behave").read_bytes())
+    assert [said[k]["finish_time"] for k in range(3)] == [47 * HOUR, 23 * HOUR, 23 * HOUR]
+    assert said[0]["active"] == [0.0, 29 * HOUR]
+
+
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_command_says_what_is_lost(tmp_path, to):
     rated().write(tmp_path / "devices.parquet")

@@ -106,6 +106,13 @@ def test_when_devices_are_ready_by_hand(short):
     assert found["StatMC-T"] == pytest.approx(np.mean(ends))
 
 
+def test_a_device_counts_for_its_share_of_all_draws_at_most(short):
+    # Twenty of forty always come, and report in all of 30 rounds; the share of each is 15.
+    online = Availability.of([[(0.0, 100.0)]] * 20 + [np.empty((0, 2))] * 20, 100.0)
+    found = unevenness(fleet(40, availability=online))
+    assert found["StatMC-R"] == pytest.approx(np.log(20 * 15 + 1) / np.log(40 * 15 + 1))
+
+
 def test_both_together_are_worse_than_each(short):
     online = Availability.of([[(0.0, 30.0 + 3 * k)] for k in range(30)], 200.0)
     link = Series.constant(np.geomspace(1e5, 1e7, 30))

@@ -190,6 +190,10 @@ BROKEN = {
         cell(8, "values", [8.0, -4.0]),
         "row 8, column values: -4.0, place 1: expected a finite rate >= 0",
     ),
+    "a rate without end": (
+        cell(8, "values", [8.0, INF]),
+        "row 8, column values: inf, place 1: expected a finite rate >= 0",
+    ),
     "a rate of NaN": (
         cell(8, "values", [NAN, 4.0]),
         "row 8, column values: nan, place 0: expected a finite rate >= 0",
