@@ -3,13 +3,14 @@
 What counts as reproduced was stated in the parts (`CLAIMS` and the like) before they were run at
 length: the mean over seeds lies between two numbers. What does not is as much a result.
 
-Run it with: python benchmarks/reproduce/run.py RECORDINGS [--keep FILE] [--quick]
-RECORDINGS is the folder of flash-days.json; the images are those of `lab.apps`.
+Run it with: python benchmarks/reproduce/run.py RECORDINGS [--keep FILE] [--only ..] [--quick]
+Rows of papers that are not named stay as they are. RECORDINGS is the folder of flash-days.json; the
+images are those of `lab.apps`.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from threadpoolctl import threadpool_limits
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.curves import difference, final
 from lab.kept import Kept
-from lab.results import write_result
+from lab.results import RESULTS, read_result, write_result
 from reproduce import flash, power_of_choice, ringmaster
 
 Row = dict[str, Any]
+PAPERS = ("ringmaster", "power of choice", "flash")
 
 
 def judged(paper: str, claim: str, by_seed: Sequence[float], accepted: Sequence[float]) -> Row:
@@ -129,21 +131,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path, help="folder of flash-days.json")
     parser.add_argument("--keep", type=Path, help="file of runs that are not made again")
+    parser.add_argument("--only", nargs="+", choices=PAPERS, default=PAPERS, help="papers")
     parser.add_argument(
         "--quick", action="store_true", help="a seed of each, a tenth of the length"
     )
     options = parser.parse_args()
     kept, quick = Kept(options.keep), options.quick
-    rows = []
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "ringmaster": lambda: of_ringmaster(kept, quick=quick),
+        "power of choice": lambda: of_power_of_choice(kept, quick=quick),
+        "flash": lambda: of_flash(options.recordings, kept, quick=quick),
+    }
+    rows: list[Row] = []
     with threadpool_limits(1):
-        for found in (
-            of_ringmaster(kept, quick=quick),
-            of_power_of_choice(kept, quick=quick),
-            of_flash(options.recordings, kept, quick=quick),
-        ):
-            rows += found
-            for row in found:
-                print(row, flush=True)
+        for paper in PAPERS:
+            if paper in options.only:
+                rows += parts[paper]()
+            elif (RESULTS / "reproduce.json").is_file():
+                rows += [row for row in read_result("reproduce")["rows"] if row["paper"] == paper]
+    for row in rows:
+        print(row, flush=True)
     command = "python benchmarks/reproduce/run.py RECORDINGS --keep FILE"
     write_result("reproduce", rows, command=command, quick=quick)
 
