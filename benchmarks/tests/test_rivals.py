@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+import pages
 from rivals import run as rivals
 from rivals.run import Answer, compared, read_answer
 
@@ -159,6 +160,20 @@ def test_answers_are_compared_by_instant_client_version_and_model():
     assert compared(one, other) == {
         **{"jobs": 2, "late_s": 3.0, "same_clients": 1.0, "same_versions": 0.5, "apart": 0.25}
     }
+
+
+def test_where_a_rule_is_the_same_its_page_says_that_the_answers_are():
+    found = pages.where(pages.rows("rivals"), part="same")
+    same = [row for row in found if not row["note"]]
+    assert {row["rival"] for row in same} >= {"appfl", "flgo"}
+    for row in same:
+        assert row["late_s"] < 1e-3
+        assert row["same_versions"] == 1.0
+    # Other rules have another model; the engine without a clock has the same one.
+    assert all(row["apart"] < 1e-5 for row in found if row["note"] in {"", "no clock"})
+    assert all(row["apart"] > 1e-3 for row in found if row["note"] not in {"", "no clock"})
+    assert {row["jobs"] // row["seeds"] for row in found} == {rivals.UPDATES}
+    assert rivals.N == 20
 
 
 PYTHONS = dict(each.split("=", 1) for each in os.environ.get("RIVALS", "").split(",") if each)
