@@ -13,6 +13,7 @@ from fedstale.contrib.kfac import Preconditioner, SharedInverses
 from fedstale.contrib.kfac.merge import INVERSES, inverses
 from fedstale.flower import record_of
 from fedstale.strategies.types import End, Job, RejectionError
+from lab.results import read_result
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,55 @@ def test_a_run_that_does_not_arrive_counts_with_all_of_its_versions(bench):
     found = [[0.1, 0.0], [0.6, 10.0], [0.5, 20.0]]
     assert bench.reached(found, 0.6) == [1.0, 1.0, 0.6, 10.0]
     assert bench.reached(found, 0.7) == [0.0, 2.0, 0.5, 20.0]
+
+
+PLACES = "digits, 0.1", "digits, 100", "clothes, 0.1", "clothes, 100"
+
+
+def row(place, arm):
+    (found,) = (
+        each
+        for each in read_result(f"kfac_steps_{place.partition(',')[0]}")["rows"]
+        if (each["place"], each["arm"]) == (place, arm)
+    )
+    return found
+
+
+def ratios(arm, key):
+    return [row(place, arm)[f"{key}_ratio"][0] for place in PLACES]
+
+
+def test_what_the_page_says_of_sharing_is_what_came_out(bench):
+    uneven, even = PLACES[::2], PLACES[1::2]
+    for place in uneven:
+        shared, own = row(place, bench.SERVER), row(place, bench.OWN)
+        assert shared["reached"] == 5
+        assert shared["versions_ratio"][0] < 0.415
+        assert shared["versions_ratio"][2] < 1
+        assert shared["to_sgd"][1] > 0
+        assert shared["final"] > max(row(place, arm)["final"] for arm in (bench.SGD, bench.LONG))
+        assert own["final"] < row(place, bench.SGD)["final"]
+    for place in even:
+        shared, own = row(place, bench.SERVER), row(place, bench.OWN)
+        assert own["versions_ratio"][0] <= shared["versions_ratio"][0]
+
+
+def test_what_the_page_says_of_bytes_and_time_is_what_came_out(bench):
+    shared, long, sites = (
+        {key: ratios(arm, key) for key in ("steps", "megabytes", *bench.SECONDS)}
+        for arm in (bench.SERVER, bench.LONG, bench.SITES)
+    )
+    assert [round(each(shared["megabytes"]), 2) for each in (min, max)] == [0.36, 0.66]
+    assert [round(each(shared["steps"]), 2) for each in (min, max)] == [0.21, 0.48]
+    assert [round(each(shared["seconds_at_1"]), 2) for each in (min, max)] == [0.36, 0.66]
+    fewer = [a < b for a, b in zip(long["megabytes"], shared["megabytes"], strict=True)]
+    assert sum(fewer) == 3
+    more = [a / b for a, b in zip(long["steps"], shared["steps"], strict=True)]
+    assert 4 < min(more) < max(more) < 12
+    ends = [row(place, bench.SERVER)["seconds_at_100_ratio"][1:] for place in PLACES]
+    assert [low > 1 for low, _ in ends] == [False, False, True, False]
+    assert not any(high < 1 for _, high in ends)
+    slower = zip(sites["seconds_at_1"], shared["seconds_at_1"], strict=True)
+    assert all(a > b for a, b in slower)
+    larger = zip(sites["megabytes"], shared["megabytes"], strict=True)
+    assert sum(a > b for a, b in larger) == 3
