@@ -25,7 +25,7 @@ from lab.results import read_result
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[1]
 PAGES = {
-    "benchmarks/README.md": "speed/README.md",
+    "benchmarks/README.md": "speed/README.md reproduce/page.md",
     "docs/contrib/origins.md": "papers/origins.md",
     "docs/results/agent.md": "agent/windows.md agent/worlds.md",
     "docs/results/agent-training.md": "agent/training.md",
