@@ -76,7 +76,7 @@ def quick(command: str, places: Mapping[str, str], folder: Path) -> list[str]:
     Raises:
         ValueError: a place is not known.
     """
-    words = [word for word in shlex.split(command) if "=" not in word and word != "--quick"]
+    words = shlex.split(command)
     words = words[words.index("python") + 1 :]
     # Runs that are kept would say what they said before.
     while "--keep" in words:
@@ -86,7 +86,7 @@ def quick(command: str, places: Mapping[str, str], folder: Path) -> list[str]:
     if "--out" in words:
         words[words.index("--out") + 1] = str(folder / "out")
     made = [places.get(word) or of.get(word, word) for word in words]
-    unknown = [word for word in made if word.isupper()]
+    unknown = [word for word in made if word.isupper() or word.endswith("=PATH")]
     if unknown:
         raise ValueError(f"expected a place for {unknown[0]}")
     return [*made, "--quick"]
@@ -220,7 +220,9 @@ def judged(name: str, places: Mapping[str, str]) -> dict[str, object]:
         try:
             words = quick(result["command"], places, Path(folder))
             now = rows_of(name, words, ROOT)
-        except (RuntimeError, ValueError, subprocess.TimeoutExpired) as problem:
+        except ValueError as problem:
+            return {**found, "verdict": "unknown", "what": str(problem), "at": commit()}
+        except (RuntimeError, subprocess.TimeoutExpired) as problem:
             return {**found, "verdict": "failed", "what": str(problem)[:200], "at": commit()}
         took_s = round(time.monotonic() - began)
         was = then(name, words)

@@ -402,35 +402,36 @@ def measured(place: str, kept: Kept, jobs: int) -> list[Row]:
     return rows_of(place, target, runs)
 
 
+def short(place: str) -> list[Row]:
+    """Return the rows of a place on two seeds, for as long as settings are chosen on."""
+    runs = {}
+    for arm in ARMS:
+        rate, damping = (0.01, 0.01) if arm in (OWN, SERVER, SITES) else (0.1, 0.01)
+        found = [run((place, arm, rate, damping, seed, TUNED_ON)) for seed in SEEDS[:2]]
+        runs[arm] = {"rate": rate, "damping": damping, "found": found}
+    return rows_of(place, 0.8, runs)
+
+
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", choices=("digits", "clothes"), help="one of the two")
-    parser.add_argument("--quick", action="store_true", help="digits, two seeds, unwritten")
+    parser.add_argument("--quick", action="store_true", help="a place of each, two seeds")
     arguments = parser.parse_args()
     kept = Kept(arguments.keep)
-    if arguments.quick:
-        place, runs = "digits, 0.1", {}
-        for arm in ARMS:
-            rate, damping = (0.01, 0.01) if arm in (OWN, SERVER, SITES) else (0.1, 0.01)
-            found = [run((place, arm, rate, damping, seed, TUNED_ON)) for seed in SEEDS[:2]]
-            runs[arm] = {"rate": rate, "damping": damping, "found": found}
-        for row in rows_of(place, 0.8, runs):
-            print(row)
-        return
+    quick, seeds = arguments.quick, SEEDS[:2] if arguments.quick else SEEDS
     for data in [arguments.only] if arguments.only else ("digits", "clothes"):
         rows = []
-        for place in (name for name, (of, _) in PLACES.items() if of == data):
-            for row in measured(place, kept, arguments.jobs):
+        for place in [name for name, (of, _) in PLACES.items() if of == data][
+            : 1 if quick else None
+        ]:
+            for row in short(place) if quick else measured(place, kept, arguments.jobs):
                 print(row, flush=True)
-                rows.append({**row, "seeds": list(SEEDS)})
-        write_result(
-            f"kfac_steps_{data}",
-            rows,
-            command=f"python benchmarks/papers/kfac_steps.py --only {data}",
-        )
+                rows.append({**row, "seeds": list(seeds)})
+        command = f"python benchmarks/papers/kfac_steps.py --only {data}"
+        write_result(f"kfac_steps_{data}", rows, command=command, quick=quick)
 
 
 if __name__ == "__main__":

@@ -348,8 +348,8 @@ def main() -> None:
         sizes = [100] if options.quick else [100, 1000, 10_000]
         rows += speed(pythons, sizes, 1 if options.quick else 3, folder)
     words = " ".join(f"--python {rival}=PATH" for rival in pythons)
-    command = f"python benchmarks/rivals/run.py {words}" + " --quick" * options.quick
-    write_result("rivals" + "-quick" * options.quick, rows, command=command)
+    command = f"python benchmarks/rivals/run.py {words}"
+    write_result("rivals", rows, command=command, quick=options.quick)
 
 
 if __name__ == "__main__":
