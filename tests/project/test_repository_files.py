@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 
 import pytest
 import yaml
@@ -103,3 +104,11 @@ def test_what_a_server_installs_has_hashes_and_the_versions_of_the_constraints()
     for name in ("docs/deploy.md", "docs/deploy/Dockerfile"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert re.search(r"--require-hashes .*-r \S*requirements\.lock", text), name
+
+
+def test_no_two_files_of_tests_have_one_name():
+    # They are modules without a package: pytest refuses the second.
+    rooms = ROOT / "tests", ROOT / "benchmarks" / "tests"
+    names = [path.name for room in rooms for path in room.rglob("test_*.py")]
+    assert len(names) > 300
+    assert [name for name, n in Counter(names).items() if n > 1] == []
