@@ -40,7 +40,7 @@ def test_results_name_a_script_that_is_there_or_the_commit_that_has_it():
 
 UNREPEATABLE = {
     *("agent_algorithms", "attacks", "attacks_int4", "checkpoints", "client_mod"),
-    *("fidelity", "forecast_audit", "forecast_bias", "forecasting_speed"),
+    *("fidelity", "forecast_bias", "forecasting_speed"),
     *("large_models", "pools", "resident", "rounds", "selection_env", "selection_proxy"),
     *("selection_scale", "site_adapters", "site_links", "site_strategies", "soak", "trips"),
     "versions",
