@@ -5,8 +5,8 @@ change. Its quick form (`--quick`, minutes) is: results/quick/NAME.json has the 
 the result's commit, and what it gives now is
 
     same        to the last digit;
-    close       within a hundredth, as on another processor; for figures of a clock within a factor
-                of three, which finds what has become slow, and nothing finer;
+    close       within a hundredth, as on another processor; where a clock gave all figures, within
+                a factor of three, which finds what has become slow, and nothing finer;
     moved       elsewhere: the pages say so below the table, until it is measured again;
     failed      nothing, since it ends with an error;
     unknown     with nothing to compare: its commit is lost, or has no quick form.
@@ -39,7 +39,8 @@ LIMIT_S = 900.0
 CLOSE, CLOCK = 0.01, 3.0
 """How far a figure may be off as a share, and the factor of one that a clock gave."""
 BY_CLOCK = re.compile(r"cpu|wall|took|load|mib|^seconds|^minutes$", re.IGNORECASE)
-"""Columns that a clock or a process's memory gave; seconds of virtual time are none."""
+"""Columns that a clock or a process's memory gave, and that other results are not judged by;
+seconds of virtual time are none."""
 TIMED = {
     *("batched", "batched_gpu", "clients", "client_mod", "compact_codec", "forecasting_speed"),
     *("large_models", "loaders", "merging", "messages", "peers", "resident", "rounds"),
@@ -170,9 +171,9 @@ def compared(was: Rows, now: Rows, *, by_clock: bool = False) -> tuple[str, str]
     verdict = "same"
     for i, (old, new) in enumerate(zip(was, now, strict=True), 1):
         for key, a, b in leaves(old, new):
-            if equal(a, b):
+            if equal(a, b) or (BY_CLOCK.search(key) and not by_clock):
                 continue
-            if not near(a, b, by_clock=by_clock or BY_CLOCK.search(key) is not None):
+            if not near(a, b, by_clock=by_clock):
                 return "moved", f"{key} of row {i}: was {shown(a)}, is {shown(b)}"
             verdict = "close"
     return verdict, ""
