@@ -120,6 +120,7 @@ def test_arms_are_compared_with_their_quorum_alone_after_time_and_characters(ben
     assert row["to_none_by_characters"][0] == pytest.approx(2.2 - (4.0 - 2 / 3 * 0.8))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PLAY.is_file(), reason=f"{PLAY} is not here")
 def test_with_a_window_a_step_has_more_updates_and_steps_are_fewer(bench):
     found = [bench.run((f"0.3: 2 of 6, {w}", 0.5, 1), str(PLAY), until_s=150.0) for w in (0, 0.5)]

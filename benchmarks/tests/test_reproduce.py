@@ -125,6 +125,7 @@ def test_rounds_are_counted_to_the_accuracy_that_random_ends_with(parts):
     assert parts.choice.compared(other, random) == (1.0, pytest.approx(-0.5))
 
 
+@pytest.mark.slow
 def test_power_of_choice_learns_and_repeats(parts, images):
     arms = (parts.choice.RANDOM, parts.choice.ASKED, parts.choice.STALE)
     curves = {arm: parts.choice.curve(arm, 2.0, 1, rounds=20) for arm in arms}

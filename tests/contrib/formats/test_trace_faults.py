@@ -342,6 +342,7 @@ PARTS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

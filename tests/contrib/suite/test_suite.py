@@ -154,6 +154,7 @@ def test_a_recorded_scenario_has_another_name_and_no_digest(tmp_path):
         Setting.find("sites-v1", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_recordings_as_they_are_fetched_make_devices(tmp_path, name):
     files = {
