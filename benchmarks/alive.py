@@ -32,7 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab.results import QUICK, RESULTS, UNPUBLISHED, commit, lack, read_result
+from lab.results import QUICK, RESULTS, UNPUBLISHED, as_text, commit, lack, read_result
 
 ROOT, STORE, NAME = RESULTS.parents[1], RESULTS / "quick", "alive"
 LIMIT_S = 900.0
@@ -147,15 +147,8 @@ def then(name: str, words: Sequence[str]) -> Rows | str:
     with checkout(str(made_at)) as root, suppress(RuntimeError, subprocess.TimeoutExpired):
         rows = rows_of(name, words, root)
     STORE.mkdir(exist_ok=True)
-    path.write_text(text(rows or [], commit=made_at), encoding="utf-8")
+    path.write_text(as_text({"commit": made_at}, rows or []), encoding="utf-8")
     return rows or "its commit has no quick form that gives rows"
-
-
-def text(rows: Rows, **about: object) -> str:
-    """Return rows as JSON, one a line, below what is said of them."""
-    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
-    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
-    return f'{{\n{head}  "rows": [\n{lines}\n  ]\n}}\n'
 
 
 def compared(was: Rows, now: Rows, *, by_clock: bool = False) -> tuple[str, str]:
@@ -251,11 +244,12 @@ def main() -> None:
     path = RESULTS / f"{NAME}.json"
     before = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     rows = {row["result"]: row for row in before}
-    for name in asked.names or published():
+    known = published()
+    for name in asked.names or known:
         rows[name] = judged(name, places)
         print(f"{name:22s} {rows[name]['verdict']:8s} {rows[name]['what']}", flush=True)
-        kept = [row for _, row in sorted(rows.items()) if row["result"] in published()]
-        path.write_text(text(kept), encoding="utf-8")
+        kept = [row for _, row in sorted(rows.items()) if row["result"] in known]
+        path.write_text(as_text({}, kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Run it with: python benchmarks/pages.py
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,21 @@ Row = dict[str, Any]
 def made_at(names: Iterable[str]) -> str:
     """Return a line on the commits at which some results were measured; nothing of none."""
     by_commit: dict[str, list[str]] = {}
-    for name in (names := list(names)):
-        commit = read_result(name).get("commit")
+    commits = {name: read_result(name).get("commit") for name in names}
+    for name, commit in commits.items():
         at = f"`{commit[:10]}`" if commit else "a commit that was not noted"
         at += " with changes that no commit has" * (commit or "").endswith("-dirty")
         by_commit.setdefault(at, []).append(name)
     told = [f"{at} ({', '.join(sorted(some))})" for at, some in by_commit.items()]
-    return f"\nMeasured at {'; '.join(told)}.{alive(names)}\n" if told else ""
+    return f"\nMeasured at {'; '.join(told)}.{alive(commits)}\n" if told else ""
 
 
-def alive(names: Iterable[str]) -> str:
-    """Return which results still hold, and which have moved, by their quick forms (alive.py)."""
+def alive(commits: Mapping[str, str | None]) -> str:
+    """Return which results, by their commits, hold or have moved by quick forms (alive.py)."""
     holds: dict[str, list[str]] = {}
     moved = []
     for row in rows("alive"):
-        if row["result"] not in names or row["commit"] != read_result(row["result"]).get("commit"):
+        if row["result"] not in commits or row["commit"] != commits[row["result"]]:
             continue
         if row["verdict"] in {"same", "close"}:
             holds.setdefault(row["at"][:10], []).append(row["result"])

@@ -55,13 +55,17 @@ def write_result(
         "hardware": {"cpu": processor(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
     }
-    # A row a line, so that changes can be read.
-    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
-    head = json.dumps(result, indent=2).removesuffix("\n}")
-    path.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
+    path.write_text(as_text(result, rows), encoding="utf-8")
     if lacks:
         raise RuntimeError(f"{path} is no result: {lacks}")
     return path
+
+
+def as_text(about: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows as JSON, one a line so that changes can be read, below what is said of them."""
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    head = json.dumps({**about, "rows": []}, indent=2).removesuffix("]\n}")
+    return f"{head}\n{lines}\n  ]\n}}\n"
 
 
 def read_result(name: str) -> dict[str, Any]:

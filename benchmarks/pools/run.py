@@ -75,8 +75,7 @@ def arms(data: str) -> dict[str, Arm]:
     )
     apart = tuple({"learning-rate": rate, "exchange-every": 0} for rate in rates)
     small = tuple({**each, "pools": "small"} for each in apart)
-    # What pools predict together may want another rate than what each of them predicts.
-    methods = {TOLD: told, ALONE: apart, MEAN: apart, "small for all": small}
+    methods = {TOLD: told, ALONE: apart, "small for all": small}
     made = [
         Arm(data=data, pools=each, method=method, tries=tries)
         for each in POOLS
@@ -91,7 +90,7 @@ ARMS = {name: arm for data in RATES for name, arm in arms(data).items()}
 
 
 def run(of: Run, folder: str) -> dict[str, float]:
-    """Return what one run reached: accuracies, that it is judged by, versions, and megabytes a job.
+    """Return what one run reached: accuracies, versions, and megabytes a job.
 
     Args:
         of: arm, number of the setting, and seed.
@@ -124,38 +123,47 @@ def run(of: Run, folder: str) -> dict[str, float]:
     jobs = found.jobs[found.jobs["aggregated_version"] > 0]
     n_bytes = jobs["downloaded_bytes"] + jobs["uploaded_bytes"]
     about = {"versions": int(measured["version"].max()), "megabytes": float(n_bytes.mean()) / 1e6}
-    judged = last["ensemble_accuracy" if arm.method == MEAN else "accuracy"]
-    return {**last.to_dict(), "judged": judged, **about}
+    return {**last.to_dict(), **about}
 
 
-def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row for each arm, paired with codistillation.
+def rows_of(
+    best: Mapping[str, float], means: Mapping[str, float], kept: Kept, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return a row for each arm, and the mean of predictions, paired with codistillation.
 
     Args:
         best: number of each arm's setting.
+        means: that of each arm whose predictions are averaged, for the mean.
         kept: what the runs reached.
         seeds: that are reported.
     """
-    runs = {name: [kept[[name, i, seed]] for seed in seeds] for name, i in best.items()}
     rows = []
-    for name, each in runs.items():
-        arm, setting = ARMS[name], ARMS[name].tries[int(best[name])]
-        told = [found["judged"] for found in runs[name_of(arm.data, arm.pools, TOLD, PUBLIC)]]
-        reached = [found["judged"] for found in each]
-        row = {
-            "data": arm.data,
-            "pools": arm.pools,
-            "method": arm.method,
-            "public": arm.public,
-            "setting": {k: x for k, x in setting.items() if not isinstance(x, str)},
-            "seeds": list(seeds),
-            "accuracy": float(np.mean(reached)),
-            "difference": difference(told, reached),
-        }
-        shown = each[0].keys() - {"judged", "accuracy", "ensemble_accuracy"}
-        shown = set() if arm.method == MEAN else shown
-        means = {k: float(np.mean([found[k] for found in each])) for k in sorted(shown)}
-        rows.append(row | means)
+    for name in best:
+        arm = ARMS[name]
+        base = name_of(arm.data, arm.pools, TOLD, PUBLIC)
+        told = [kept[[base, best[base], seed]]["accuracy"] for seed in seeds]
+        for method, key, chosen in (
+            (arm.method, "accuracy", best),
+            (MEAN, "ensemble_accuracy", means),
+        ):
+            if name not in chosen:
+                continue
+            setting = arm.tries[int(chosen[name])]
+            each = [kept[[name, chosen[name], seed]] for seed in seeds]
+            reached = [found[key] for found in each]
+            row = {
+                "data": arm.data,
+                "pools": arm.pools,
+                "method": method,
+                "public": arm.public,
+                "setting": {k: x for k, x in setting.items() if not isinstance(x, str)},
+                "seeds": list(seeds),
+                "accuracy": float(np.mean(reached)),
+                "difference": difference(told, reached),
+            }
+            shown = () if method == MEAN else each[0].keys() - {"accuracy", "ensemble_accuracy"}
+            means_of = {k: float(np.mean([found[k] for found in each])) for k in sorted(shown)}
+            rows.append(row | means_of)
     return rows
 
 
@@ -176,16 +184,19 @@ def main() -> None:
         if data != DIGITS and not args.folder:
             print(f"{data} is left out: no folder of its files was given")
             continue
-        best = measured(
+        choose = partial(
+            measured,
             partial(run, folder=args.folder),
-            tries,
             tuning_seeds=TUNING_SEEDS,
-            loss=lambda found: -float(found["judged"]),
             kept=kept,
             jobs=args.jobs,
             seeds=seeds,
         )
-        rows += rows_of(best, kept, seeds)
+        best = choose(rates=tries, loss=lambda found: -float(found["accuracy"]))
+        # What pools predict together may want another rate than what each of them predicts.
+        alone = {name: some for name, some in tries.items() if ARMS[name].method == ALONE}
+        means = choose(rates=alone, loss=lambda found: -float(found["ensemble_accuracy"]))
+        rows += rows_of(best, means, kept, seeds)
     for row in rows:
         print(row)
     command = "python benchmarks/pools/run.py FOLDER"

@@ -4,11 +4,16 @@ A network is arrays w0, b0, w1, b1, .. of linear layers with ReLU between them. 
 of Debian's package dataset-fashion-mnist, or of the folder that FASHION_MNIST names.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedstale.flower import model_of, record_of
+from fedstale.simulation import Executor
+from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies.types import Array, Model
 from lab.apps import IMAGES, opened
 
@@ -23,6 +28,37 @@ def images() -> tuple[Array, Array, Array, Array]:
     (train_x, train_y), (test_x, test_y) = opened("fashion").task.load_data(IMAGES)
     flat = [(x.numpy().reshape(len(x), -1) / 255).astype(np.float32) for x in (train_x, test_x)]
     return flat[0], train_y.numpy(), flat[1], test_y.numpy()
+
+
+class Clients(Executor):
+    """Trains clients on what they hold; each job of one draws anew."""
+
+    def __init__(self, dealt: Sequence[Array], seed: int, stream: int) -> None:
+        """Take the images of each client, and the seed and the stream that jobs draw from."""
+        self._deal, self._seed, self._stream = dealt, seed, stream
+        self._jobs = np.zeros(len(dealt), dtype=np.int64)
+
+    def train(self, model: Model, mine: Array, rng: np.random.Generator) -> dict[str, float]:
+        """Train a model on some images, in place, and return metrics."""
+        raise NotImplementedError
+
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the changes and metrics."""
+        return [ClientReply(self._reply(call.message), call.context) for call in calls]
+
+    def _reply(self, message: Message) -> Message:
+        client = int(message.metadata.dst_node_id) - 1000
+        rng = np.random.default_rng((self._seed, self._stream, client, self._jobs[client]))
+        self._jobs[client] += 1
+        received, mine = model_of(message.content["arrays"]), self._deal[client]
+        model = {name: array.copy() for name, array in received.items()}
+        metrics = self.train(model, mine, rng)
+        content = {
+            "arrays": record_of({name: model[name] - received[name] for name in model}),
+            "metrics": MetricRecord({"num-examples": len(mine), **metrics}),
+            "form": ConfigRecord({"fedstale.update": "delta"}),
+        }
+        return Message(RecordDict(content), reply_to=message)
 
 
 def initial(sizes: tuple[int, ...], seed: int) -> Model:

@@ -26,19 +26,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.simulation import Costs, Executor, RunEnded, TraceGrid
-from fedstale.simulation.executors import ClientCall, ClientReply
+from fedstale.flower import model_of, record_of
+from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.strategies import FedAvg, Stage
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.types import Array, ClientUpdate, Job, Model
 from fedstale.traces import Availability, Series, TraceSet
 from lab.curves import final
 from reproduce import clothes
-from reproduce.power_of_choice import model_of
 
 N_PHONES, PER_ROUND, LEAST, ROUNDS, SEEDS = 700, 30, 18, 300, (1, 2, 3)
 DEADLINE_S, NEEDED, EPOCHS, BATCH, RATE = 270.0, 0.8, 5, 10, 0.01
@@ -118,35 +116,16 @@ class Enough(Stage):
         return {}
 
 
-class Clients(Executor):
-    """Trains phones on what they hold."""
+class Clients(clothes.Clients):
+    """Trains phones for some epochs."""
 
-    def __init__(self, dealt: list[Array], seed: int) -> None:
-        """Take the deal."""
-        self._deal, self._seed = dealt, seed
-        self._jobs = np.zeros(len(dealt), dtype=np.int64)
-
-    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        """Return the changes."""
-        return [ClientReply(self._reply(call.message), call.context) for call in calls]
-
-    def _reply(self, message: Message) -> Message:
-        phone = int(message.metadata.dst_node_id) - 1000
-        rng = np.random.default_rng((self._seed, _ORDER, phone, self._jobs[phone]))
-        self._jobs[phone] += 1
-        received, mine = model_of(message.content["arrays"]), self._deal[phone]
-        model = {name: array.copy() for name, array in received.items()}
+    def train(self, model: Model, mine: Array, rng: np.random.Generator) -> dict[str, float]:
+        """Take a step for each batch."""
         orders = [rng.permutation(mine) for _ in range(EPOCHS)]
         batches = [order[i : i + BATCH] for order in orders for i in range(0, len(mine), BATCH)]
         x, y, *_ = clothes.images()
         clothes.train(model, x, y, batches, RATE)
-        change = {name: FlowerArray(model[name] - received[name]) for name in model}
-        content = {
-            "arrays": ArrayRecord(change),
-            "metrics": MetricRecord({"num-examples": len(mine)}),
-            "form": ConfigRecord({"fedstale.update": "delta"}),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +152,7 @@ def run(recordings: Path, seed: int, *, aware: bool, rounds: int = ROUNDS) -> Ru
     work = EPOCHS * np.ceil(examples(seed) / BATCH)
     grid = TraceGrid(
         phones(recordings, seed, aware=aware),
-        Clients(deal(seed), seed),
+        Clients(deal(seed), seed, _ORDER),
         costs=Costs(work={"train": 1.0}, model_bytes=MODEL_BYTES, constant_replies=True),
         work=lambda message: float(work[int(message.metadata.dst_node_id) - 1000]),
         seed=seed,
@@ -195,7 +174,7 @@ def run(recordings: Path, seed: int, *, aware: bool, rounds: int = ROUNDS) -> Ru
     with grid.running(), suppress(RunEnded):
         strategy.start(
             grid,
-            ArrayRecord({name: FlowerArray(array) for name, array in first.items()}),
+            record_of(first),
             num_rounds=rounds,
             timeout=DEADLINE_S if aware else 1e9,
             evaluate_fn=evaluate,

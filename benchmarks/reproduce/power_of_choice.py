@@ -17,16 +17,15 @@ Reference:
     2022 (arXiv 2010.01243, 2020).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
 
 from fedstale.apps import classification
-from fedstale.simulation import Costs, Executor, TraceGrid
-from fedstale.simulation.executors import ClientCall, ClientReply
+from fedstale.flower import model_of, record_of
+from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import FedAvg
 from fedstale.strategies.selection import PowerOfChoice, Selector
 from fedstale.strategies.types import Array, Candidates, Model
@@ -75,40 +74,16 @@ class Choice(Selector):
         return [drawn[i] for i in order[:k]]
 
 
-class Clients(Executor):
-    """Trains clients on what they hold."""
+class Clients(clothes.Clients):
+    """Trains clients for some steps, and tells their mean loss."""
 
-    def __init__(self, alpha: float, seed: int) -> None:
-        """Deal the images."""
-        self._deal, self._seed = deal(alpha, seed), seed
-        self._jobs = np.zeros(N_CLIENTS, dtype=np.int64)
-
-    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        """Return the changes and mean losses."""
-        return [ClientReply(self._reply(call.message), call.context) for call in calls]
-
-    def _reply(self, message: Message) -> Message:
-        client = int(message.metadata.dst_node_id) - 1000
-        rng = np.random.default_rng((self._seed, _STEPS, client, self._jobs[client]))
-        self._jobs[client] += 1
-        received, mine = model_of(message.content["arrays"]), self._deal[client]
-        model = {name: array.copy() for name, array in received.items()}
+    def train(self, model: Model, mine: Array, rng: np.random.Generator) -> dict[str, float]:
+        """Take the steps, each on a batch drawn anew."""
         n = min(BATCH, len(mine))
         batches = [rng.choice(mine, n, replace=False) for _ in range(STEPS)]
         x, y, *_ = clothes.images()
         loss = clothes.train(model, x, y, batches, RATE, dropped=DROPPED, decay=DECAY, rng=rng)
-        change = {name: FlowerArray(model[name] - received[name]) for name in model}
-        content = {
-            "arrays": ArrayRecord(change),
-            "metrics": MetricRecord({"num-examples": len(mine), "train_loss": loss}),
-            "form": ConfigRecord({"fedstale.update": "delta"}),
-        }
-        return Message(RecordDict(content), reply_to=message)
-
-
-def model_of(arrays: ArrayRecord) -> Model:
-    """Return a model as arrays by name."""
-    return {name: array.numpy() for name, array in arrays.items()}
+        return {"train_loss": loss}
 
 
 def curve(arm: str, alpha: float, seed: int, rounds: int = ROUNDS) -> Array:
@@ -132,12 +107,13 @@ def curve(arm: str, alpha: float, seed: int, rounds: int = ROUNDS) -> Array:
     }
     strategy = FedAvg(PER_ROUND, selector=selectors[arm], normalise="buffer_size", seed=seed)
     costs = Costs(work={"train": 1.0}, constant_replies=True)
-    grid = TraceGrid(TraceSet.ideal(N_CLIENTS), Clients(alpha, seed), costs=costs, seed=seed)
+    clients = Clients(mine, seed, _STEPS)
+    grid = TraceGrid(TraceSet.ideal(N_CLIENTS), clients, costs=costs, seed=seed)
     first = clothes.initial((784, 64, 30, 10), seed)
     with grid.running():
         strategy.start(
             grid,
-            ArrayRecord({name: FlowerArray(array) for name, array in first.items()}),
+            record_of(first),
             num_rounds=rounds,
             evaluate_fn=evaluate,
         )

@@ -46,12 +46,11 @@ from fedstale.strategies.weighting import ByAge, polynomial
 from fedstale.traces import Job, TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
-from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from sites.run import SEEDS, WORK, Run, measured, sites
-from sites.shadow import BATCH, BYTES, LENGTH, MODEL, STEPS, N, Steps, buffered, traces_of
-from sites.strategies import TUNING_SEED, curve, loss_at
+from sites.shadow import BYTES, MODEL, STEPS, N, Steps, buffered, compared, traces_of
+from sites.strategies import TUNING_SEED, curve
 
 UNTIL_S = {0.3: 600.0, 3.0: 1600.0}
 """End of a run in s, by ratio."""
@@ -153,9 +152,7 @@ def run(of: Run, text: str, until_s: float | None = None) -> dict[str, Any]:
 
     strategy, model = ARMS[name][0](rate), {**MODEL, "local-steps": STEPS}
     found = curve(strategy, seed, text, grid_of, until_s, model=model)
-    counted = np.interp([row[0] for row in found], seen.at, seen.total) * BATCH * LENGTH
-    read = [[*row, n] for row, n in zip(found, counted.tolist(), strict=True)]
-    return {"curve": read, "versions": seen.n_versions}
+    return {"curve": seen.counted(found), "versions": seen.n_versions}
 
 
 def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float, until_s: float) -> list[Any]:
@@ -187,19 +184,9 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float, until_s: float)
         if window:
             others["none"] = f"{quorum} of 6, 0"
         for key, other in others.items():
-            pairs = list(zip((o["curve"] for o in runs[other]["found"]), curves, strict=True))
-            row[f"to_{key}"] = difference(*([pair[i][-1][2] for pair in pairs] for i in (0, 1)))
-            same = [min(one[-1][3], two[-1][3]) for one, two in pairs]
-            row[f"to_{key}_by_characters"] = difference(
-                *([_after(n, pair[i]) for n, pair in zip(same, pairs, strict=True)] for i in (0, 1))
-            )
+            row |= compared(key, [found["curve"] for found in runs[other]["found"]], curves)
         rows.append(row)
     return rows
-
-
-def _after(characters: float, found: Sequence[Sequence[float]]) -> float:
-    """Return the loss after some characters, between readings."""
-    return loss_at([[row[3], 0, row[2]] for row in found], 0, characters)
 
 
 def main() -> None:

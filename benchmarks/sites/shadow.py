@@ -119,6 +119,10 @@ ARMS = {
 }
 
 
+Curve = Sequence[Sequence[float]]
+"""At each reading s, merged replies and the loss, and behind a run characters."""
+
+
 class Steps(Callback):
     """Counts the local steps behind the replies that have come."""
 
@@ -131,6 +135,11 @@ class Steps(Callback):
             steps: Any = reply.content.config_records.get(SHADOW, {"steps": self._each})["steps"]
             self.at.append(run.now())
             self.total.append(self.total[-1] + steps)
+
+    def counted(self, found: Curve) -> Curve:
+        """Return readings of a curve with the characters behind each."""
+        n = np.interp([row[0] for row in found], self.at, self.total) * BATCH * LENGTH
+        return [[*row, each] for row, each in zip(found, n.tolist(), strict=True)]
 
 
 def traces_of(times: float, seed: int) -> TraceSet:
@@ -169,8 +178,7 @@ def run(of: Run, text: str, until_s: float | None = None) -> list[list[float]]:
 
     model = {**MODEL, "local-steps": n_steps}
     found = curve(arm.strategy(rate), seed, text, grid_of, until_s, model=model)
-    counted = np.interp([row[0] for row in found], steps.at, steps.total) * BATCH * LENGTH
-    return [[*row, n] for row, n in zip(found, counted.tolist(), strict=True)]
+    return steps.counted(found)
 
 
 def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[str, Any]]:
@@ -199,14 +207,31 @@ def rows_of(runs: Mapping[str, Mapping[str, Any]], times: float) -> list[dict[st
         }
         row["loss"] = float(np.mean([found[-1][2] for found in arm["found"]]))
         for key, other in (("base", BASE), ("overlap", OVERLAP), ("rounds", ROUNDS)):
-            pairs = list(zip(runs[other]["found"], arm["found"], strict=True))
-            row[f"to_{key}"] = difference(*([pair[i][-1][2] for pair in pairs] for i in (0, 1)))
-            same = [min(one[-1][3], two[-1][3]) for one, two in pairs]
-            row[f"to_{key}_by_characters"] = difference(
-                *([_after(n, pair[i]) for n, pair in zip(same, pairs, strict=True)] for i in (0, 1))
-            )
+            row |= compared(key, runs[other]["found"], arm["found"])
         rows.append(row)
     return rows
+
+
+def compared(key: str, base: Sequence[Curve], curves: Sequence[Curve]) -> dict[str, list[float]]:
+    """Return how much higher losses are than a base's, in pairs; as `difference`.
+
+    Args:
+        key: of the base.
+        base: what its runs reached, as `run` returns it.
+        curves: what those of an arm reached.
+
+    Returns:
+        After the same time, as `to_KEY`, and after as many characters as the one of both that has
+        fewer in the end, as `to_KEY_by_characters`.
+    """
+    pairs = list(zip(base, curves, strict=True))
+    same = [min(one[-1][3], two[-1][3]) for one, two in pairs]
+    return {
+        f"to_{key}": difference(*([pair[i][-1][2] for pair in pairs] for i in (0, 1))),
+        f"to_{key}_by_characters": difference(
+            *([_after(n, pair[i]) for n, pair in zip(same, pairs, strict=True)] for i in (0, 1))
+        ),
+    }
 
 
 def _after(characters: float, found: Sequence[Sequence[float]]) -> float:

@@ -32,10 +32,13 @@ def test_rows_are_paired_with_codistillation_of_the_same_data(bench):
     kept, names = Kept(), list(bench.arms("digits"))
     for i, name in enumerate(names):
         for seed in bench.SEEDS:
-            judged = 0.9 if bench.MEAN in name else 0.5 + 0.01 * i + 0.1 * seed
-            found = {"accuracy": 0.3, "ensemble_accuracy": 0.9, "judged": judged}
+            found = {"accuracy": 0.5 + 0.01 * i + 0.1 * seed, "ensemble_accuracy": 0.3}
             kept.add([name, 1, seed], found | {"accuracy_small": 0.4, "versions": 9})
-    rows = bench.rows_of(dict.fromkeys(names, 1), kept, bench.SEEDS)
+            # The mean of predictions has a setting of its own.
+            kept.add([name, 2, seed], {"accuracy": 0.3, "ensemble_accuracy": 0.9})
+    alone = [name for name in names if bench.ARMS[name].method == bench.ALONE]
+    best, means = dict.fromkeys(names, 1), dict.fromkeys(alone, 2)
+    rows = bench.rows_of(best, means, kept, bench.SEEDS)
     alike, different = ([row for row in rows if row["pools"] == pools] for pools in bench.POOLS)
     for some in (alike, different):
         assert [row["method"] for row in some] == [
@@ -44,7 +47,7 @@ def test_rows_are_paired_with_codistillation_of_the_same_data(bench):
         assert some[0]["difference"] == [0.0, 0.0, 0.0]
         assert some[1]["difference"][0] == pytest.approx(0.01)
         assert some[2]["difference"][0] == pytest.approx(0.9 - some[0]["accuracy"])
-        assert some[3]["difference"][0] == pytest.approx(0.03)
+        assert some[3]["difference"][0] == pytest.approx(0.02)
         assert ["versions" in row for row in some] == [True, True, False, True, True]
     assert [row["public"] for row in alike] == [300, 300, 300, 300, 30]
     json.dumps(rows)
