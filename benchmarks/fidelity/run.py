@@ -1,9 +1,9 @@
 """Run one app on one trace with real processes and in a simulation, and compare the timelines.
 
-    python benchmarks/fidelity/run.py [--nodes 4] [--speed-up 2] [--versions 8] [--seed 11]
+The app is small, so that on one machine the time of its jobs is the trace's. With the seed of the
+trace desktops are online from the start, so that no real time is spent on waiting for them.
 
-The app is small, so that on one machine the time of its jobs is the trace's. With seed 11 desktops
-are online from the start, so that no real time is spent on waiting for them. Takes some minutes.
+Run it with: python benchmarks/fidelity/run.py [--quick]
 """
 
 import argparse
@@ -27,7 +27,7 @@ from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.deployed import write_app
-from lab.results import RESULTS
+from lab.results import write_result
 
 Array = npt.NDArray[np.float64]
 
@@ -91,9 +91,10 @@ def train(message, context):
 
 
 def measure(
-    folder: Path, *, nodes: int, speed_up: float, versions: int, traces: str, seed: int
+    folder: Path, *, versions: int, nodes: int = 4, speed_up: float = 2.0, seed: int = 11
 ) -> dict[str, Any]:
     """Run both in a folder, and return how they differ."""
+    traces = f"synthetic:{nodes}@desktops"
     written = write_app(
         folder / "measured",
         "measured",
@@ -207,26 +208,15 @@ def _error(one: pd.Series, other: pd.Series, round_s: float) -> dict[str, float]
 
 
 def main() -> None:
-    """Measure and write the results."""
+    """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--speed-up", type=float, default=2.0)
-    parser.add_argument("--versions", type=int, default=8)
-    parser.add_argument("--traces", default="synthetic:4@desktops")
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.json")
+    parser.add_argument("--quick", action="store_true", help="two versions")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, end_on_signals():
-        found = measure(
-            Path(folder),
-            nodes=args.nodes,
-            speed_up=args.speed_up,
-            versions=args.versions,
-            traces=args.traces,
-            seed=args.seed,
-        )
-    args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        found = measure(Path(folder), versions=2 if args.quick else 8)
     print(json.dumps(found, indent=2))
+    command = "python benchmarks/fidelity/run.py"
+    write_result("fidelity", [found], command=command, quick=args.quick)
 
 
 if __name__ == "__main__":

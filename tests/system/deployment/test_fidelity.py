@@ -1,7 +1,5 @@
 """A trace acted by real processes, against the simulation of it."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +8,11 @@ from fedstale.config import FLOWER_OVERHEAD
 from fedstale.reports.run import Run
 from fedstale.traces import TraceSet
 from fidelity.run import compare, measure, order
-from lab.results import RESULTS
+from lab.results import read_result
 
 
 def test_what_is_measured_is_within_a_twentieth_of_a_round_and_is_what_simulations_charge():
-    found = json.loads((RESULTS / "fidelity.json").read_text())
+    (found,) = read_result("fidelity")["rows"]
     assert found["same_status"] == found["same_aggregated_version"] == 1.0
     for name in ("duration", "reported_at", "delivered_at", "downloaded_at"):
         assert found[name]["p90_rounds"] < 0.05, name
@@ -26,9 +24,7 @@ def test_what_is_measured_is_within_a_twentieth_of_a_round_and_is_what_simulatio
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_real_processes_follow_the_simulation(tmp_path):
-    found = measure(
-        tmp_path, nodes=3, speed_up=4.0, versions=3, traces="synthetic:3@desktops", seed=11
-    )
+    found = measure(tmp_path, nodes=3, speed_up=4.0, versions=3)
     # What Flower needs depends on the machine; that jobs take the trace's time does not.
     assert found["jobs"]["matched"] >= 6
     assert found["duration"]["median_rounds"] < 0.25, found
