@@ -305,12 +305,12 @@ class FlowerApp:
 
         Two apps may use the same module names: neither may see the other's.
         """
-        if not self.packages:
+        if not (packages := self.packages):
             yield
             return
         before, path = dict(sys.modules), list(sys.path)
         for name in before:
-            if name.split(".")[0] in self.packages:
+            if name.split(".")[0] in packages:
                 del sys.modules[name]
         try:
             yield

@@ -42,7 +42,7 @@ TINY = {
     "work": 60.0,
     "model-bytes": 1_000_000,
     "timeout-s": 600.0,
-    "budget-h": 0.05,
+    "budget-h": 0.02,
     "skews": [0.2, 0.5, 2.0],
     "tuning-seeds": [101, 102, 103],
     "seeds": [1, 2, 3, 4, 5],
@@ -395,6 +395,7 @@ def test_a_quick_look_stands_alone(monkeypatch):
 # Runs.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_rate_with_fewer_device_hours_is_judged_and_rows_repeat_to_the_byte(tmp_path, mine):
     row = judge(mine, "tiny-v1", tmp_path / "a", quick=True, workers=2)
@@ -438,7 +439,7 @@ def test_a_text_is_judged_as_it_is(tmp_path):
 def test_a_method_that_never_makes_a_step_counts_with_the_budgets(tmp_path):
     row = judge("FedBuff(6, 100000)", "tiny-v1", tmp_path, quick=True)
     for run in row["runs"]:
-        assert (run["reached"], run["hours"], run["device_hours"]) == (0, 0.05, 0.3)
+        assert (run["reached"], run["hours"], run["device_hours"]) == (0, 0.02, 0.12)
         assert (run["slow"], run["gap"]) == (0.0, 0.0)
 
 

@@ -131,7 +131,11 @@ def searched(asked, folder, *, kill_after=math.inf, **how):
 
 @pytest.mark.parametrize(
     ("search", "objective", "stop"),
-    [("tpe", "accuracy", "asha"), ("tpe", "loss", "none"), ("random", "loss", "asha")],
+    [
+        ("tpe", "accuracy", "asha"),
+        pytest.param("tpe", "loss", "none", marks=pytest.mark.slow),
+        pytest.param("random", "loss", "asha", marks=pytest.mark.slow),
+    ],
 )
 def test_a_search_that_was_killed_anywhere_comes_to_the_same(search, objective, stop, tmp_path):
     asked = quick(objective=objective, trials=10)
