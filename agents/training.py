@@ -16,14 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.agents.env import (
-    TERMS,
-    Reward,
-    Scenario,
-    as_scenarios,
-    rollout,
-    training_picks_of,
-)
+from fedstale.agents.env import TERMS, Reward, Scenario, as_scenarios, rollout, training_picks_of
 from fedstale.agents.policy import (
     Agent,
     Score,

@@ -4,6 +4,7 @@ Light, so that a misspelt name is told before Flower and torch are imported.
 """
 
 import ast
+import keyword
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,6 +20,8 @@ _ANSWERED_BY = {
     "Relay": ("ScreenMod(...)", r"\bScreenMod\b"),
 }
 """What a ClientApp answers a stage by, and how code that has it looks."""
+
+_TEXT = r"\"[^\"]*\"|'[^']*'"
 
 
 def built_in_apps() -> list[str]:
@@ -77,3 +80,25 @@ def unanswered(code: str) -> Iterator[tuple[str, str]]:
     for stage, (answer, looks) in _ANSWERED_BY.items():
         if re.search(rf"\b{stage}\(", code) and not re.search(looks, code):
             yield stage, answer
+
+
+def unstated(code: str) -> tuple[set[str], set[str]]:
+    """Return the properties by which a strategy chooses and which no device states, and the stated.
+
+    Args:
+        code: of all of an app, with the text of its strategy.
+
+    Example:
+        >>> app = "Filtered('regoin != 1 and gpu'), ForecastMod(properties=['region', 'gpu'])"
+        >>> unstated(app)[0]
+        {'regoin'}
+    """
+    plain, compared = code.replace("\\", ""), set[str]()
+    for text in re.findall(rf"\b(?:Filtered|Quota)\((?:\w+=)?({_TEXT})", plain):
+        # Of a quota the text is the name.
+        compared |= {*re.findall(r"[A-Za-z_]\w*", re.sub(_TEXT, "", text[1:-1]))}
+    lists = re.findall(r"\bproperties=([\[(][^\])]*|\w+)", plain)
+    stated = {name for some in lists for name in re.findall(r"['\"]([^'\"]*)['\"]", some)}
+    # What is no list of texts is known when it runs.
+    is_known = all(some[0] in "[(" for some in lists)
+    return (compared - stated - {*keyword.kwlist} if is_known else set()), stated

@@ -70,6 +70,7 @@ TOUCHED = {
     "fedstale/contrib/": (),
     "fedstale/contrib/audit/": system("contrib/audit"),
     "fedstale/contrib/peers/": system("contrib/peers"),
+    "fedstale/contrib/selectors/": system("deployment/test_chosen_by_property.py"),
     "fedstale/contrib/sites/": system("contrib/sites"),
     "fedstale/compat/": system("simulation", "flower_apps"),
     "fedstale/simulation/": system("simulation", "cli", "flower_apps", "project/test_examples.py"),

@@ -22,14 +22,7 @@ from gymnasium.vector.utils import batch_space
 from fedstale.agents.env.scenario import Scenario, as_scenarios
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.env.windows import Action, Rounds
-from fedstale.agents.policy import (
-    HEURISTIC_LIMIT,
-    LIMIT,
-    N_CONTEXT,
-    N_FEATURES,
-    N_MAX,
-    Observation,
-)
+from fedstale.agents.policy import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES, N_MAX, Observation
 from fedstale.errors import ConfigError
 from fedstale.traces import Array, Mask, TraceSet
 

@@ -11,14 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import (
-    AGES,
-    GROUPS,
-    NOISES,
-    Episodes,
-    EpisodeSettings,
-    JobKinds,
-)
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, EpisodeSettings, JobKinds
 from fedstale.agents.env.forecast_table import ForecastTable, Parts, TrueForecasts
 from fedstale.agents.env.learning_proxy import LearningProxy, assign, fitted
 from fedstale.agents.env.simulator import Simulator

@@ -1,12 +1,6 @@
 """What a device adds to a ClientApp: forecasts, small messages, less work."""
 
-from fedstale.client.mods import (
-    CompressionMod,
-    ForecastMod,
-    PackMod,
-    StepRecorder,
-    local_steps,
-)
+from fedstale.client.mods import CompressionMod, ForecastMod, PackMod, StepRecorder, local_steps
 from fedstale.strategies.stages import JOB_RECORD, QUERY
 from fedstale.strategies.types import FORECAST_RECORD
 

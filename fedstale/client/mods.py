@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,12 +22,7 @@ from fedstale import __version__
 from fedstale.client import compression
 from fedstale.errors import ProtocolError, TraceError
 from fedstale.flower import ClientAppCallable, ErrorCode, Mod
-from fedstale.strategies.server import (
-    advertised,
-    can_unpack,
-    pack,
-    unpack,
-)
+from fedstale.strategies.server import advertised, can_unpack, pack, unpack
 from fedstale.strategies.stages import (
     JOB_RECORD,
     QUERY,
@@ -40,7 +35,7 @@ from fedstale.strategies.stages import (
     stated_release,
     steps_of,
 )
-from fedstale.strategies.types import FORECAST_RECORD
+from fedstale.strategies.types import FORECAST_RECORD, PROPERTIES_RECORD
 
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
@@ -149,12 +144,18 @@ class ForecastMod:
             for one that comes with fedstale. One that cannot be read is an `error` in each reply,
             and a line in the device's log; of a simulated device, the job fails.
         enabled_by: key of the run config that switches the mod off where it is false.
+        properties: keys of the node config, "battery" and "charging", which the server may know
+            and choose devices by (`Candidates.properties`). Others stay on the device.
     """
 
     def __init__(
-        self, forecaster: str | Path = "embedded", *, enabled_by: str | None = None
+        self,
+        forecaster: str | Path = "embedded",
+        *,
+        enabled_by: str | None = None,
+        properties: Sequence[str] = (),
     ) -> None:
-        self._name, self._enabled_by = forecaster, enabled_by
+        self._name, self._enabled_by, self._properties = forecaster, enabled_by, properties
         self._journals: dict[tuple[str, str], JournalHistory] = {}
         self._logged = ""
 
@@ -246,6 +247,13 @@ class ForecastMod:
             # Whatever it was, it must not cost a training on a real device.
             record = {"error": self._failed(problem)}
         reply.content[FORECAST_RECORD] = ConfigRecord({**record})
+        own: dict[str, Any] = {
+            "battery": arrived.battery,
+            "charging": arrived.charging,
+            **context.node_config,
+        }
+        if stated := {name: own[name] for name in self._properties if own.get(name) is not None}:
+            reply.content[PROPERTIES_RECORD] = ConfigRecord(stated)
         return reply
 
     @cached_property

@@ -30,14 +30,7 @@ from fedstale.comparison.statistics import (
 from fedstale.comparison.verdict import verdict
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, nearest, printable
-from fedstale.reports import (
-    SOURCES,
-    Run,
-    by_kind,
-    measured_names,
-    time_unit,
-    without_folders,
-)
+from fedstale.reports import SOURCES, Run, by_kind, measured_names, time_unit, without_folders
 from fedstale.runs import EVENTS, MODEL
 from fedstale.traces import outline
 from fedstale.until import Until, is_lower_better

@@ -23,7 +23,7 @@ from cryptography import x509
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.app_folder import unanswered
+from fedstale.app_folder import unanswered, unstated
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import superlink
 from fedstale.deployment.diagnosis import check_health
@@ -345,6 +345,9 @@ def _settings(
     code = "\n".join([*(source.code for source in sources.values()), *map(str, given.values())])
     for stage, answer in unanswered(code):
         yield finding("unanswered", stage=stage, answer=answer)
+    lacking, stated = unstated(code)
+    for name in sorted(lacking):
+        yield finding("unstated", name=name, stated=", ".join(sorted(stated)) or "nothing")
 
 
 def _modules(names: set[str]) -> set[str]:

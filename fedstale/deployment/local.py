@@ -215,11 +215,11 @@ class LocalDeployment:
         self._say("a stranger at the devices' door finds Control and Runtime closed")
         self._say("ServerApps run as this user and can read keys, secret and database")
 
-    def add_node(self, number: int) -> None:
-        """Make a key for a node, register it and start the node, without waiting for it."""
+    def add_node(self, number: int, **own: str | int | float) -> None:
+        """Register a node with a key, and start it, its config with what is given; do not wait."""
         key = self.folder / f"node-{number}.key"
         self.node_ids[number] = self.control.register(commands.write_node_key(key))
-        config = {"partition-id": number, "num-partitions": self.n_nodes}
+        config = {"partition-id": number, "num-partitions": self.n_nodes, **own}
         self._node_commands[f"node-{number}"] = commands.supernode(
             self.at, self.tls.ca, key, port=free_port(), config=config
         )

@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    SSHPublicKeyTypes,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, SSHPublicKeyTypes
 from flwr.app import UserConfig
 
 from fedstale.errors import ConfigError

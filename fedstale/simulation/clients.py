@@ -28,14 +28,7 @@ from fedstale.runs import UNKNOWN
 from fedstale.simulation.costs import CostModel, examples_in
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
-from fedstale.simulation.jobs import (
-    ClientRun,
-    JobRow,
-    JobTable,
-    RunsAfter,
-    records_in,
-    records_out,
-)
+from fedstale.simulation.jobs import ClientRun, JobRow, JobTable, RunsAfter, records_in, records_out
 from fedstale.simulation.nodes import NodeConfigs
 from fedstale.strategies.server import CLIENT_ERROR, REPORTED
 from fedstale.strategies.types import State, Stateful

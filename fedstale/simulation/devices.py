@@ -20,13 +20,7 @@ from fedstale.errors import ConfigError
 from fedstale.flower import ErrorCode, Size, content_size, round_and_share_in, sent_to
 from fedstale.runs import FAILED, IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN
 from fedstale.simulation.costs import CostModel, reply_class
-from fedstale.simulation.jobs import (
-    ANSWERED,
-    Columns,
-    JobRow,
-    JobTable,
-    RunsAfter,
-)
+from fedstale.simulation.jobs import ANSWERED, Columns, JobRow, JobTable, RunsAfter
 from fedstale.strategies.messages import formats_of
 from fedstale.strategies.server import HEARTBEAT_S
 from fedstale.strategies.stages import asked_share

@@ -1,11 +1,6 @@
 """Smaller messages: which format each has, and arrays that are quantised on their way."""
 
-from fedstale.strategies.messages.codec import (
-    LEAST,
-    bytes_of,
-    decode,
-    is_quantised,
-)
+from fedstale.strategies.messages.codec import LEAST, bytes_of, decode, is_quantised
 from fedstale.strategies.messages.records import (
     COMPACT_RECORD,
     Requested,

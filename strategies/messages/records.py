@@ -19,12 +19,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.messages.codec import (
-    FORMATS,
-    decode,
-    encode,
-    is_quantised,
-)
+from fedstale.strategies.messages.codec import FORMATS, decode, encode, is_quantised
 from fedstale.strategies.types import Array, FormatName
 
 COMPACT_RECORD = "fedstale.compact"

@@ -13,13 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.strategies.types import (
-    Candidates,
-    Count,
-    Floats,
-    Part,
-    Seconds,
-)
+from fedstale.strategies.types import Candidates, Count, Floats, Part, Seconds
 
 Drawn = Annotated[Count, "an integer >= 1, larger than the number to pick"]
 

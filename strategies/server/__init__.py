@@ -1,17 +1,7 @@
 """A strategy of exchangeable parts and its event loop: jobs, clients, versions, the buffer."""
 
-from fedstale.strategies.server.buffer import (
-    WEIGHT_CAP,
-    Sums,
-    add_metrics,
-    capped,
-    means_of,
-)
-from fedstale.strategies.server.checkpoint import (
-    Checkpoints,
-    read_checkpoint,
-    write_checkpoint,
-)
+from fedstale.strategies.server.buffer import WEIGHT_CAP, Sums, add_metrics, capped, means_of
+from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint, write_checkpoint
 from fedstale.strategies.server.checks import Validation
 from fedstale.strategies.server.packing import advertised, can_unpack, pack, unpack
 from fedstale.strategies.server.runtime import (
@@ -28,18 +18,8 @@ from fedstale.strategies.server.runtime import (
     RuntimeGrid,
 )
 from fedstale.strategies.server.strategy import Options, StaleStrategy
-from fedstale.strategies.server.superlink import (
-    ForwardingGrid,
-    SuperLinkGrid,
-    connected,
-)
-from fedstale.strategies.server.versions import (
-    UPDATE_KEY,
-    Versions,
-    is_delta,
-    read,
-    records_in,
-)
+from fedstale.strategies.server.superlink import ForwardingGrid, SuperLinkGrid, connected
+from fedstale.strategies.server.versions import UPDATE_KEY, Versions, is_delta, read, records_in
 from fedstale.strategies.types import numbers
 
 __all__ = [

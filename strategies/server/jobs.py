@@ -16,14 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    ConfigRecordValues,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MessageType, RecordDict
 
 from fedstale.errors import FedstaleError
 from fedstale.flower import content_bytes

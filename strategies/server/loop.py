@@ -30,6 +30,7 @@ from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.stages import Stage
 from fedstale.strategies.types import (
     FORECAST_RECORD,
+    PROPERTIES_RECORD,
     ClientUpdate,
     End,
     Ending,
@@ -42,6 +43,7 @@ from fedstale.strategies.types import (
     Stateful,
     forecast_in,
     full_job_s,
+    properties_in,
 )
 
 if TYPE_CHECKING:
@@ -323,6 +325,8 @@ class EventLoop(Stateful):
                 stage.incoming(job, reply.content)
             if FORECAST_RECORD in reply.content and (forecast := forecast_in(reply.content)):
                 self.history.forecast(job.node_id, forecast, now)
+            if PROPERTIES_RECORD in reply.content:
+                self.history.stated(job.node_id, properties_in(reply.content))
             if job.purpose == "query":
                 self.end(job, End("accepted"))
             elif job.purpose == "evaluate":

@@ -33,15 +33,7 @@ from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
 from fedstale.strategies.stages import LocalWork, Requirement, Stage
-from fedstale.strategies.types import (
-    Checked,
-    Count,
-    Share,
-    Whole,
-    is_count,
-    require,
-    require_known,
-)
+from fedstale.strategies.types import Checked, Count, Share, Whole, is_count, require, require_known
 from fedstale.strategies.weighting import ByAge, Weighting, constant
 from fedstale.until import Until
 

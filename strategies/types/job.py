@@ -166,6 +166,27 @@ def forecast_in(content: RecordDict) -> Forecast:
     return kept
 
 
+PROPERTIES_RECORD = "fedstale.properties"
+"""Name of the ConfigRecord in a reply that holds what its device says it is."""
+MOST_PROPERTIES, MOST_TEXT = 32, 100
+"""Properties of a device, and characters of a text or a name; others are left out."""
+Properties = Mapping[str, str | float]
+
+
+def properties_in(content: RecordDict) -> Properties:
+    """Return what a device says it is in a reply, such as its region; empty if it says nothing."""
+    record = content.get(PROPERTIES_RECORD)
+    if not isinstance(record, ConfigRecord) or len(record) > MOST_PROPERTIES:
+        return {}
+    kept: dict[str, str | float] = {}
+    for name, value in record.items():
+        if not isinstance(value, str | int | float) or len(name) > MOST_TEXT:
+            continue
+        if len(value) <= MOST_TEXT if isinstance(value, str) else isfinite(as_float(value)):
+            kept[name] = value
+    return kept
+
+
 def median_of(forecast: Forecast, name: str) -> float:
     """Return the median of a time in a forecast, in s; NaN where it has none."""
     levels, times = forecast.get("levels"), forecast.get(name)

@@ -10,7 +10,7 @@ device's own, with their age; durations, losses and failures are those that the 
 that a hundred thousand are ranked without a Python object for each.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from math import exp, isnan, log, nan
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedstale.strategies.types.job import (
     Forecast,
     OutcomeLine,
+    Properties,
     SelectionContext,
     chance_of,
     forecast_bias,
@@ -229,6 +230,8 @@ class Table:
         }
         self.forecasts: dict[int, Forecast] = {}
         """The last forecast that a row's node reported, as it sent it."""
+        self.properties: dict[int, Properties] = {}
+        """What a row's node last said that it is."""
         self.held = {"p": OutcomeLine(4.0, 0.25), "log_s": OutcomeLine(1.0, 0.5)}
         """How chances and durations that were stated have come out in the fleet."""
 
@@ -329,6 +332,7 @@ class Candidates:
         cls,
         node_ids: npt.ArrayLike,
         context: SelectionContext = _UNKNOWN,
+        properties: Sequence[Properties] = (),
         **columns: npt.ArrayLike,
     ) -> "Candidates":
         """Return candidates made of arrays; a column that is not given is unknown.
@@ -336,6 +340,7 @@ class Candidates:
         Args:
             node_ids: distinct ids, shape (n,).
             context: where the run stands.
+            properties: what each says it is; nobody says anything if empty.
             columns: fields of this class, each of shape (n,), or (n, 8) for `durations_s`.
 
         Raises:
@@ -345,6 +350,7 @@ class Candidates:
         table = Table(ids.size)
         for name, values in columns.items():
             table.columns[name][...] = values
+        table.properties.update(enumerate(properties))
         return cls(ids, table, np.arange(ids.size), context)
 
     def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
@@ -396,6 +402,17 @@ class Candidates:
         """Return the chance that a job takes at most so many times as long as is stated."""
         error = self._table.held["log_s"].error
         return NormalDist().cdf(log(times) / error) if error else 1.0
+
+    @cached_property
+    def properties(self) -> Mapping[str, npt.NDArray[np.object_]]:
+        """What nodes say they are, such as their region: texts and numbers, None where they do not.
+
+        By name, of all that one of the run's nodes has stated; each of shape (n,).
+        """
+        stated, rows = self._table.properties, self._rows.tolist()
+        names = {name: None for said in stated.values() for name in said}
+        each = [stated.get(row, {}) for row in rows] if names else []
+        return {name: np.array([said.get(name) for said in each], np.object_) for name in names}
 
     @cached_property
     def share_finished(self) -> Floats:
@@ -485,6 +502,7 @@ class History(Stateful):
         for name, column in old.columns.items():
             self._table.columns[name][:n] = column
         self._table.forecasts, self._table.held = old.forecasts, old.held
+        self._table.properties = old.properties
 
     def picked(self, node_id: int, now: float) -> None:
         """Note that a job was sent."""
@@ -545,6 +563,10 @@ class History(Stateful):
         row = self._row(node_id)
         self._table.note_forecast(row, forecast, now)
 
+    def stated(self, node_id: int, properties: Properties) -> None:
+        """Note what a device says it is, in place of what it said before."""
+        self._table.properties[self._row(node_id)] = properties
+
     def forecast_of(self, node_id: int) -> Forecast:
         """Return the last forecast of a node; empty if it sent none."""
         return self._table.forecasts.get(self._rows.get(node_id, _UNKNOWN_ROW), {})
@@ -556,6 +578,7 @@ class History(Stateful):
             "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
             "forecasts": self._table.forecasts,
+            "properties": self._table.properties,
             "held": {name: dict(vars(each)) for name, each in self._table.held.items()},
         }
 
@@ -568,5 +591,6 @@ class History(Stateful):
         for name, column in state["columns"].items():
             self._table.columns[name][:n] = column
         self._table.forecasts = deepcopy(state["forecasts"])
+        self._table.properties = deepcopy(state.get("properties", {}))
         for name, learnt in state.get("held", {}).items():
             vars(self._table.held[name]).update(learnt)

@@ -20,15 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstale.strategies.types import (
-    ClientUpdate,
-    Count,
-    Model,
-    Share,
-    chunks,
-    copy_of,
-    zeros_like,
-)
+from fedstale.strategies.types import ClientUpdate, Count, Model, Share, chunks, copy_of, zeros_like
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
 
 

@@ -17,7 +17,8 @@ NEEDED = {
     "optimizer": server_optimizer.SGD(),
     "then": selection.Random(),
     "selector": selection.Random(),
-    "where": lambda candidate: True,
+    "where": "gpu",
+    "name": "region",
     "least": 0.5,
     "d": 3,
     "f": 1,
@@ -37,7 +38,7 @@ NEEDED = {
 """Values of arguments without a default."""
 
 TEXTS = {"arrayrecord_key", "configrecord_key", "weighted_by_key", "checkpoints", "resume", "path"}
-TEXTS |= {"topology", "folder", "loss_key", "square_loss_key"}
+TEXTS |= {"topology", "folder", "loss_key", "square_loss_key", "where", "name"}
 """Arguments that a text is right for."""
 
 PARTS = {

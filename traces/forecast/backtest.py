@@ -24,13 +24,7 @@ import pandas as pd
 
 from fedstale.errors import ConfigError, TraceError
 from fedstale.traces import DAY_S, Array, Index, TraceSet
-from fedstale.traces.forecast.base import (
-    FILES,
-    KINDS,
-    LEAST_RATE,
-    Forecaster,
-    forecaster_folder,
-)
+from fedstale.traces.forecast.base import FILES, KINDS, LEAST_RATE, Forecaster, forecaster_folder
 from fedstale.traces.forecast.dataset import (
     FEW,
     TURN_SHARE,

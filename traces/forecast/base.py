@@ -16,11 +16,7 @@ import numpy.typing as npt
 from fedstale.errors import ConfigError, TraceError
 from fedstale.traces import Array, Index, outline
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.observation import (
-    LEVELS,
-    RATE_HORIZONS_S,
-    Observation,
-)
+from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, Observation
 from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import DeviceForecast
 from fedstale.traces.io import ModelFiles

@@ -1,8 +1,9 @@
-"""Selectors and networks of others' papers, for comparisons."""
+"""Selectors by what nodes say they are; and those and networks of others' papers."""
 
 from typing import TYPE_CHECKING
 
 from fedstale.contrib.selectors.pisces import PISCES
+from fedstale.contrib.selectors.properties import Filtered, Quota
 from fedstale.contrib.selectors.tifl import TiFL
 from fedstale.lazy import names_of
 
@@ -11,4 +12,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_of(__name__)
 
-__all__ = ["PISCES", "SetExtractor", "TiFL", "set_policy"]
+__all__ = ["PISCES", "Filtered", "Quota", "SetExtractor", "TiFL", "set_policy"]

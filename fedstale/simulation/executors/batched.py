@@ -18,13 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.client import StepRecorder
 from fedstale.errors import ConfigError, first_line
-from fedstale.flower import (
-    filled,
-    read_array,
-    reply_with,
-    with_content,
-    written_array,
-)
+from fedstale.flower import filled, read_array, reply_with, with_content, written_array
 from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,

@@ -26,13 +26,7 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError, needs
-from fedstale.flower import (
-    ErrorCode,
-    identity,
-    own_copy,
-    quick_arrays,
-    with_content,
-)
+from fedstale.flower import ErrorCode, identity, own_copy, quick_arrays, with_content
 from fedstale.parallel import Report, WorkerPool
 from fedstale.simulation.executors.base import (
     ClientCall,

@@ -142,6 +142,32 @@ def test_a_stage_that_nothing_in_the_app_answers_is_noted(app, stage, answer):
     assert not [text for text in notes(app) if "nothing in the app answers it" in text]
 
 
+@pytest.mark.parametrize(
+    ("rule", "stated", "lacks"),
+    [
+        (
+            "Filtered(\"regoin == 'eu'\")",
+            "['region', \"gpu\"]",
+            "'regoin', .* stated: gpu, region,",
+        ),
+        ("Filtered('region == \"eu\" and gpu')", "['region']", "'gpu', .* stated: region,"),
+        ("Quota('zone', 2)", "('region',)", "'zone', .* stated: region,"),
+        ("Filtered('gpu')", "None", "'gpu', .* stated: nothing,"),
+        ("Filtered(\"region in ('gpu', 'b') or not True\")", "['region']", ""),
+        ("Filtered('gpu')", "NAMES", ""),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_property_that_no_device_states_is_a_fault(app, rule, stated, lacks, as_text):
+    options = "" if stated == "None" else f"properties={stated}"
+    append(app, f"MOD = lambda NAMES: ForecastMod({options})")
+    strategy = f"FedBuff(20, 5, selector={rule})"
+    append(app, f"TEXT = {strategy!r}" if as_text else f"S = lambda: {strategy}", "server_app.py")
+    found = [text for text in faults(app) if "the strategy chooses devices by" in text]
+    assert bool(found) == bool(lacks)
+    assert re.search(lacks, " ".join(found))
+
+
 def test_fedstale_must_be_declared(app):
     text = PYPROJECT.replace('"fedstale", ', "")
     (app / "pyproject.toml").write_text(text)
