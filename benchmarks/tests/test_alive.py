@@ -17,11 +17,14 @@ assert sys.argv[1] == {place!r}, sys.argv
 if {broken}:
     raise SystemExit("no such fleet")
 rows = [{{"arm": "ours", "hours": {hours}, "cpu_s": {cpu}}}]
-if {writes}:
-    folder = Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / "hours-quick.json").write_text(json.dumps({{"rows": rows}}))
+folder = Path(__file__).parent / "results"
+folder.mkdir(exist_ok=True)
+def write_result(name, rows):
+    if {writes}:
+        (folder / name).write_text(json.dumps({{"rows": rows}}))
+{call}
 """
+CALL = 'write_result("hours-quick.json", rows)'
 
 
 @pytest.fixture
@@ -38,8 +41,8 @@ def project(tmp_path, monkeypatch):
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
         subprocess.run(command, cwd=alive.ROOT, check=True, capture_output=True)
 
-    def change(hours=1.0, cpu=2.0, broken=False, writes=True):
-        made = {"hours": hours, "cpu": cpu, "broken": broken, "writes": writes}
+    def change(hours=1.0, cpu=2.0, broken=False, writes=True, call=CALL):
+        made = {"hours": hours, "cpu": cpu, "broken": broken, "writes": writes, "call": call}
         script = alive.ROOT / "benchmarks" / "hours.py"
         script.write_text(SCRIPT.format(place=str(place), **made), encoding="utf-8")
         git("add", "benchmarks/hours.py")
@@ -91,6 +94,17 @@ def test_what_a_commit_gave_is_measured_once(project, monkeypatch):
     monkeypatch.setattr(alive, "checkout", None)
     change(hours=3.0)
     assert judged()["what"] == "hours of row 1: was 1, is 3"
+
+
+def test_a_commit_whose_quick_form_wrote_nothing_is_not_run(project, monkeypatch):
+    change, judged = project
+    change(call="")
+    path = alive.RESULTS / "hours.json"
+    made_at = json.loads(path.read_text())["commit"]
+    path.write_text(path.read_text().replace(made_at, str(results.commit())))
+    change()
+    monkeypatch.setattr(alive, "checkout", None)
+    assert judged()["what"] == "its commit has no quick form that gives rows"
 
 
 def test_a_result_of_a_lost_commit_is_not_known(project):
