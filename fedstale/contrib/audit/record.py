@@ -23,7 +23,16 @@ from flwr.app import RecordDict
 from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError, RunEnded
 from fedstale.strategies.stages import Pick, Stage, StageRun
-from fedstale.strategies.types import End, Job, NodeSet, State, forecast_in, require
+from fedstale.strategies.types import (
+    PROPERTIES_RECORD,
+    End,
+    Job,
+    NodeSet,
+    State,
+    forecast_in,
+    properties_in,
+    require,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +224,8 @@ class AuditRecord(Stage):
         """Note what a device states of itself, as it was received."""
         if forecast := forecast_in(content):
             self._add("heard", {"node": job.node_id, "now": self._now(), "forecast": forecast})
+        if PROPERTIES_RECORD in content:
+            self._add("stated", {"node": job.node_id, "properties": properties_in(content)})
 
     def ended(self, job: Job, end: End) -> None:
         """Record the end of a training job, and the facts that its reply states of its node."""

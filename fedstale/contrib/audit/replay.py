@@ -321,6 +321,10 @@ class ReplayedRun:
                 )
         self._history.forecast(node, forecast, now)
 
+    def _stated(self, facts: Facts) -> None:
+        stated = facts.take("properties", _are_properties, "texts and numbers by name")
+        self._history.stated(facts.node(), stated)
+
     def _ended(self, facts: Facts) -> None:
         job, node = facts.count("job"), facts.node()
         how = facts.take("how", lambda v: v in _ENDINGS, f"one of {', '.join(_ENDINGS)}")
@@ -350,6 +354,7 @@ _KINDS: Mapping[str, Callable[[ReplayedRun, Facts], None]] = {
     "settings": ReplayedRun._settings,
     "resumed": ReplayedRun._resumed,
     "heard": ReplayedRun._heard,
+    "stated": ReplayedRun._stated,
     "pick": ReplayedRun._pick,
     "evaluate": ReplayedRun._evaluate,
     "sent": ReplayedRun._sent,
@@ -385,6 +390,12 @@ def _is_forecast(value: object) -> bool:
     return isinstance(value, dict) and all(
         all(map(_is_maybe, one)) if isinstance(one, list) else _is_number(one)
         for one in value.values()
+    )
+
+
+def _are_properties(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, str | bool) or _is_number(one) for one in value.values()
     )
 
 

@@ -22,7 +22,7 @@ ODD = st.one_of(
     st.lists(st.integers(-2, 2**65), max_size=4),
     st.dictionaries(st.sampled_from(["class", "settings", "opaque", "selector"]), st.text()),
 )
-KINDS = {"start", "pick", "sent", "heard", "ended", "evaluate", "end"}
+KINDS = {"start", "pick", "sent", "heard", "stated", "ended", "evaluate", "end"}
 QUIET = settings(
     max_examples=150,
     deadline=None,

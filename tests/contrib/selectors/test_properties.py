@@ -12,6 +12,8 @@ from known_nodes import RNG
 
 import fedstale
 from fedstale.client import ForecastMod
+from fedstale.contrib.audit import verify
+from fedstale.contrib.audit.record import RECORD
 from fedstale.contrib.selectors import Filtered, Quota
 from fedstale.contrib.selectors.properties import parsed, truth
 from fedstale.errors import ConfigError
@@ -242,3 +244,10 @@ def test_without_a_statement_nobody_is_chosen_and_the_run_says_why(tmp_path, cap
     with caplog.at_level(logging.WARNING):
         assert ran(tmp_path / "run", of=("room",)).summary["status"] == "stuck"
     assert any("no device states region; stated are: room" in said for said in caplog.messages)
+
+
+def test_an_audit_makes_the_picks_again(tmp_path):
+    audited = STRATEGY.replace("ForecastRequest()", "ForecastRequest(), AuditRecord()")
+    checked = verify(ran(tmp_path / "run", audited).folder / RECORD)
+    assert (checked.faults, checked.why_not) == ((), "")
+    assert checked.repeated == checked.picks > 3
