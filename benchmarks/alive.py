@@ -14,7 +14,8 @@ the result's commit, and what it gives now is
 What a result's commit gave is measured in a work tree of that commit, where it is not known yet.
 Verdicts go to results/alive.json; those of results that are not named stay as they are.
 
-Run it with: python benchmarks/alive.py [NAME ...] [--recordings F] [--plays F] [--clothes F]
+Run it with:
+python benchmarks/alive.py [NAME ...] [--costs] [--recordings F] [--plays F] [--clothes F]
 """
 
 import argparse
@@ -230,6 +231,16 @@ def judged(name: str, places: Mapping[str, str]) -> dict[str, object]:
     return {**found, "verdict": verdict, "what": what, "at": commit(), "took_s": took_s}
 
 
+def costs(names: Sequence[str]) -> Iterator[str]:
+    """Yield in a line what it took to measure each result, and what all of them took."""
+    took = {name: read_result(name).get("wall_s") for name in names}
+    for name, wall_s in took.items():
+        yield f"{name:22s} " + ("not noted" if wall_s is None else f"{wall_s / 60:8.1f} min")
+    known = [wall_s for wall_s in took.values() if wall_s is not None]
+    hours = sum(known) / 3600
+    yield f"{len(known)} of {len(took)} results took {hours:.1f} h, where none was kept"
+
+
 def main() -> None:
     """Judge results, print, and write the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -239,7 +250,11 @@ def main() -> None:
     parser.add_argument(
         "--clothes", default="/usr/share/datasets/fashion-mnist", help="files of Fashion-MNIST"
     )
+    parser.add_argument("--costs", action="store_true", help="only say what results took, as noted")
     asked = parser.parse_args()
+    if asked.costs:
+        print(*costs(asked.names or published()), sep="\n")
+        return
     places = {"RECORDINGS": asked.recordings, "PLAYS": asked.plays, "FOLDER": asked.clothes}
     places = {word: str(Path(place).resolve()) for word, place in places.items()}
     os.environ["PLAYS"] = places["PLAYS"]

@@ -157,3 +157,12 @@ def test_each_script_that_writes_results_has_a_quick_form():
 
 def test_results_that_a_clock_gave_are_published():
     assert set(alive.published()) >= alive.TIMED
+
+
+def test_what_results_took_is_said_where_it_was_noted(project, monkeypatch):
+    path = alive.RESULTS / "hours.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"wall_s": 5400.0}))
+    (alive.RESULTS / "old.json").write_text(json.dumps({"rows": []}))
+    *each, whole = alive.costs(["hours", "old"])
+    assert [" ".join(line.split()) for line in each] == ["hours 90.0 min", "old not noted"]
+    assert whole.startswith("1 of 2 results took 1.5 h")
