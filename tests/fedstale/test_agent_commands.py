@@ -49,6 +49,7 @@ def test_an_evaluation_leaves_and_prints_tables_that_fit(evaluated):
     assert {"evaluation.csv", "windows.csv"} <= {path.name for path in out.iterdir()}
 
 
+@pytest.mark.slow
 def test_an_agent_is_trained_and_tested_without_a_word_beside_json(phones, tmp_path, monkeypatch):
     with_few_examples(monkeypatch)
     with_short_trainings(monkeypatch)

@@ -13,6 +13,7 @@ def parts():
     return two_parts(40)
 
 
+@pytest.mark.slow
 def test_each_seed_gives_an_agent_of_its_own_and_tells_of_every_update(parts, tmp_path):
     told = []
     first, second = trained(

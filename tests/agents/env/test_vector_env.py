@@ -209,6 +209,7 @@ def test_rollouts_of_a_window_differ_only_by_what_is_picked(busy):
     assert (earned[:, 2] != earned[:, 0]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize("action", ["scores", "ranking"])
 def test_algorithms_of_stable_baselines_learn_on_it(scenario, action):

@@ -124,6 +124,7 @@ def test_algorithms_of_stable_baselines_play_with_it(scenario, algorithm):
     assert action.shape == (4, 8)
 
 
+@pytest.mark.slow
 def test_it_learns_which_candidate_is_best():
     model = PPO(
         set_policy(), Bandit(), n_steps=256, batch_size=64, learning_rate=3e-3, seed=0, device="cpu"
