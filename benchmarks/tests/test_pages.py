@@ -38,7 +38,7 @@ def test_results_name_a_script_that_is_there_or_the_commit_that_has_it():
             assert re.search(r'"commit": "[0-9a-f]{40}', text), path
 
 
-UNREPEATABLE = {"large_models", "pools", "site_links", "site_strategies"}
+UNREPEATABLE = {"large_models", "site_links", "site_strategies"}
 """Results that were written before what cannot be repeated was refused; none is added."""
 
 
