@@ -55,13 +55,13 @@ class Filtered(Selector):
         """Set the expression, and the selector that chooses; `Random()` if None."""
         self.where, self.then = where, then or Random()
         self._tree, self._has_warned = parsed(where), False
+        self._names = {part.id for part in ast.walk(self._tree) if isinstance(part, ast.Name)}
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Let the other pick among the nodes that fit; none if none does."""
-        names = {part.id for part in ast.walk(self._tree) if isinstance(part, ast.Name)}
-        stated = candidates.properties
+        names, stated = self._names, candidates.properties
         if not names <= stated.keys() and not self._has_warned:
             self._has_warned = True
             logger.warning(
