@@ -11,7 +11,9 @@ the result's commit, and what it gives now is
     failed      nothing, since it ends with an error;
     unknown     with nothing to compare: its commit is lost, or has no quick form.
 
-What a result's commit gave is measured in a work tree of that commit, where it is not known yet.
+What a result's commit gave is measured in a work tree of that commit, where it is not known yet. If
+its quick form wrote no rows then, today's `benchmarks` are run on the fedstale of that commit
+(`scripts`: today's): it finds what has moved in fedstale, and not what changed in the script.
 Verdicts go to results/alive.json; those of results that are not named stay as they are.
 
 Run it with:
@@ -23,6 +25,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -134,24 +137,31 @@ def checkout(made_at: str) -> Iterator[Path]:
             subprocess.run(["git", "worktree", "remove", "--force", path], check=True)
 
 
-def then(name: str, words: Sequence[str]) -> Rows | str:
-    """Return the rows of a result's quick form at its commit, or why they are not known."""
+def then(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the `rows` of a result's quick form at its commit, and whose `scripts` gave them.
+
+    Raises:
+        LookupError: they are not known; with the reason.
+    """
     path, made_at = STORE / f"{name}.json", read_result(name).get("commit")
-    if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["commit"] == made_at:
-            rows: Rows | None = stored["rows"]
-            return rows or "its commit has no quick form that gives rows"
-    if lacks := lack(made_at):
-        return lacks
-    rows = None
-    # A script says after its call whether its quick form writes, too.
-    if "quick" in git("show", f"{made_at}:{words[0]}").partition("write_result(")[2]:
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if stored.get("commit") != made_at:
+        if lacks := lack(made_at):
+            raise LookupError(lacks)
+        # A script says after its call whether its quick form writes, too.
+        own = "quick" in git("show", f"{made_at}:{words[0]}").partition("write_result(")[2]
+        rows: Rows | None = None
         with checkout(str(made_at)) as root, suppress(RuntimeError, subprocess.TimeoutExpired):
+            if not own:
+                shutil.copytree(ROOT / "benchmarks", root / "benchmarks", dirs_exist_ok=True)
             rows = rows_of(name, words, root)
-    STORE.mkdir(exist_ok=True)
-    path.write_text(as_text({"commit": made_at}, rows or []), encoding="utf-8")
-    return rows or "its commit has no quick form that gives rows"
+        stored = {"commit": made_at, "scripts": "its own" if own else "today's"}
+        STORE.mkdir(exist_ok=True)
+        path.write_text(as_text(stored, rows or []), encoding="utf-8")
+        stored["rows"] = rows
+    if not stored["rows"]:
+        raise LookupError("its commit has no quick form that gives rows")
+    return stored
 
 
 def compared(was: Rows, now: Rows, *, by_clock: bool = False) -> tuple[str, str]:
@@ -221,14 +231,15 @@ def judged(name: str, places: Mapping[str, str]) -> dict[str, object]:
             return {**found, "verdict": "unknown", "what": str(problem), "at": commit()}
         except (RuntimeError, subprocess.TimeoutExpired) as problem:
             return {**found, "verdict": "failed", "what": str(problem)[:200], "at": commit()}
-        took_s = round(time.monotonic() - began)
-        was = then(name, words)
-    if now is None:
-        return {**found, "verdict": "failed", "what": "it writes no rows", "at": commit()}
-    if isinstance(was, str):
-        return {**found, "verdict": "unknown", "what": was, "at": commit(), "took_s": took_s}
-    verdict, what = compared(was, now, by_clock=name in TIMED)
-    return {**found, "verdict": verdict, "what": what, "at": commit(), "took_s": took_s}
+        found |= {"at": commit(), "took_s": round(time.monotonic() - began)}
+        if now is None:
+            return {**found, "verdict": "failed", "what": "it writes no rows"}
+        try:
+            was = then(name, words)
+        except LookupError as problem:
+            return {**found, "verdict": "unknown", "what": str(problem)}
+    verdict, what = compared(was["rows"], now, by_clock=name in TIMED)
+    return {**found, "scripts": was["scripts"], "verdict": verdict, "what": what}
 
 
 def costs(names: Sequence[str]) -> Iterator[str]:

@@ -63,7 +63,8 @@ def alive(commits: Mapping[str, str | None]) -> str:
         if row["result"] not in commits or row["commit"] != commits[row["result"]]:
             continue
         if row["verdict"] in {"same", "close"}:
-            holds.setdefault(row["at"][:10], []).append(row["result"])
+            by = " by today's script" * (row.get("scripts") == "today's")
+            holds.setdefault(row["at"][:10], []).append(row["result"] + by)
         elif row["verdict"] == "moved":
             moved.append(f" {row['result']} has moved by `{row['at'][:10]}`: {row['what']}.")
     told = [f" Holds at `{at}` ({', '.join(some)})." for at, some in holds.items()]

@@ -1,4 +1,4 @@
-"""Draw the pictures of README.md and docs/watch.md: pages of real runs in a browser, at a desk and on a phone.
+"""Draw the pictures of README.md and docs/watch.md: pages of real runs, at a desk and on a phone.
 
 Needs chromium and chromedriver; on Debian, apt-get install chromium chromium-driver.
 

@@ -96,15 +96,37 @@ def test_what_a_commit_gave_is_measured_once(project, monkeypatch):
     assert judged()["what"] == "hours of row 1: was 1, is 3"
 
 
-def test_a_commit_whose_quick_form_wrote_nothing_is_not_run(project, monkeypatch):
+@pytest.fixture
+def silent(project):
+    """The same, where the quick form of the result's commit writes nothing."""
     change, judged = project
     change(call="")
     path = alive.RESULTS / "hours.json"
     made_at = json.loads(path.read_text())["commit"]
     path.write_text(path.read_text().replace(made_at, str(results.commit())))
+    return change, judged
+
+
+def test_where_a_quick_form_wrote_nothing_todays_script_tells(silent):
+    change, judged = silent
     change()
-    monkeypatch.setattr(alive, "checkout", None)
-    assert judged()["what"] == "its commit has no quick form that gives rows"
+    found = judged()
+    assert (found["verdict"], found["scripts"]) == ("same", "today's")
+    assert json.loads((alive.STORE / "hours.json").read_text())["scripts"] == "today's"
+    # It goes by what is kept, from then on.
+    change(hours=3.0)
+    assert judged()["what"] == "hours of row 1: was 1, is 3"
+
+
+def test_todays_script_that_fails_on_a_commit_tells_nothing(silent, tmp_path):
+    change, judged = silent
+    # Of the project, and not of the commit's work tree.
+    change(broken='Path(__file__).resolve().parents[1].name != "project"')
+    found = judged()
+    assert (found["verdict"], found["what"]) == (
+        "unknown",
+        "its commit has no quick form that gives rows",
+    )
 
 
 def test_a_result_of_a_lost_commit_is_not_known(project):
