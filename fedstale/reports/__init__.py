@@ -7,7 +7,7 @@ from fedstale.lazy import names_of
 if TYPE_CHECKING:
     from fedstale.reports.account import STRATEGY, Advice
     from fedstale.reports.advice import advise
-    from fedstale.reports.costs import client_errors_in_words, note_advice
+    from fedstale.reports.costs import account_figure, client_errors_in_words, note_advice
     from fedstale.reports.figure import (
         FROM_ZERO,
         SHARES,
@@ -53,6 +53,7 @@ __all__ = [
     "Figure",
     "Link",
     "Run",
+    "account_figure",
     "accuracy_axis",
     "advise",
     "band",

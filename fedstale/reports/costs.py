@@ -14,7 +14,6 @@ from fedstale.runs import ADVISED, OUTCOMES, REASONS, WAYS
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
-
 NAMED = 0.05
 """Share of an account from which on it is named what took it."""
 SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}

@@ -132,7 +132,7 @@ WINDOWS = {
     ("fedstale/comparison/plan.py", "fedstale.apps.strategy"): "apps are folders, without a door",
     **{
         (f"fedstale/contrib/{name}/command.py", "fedstale.cli.output"): "what all commands do alike"
-        for name in ("audit", "emulator", "formats", "replay", "tuning")
+        for name in ("audit", "emulator", "energy", "formats", "replay", "tuning")
     },
     (
         "fedstale/contrib/audit/forecasts.py",

@@ -8,7 +8,17 @@ if TYPE_CHECKING:
     from fedstale.contrib.energy.account import Accounts, accounts
     from fedstale.contrib.energy.carbon import Intensity, with_carbon
     from fedstale.contrib.energy.power import Fleet, Power, with_energy
+    from fedstale.contrib.energy.selectors import LowCarbon
 else:
     __getattr__, __dir__ = names_of(__name__)
 
-__all__ = ["Accounts", "Fleet", "Intensity", "Power", "accounts", "with_carbon", "with_energy"]
+__all__ = [
+    "Accounts",
+    "Fleet",
+    "Intensity",
+    "LowCarbon",
+    "Power",
+    "accounts",
+    "with_carbon",
+    "with_energy",
+]

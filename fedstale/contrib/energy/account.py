@@ -9,8 +9,7 @@ import pandas as pd
 from fedstale.contrib.energy.carbon import GRAMS, J_PER_KWH, Intensity, with_carbon
 from fedstale.contrib.energy.power import FIGURES, JOULES, Fleet, with_energy
 from fedstale.errors import ProtocolError
-from fedstale.reports import Figure, Run, write_text
-from fedstale.reports.costs import account_figure
+from fedstale.reports import Figure, Run, account_figure, write_text
 from fedstale.runs import OUTCOMES
 
 ACCOUNTS = "energy.json"

@@ -62,6 +62,8 @@ class Intensity:
         if str(path) == SYNTHETIC:
             return cls.synthetic()
         where = f"intensity = {str(path)!r}"
+        if not Path(path).is_file():
+            raise ConfigError(f"{where}: expected a CSV, or {SYNTHETIC!r}")
         try:
             table = pd.read_csv(path, dtype={"region": str})
         except (OSError, ValueError) as problem:
@@ -90,6 +92,21 @@ class Intensity:
         except TraceError as problem:
             raise ConfigError(f"{where}: {problem}") from None
         return cls(names, series, min(lengths), str(path))
+
+    def at(self, instants: Array) -> Array:
+        """Return the intensity of each region, NaN where it is not known.
+
+        Args:
+            instants: in s of the run, >= 0; shape (n,).
+
+        Returns:
+            g/kWh, of shape (regions, n).
+        """
+        rows = [
+            self._series.value_at(np.full(len(instants), i), instants)
+            for i in range(len(self.regions))
+        ]
+        return np.where(instants < self.until_s, np.array(rows), np.nan)
 
     def grams(self, regions: "pd.Series[str]", begins: Array, ends: Array, joules: Array) -> Array:
         """Return the grams of joules that are spread evenly over a time; all of shape (n,).

@@ -19,10 +19,10 @@ import pandas as pd
 
 from fedstale.errors import ConfigError
 from fedstale.runs import WAYS
-from fedstale.runs.accounts import PHASES
 
 Array = npt.NDArray[np.float64]
 
+PHASES = ("download_s", "compute_s", "upload_s")
 CLASSES = Path(__file__).with_name("classes.toml")
 JOULES = ("download_j", "training_j", "upload_j", "network_j")
 """Columns of `with_energy`, each from the plug."""

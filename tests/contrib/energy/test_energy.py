@@ -350,6 +350,29 @@ def test_the_command_says_where_energy_went_and_the_report_shows_it(run):
     path.unlink()
 
 
+def test_devices_of_ones_own_classes_in_two_regions(run, tmp_path):
+    (tmp_path / "camera.toml").write_text(f"[camera]\n{FILE}\n")
+    ids = sorted(set(run.jobs["device_id"]))
+    places = [f"{name},{('camera,eu', 'desktop,us')[i % 2]}" for i, name in enumerate(ids)]
+    (tmp_path / "fleet.csv").write_text("device_id,class,region\n" + "\n".join(places))
+    hours = [f"2026-03-01T0{h}:00Z,{r},{g}" for r, g in (("eu", 0), ("us", 360)) for h in (0, 1)]
+    (tmp_path / "grid.csv").write_text("time,region,g_per_kwh\n" + "\n".join(hours))
+    words = ["energy", str(run.folder), "--devices", str(tmp_path / "fleet.csv"), "--json"]
+    words += ["--power", str(tmp_path / "camera.toml"), "--intensity", str(tmp_path / "grid.csv")]
+    said = CliRunner().invoke(app, [*words, "--epoch", "2026-03-01T00:00Z"])
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.stdout)
+    assert {row["class"] for row in found["assumptions"]} == {"camera", "desktop"}
+    grams = sum(x for part in found["grams"].values() for x in part.values())
+    jobs = with_energy(
+        run.jobs, Fleet(tmp_path / "fleet.csv", Power.read(tmp_path / "camera.toml"))
+    )
+    # Where power is free of carbon, nothing counts.
+    dirty = jobs[jobs["device_id"].isin(ids[1::2])]
+    assert grams == pytest.approx(dirty["energy_j"].sum() / 3.6e6 * 360.0, rel=1e-9)
+    (run.folder / "energy.json").unlink()
+
+
 def test_what_the_command_cannot_know_is_one_sentence(run):
     said = CliRunner().invoke(app, ["energy", str(run.folder), "--devices", "phones"])
     assert said.exit_code == 2

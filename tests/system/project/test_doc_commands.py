@@ -38,6 +38,7 @@ ELSEWHERE = {
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
     "own.toml": "tests/system/journeys/test_researcher.py",
     "picks.toml": "tests/system/journeys/test_researcher.py",
+    "--power": "tests/contrib/energy/test_energy.py",
     "--verify": "tests/contrib/audit/test_verify_command.py",
     "suite": "tests/system/contrib/suite/test_suite_command.py",
     "tune": "tests/system/contrib/tuning/test_tune_command.py",
@@ -108,6 +109,7 @@ def furnished(tmp_path_factory):
         single.take([i]).write(folder / f"{name}.parquet")
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
     (folder / "log.csv").write_text("who,from,to\na,2024-06-01 08:00,2024-06-01 09:00\n")
+    (folder / "grid.csv").write_text("time,g_per_kwh\n0,100\n3600,300\n")
     write_clothes(folder / "clothes")
     (folder / "examples").symlink_to(ROOT / "examples")
     speech = "To be, or not to be, that is the question.\n" * 800
