@@ -38,10 +38,6 @@ def test_results_name_a_script_that_is_there_or_the_commit_that_has_it():
             assert re.search(r'"commit": "[0-9a-f]{40}', text), path
 
 
-UNREPEATABLE = {"large_models", "site_links", "site_strategies"}
-"""Results that were written before what cannot be repeated was refused; none is added."""
-
-
 def test_results_are_of_commits_in_the_history():
     if results.git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("needs the whole history")
@@ -52,7 +48,7 @@ def test_results_are_of_commits_in_the_history():
         if not path.stem.endswith((results.QUICK, results.UNPUBLISHED, alive.NAME))
         and json.loads(path.read_text(encoding="utf-8")).get("commit") not in history
     }
-    assert lost == UNREPEATABLE
+    assert not lost
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Intensity:
         """Return the grams of joules that are spread evenly over a time; all of shape (n,).
 
         Args:
-            regions: of each; the only region is that of all.
+            regions: of each; they do not matter where the intensities are of no region.
             begins: instants in s.
             ends: instants in s, >= begins.
             joules: where they are 0, the instants do not matter.
@@ -128,7 +128,7 @@ class Intensity:
                 f"at {b.max():,.0f} s: expected it to be known for the whole run"
             )
         where = np.zeros(spent.size, np.int64)
-        if len(self.regions) > 1:
+        if self.regions != ("",):
             where = pd.Index(self.regions).get_indexer(pd.Index(regions.iloc[spent]))
             if (where < 0).any():
                 raise ConfigError(

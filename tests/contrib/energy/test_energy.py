@@ -318,7 +318,10 @@ def test_a_region_that_is_not_known_is_refused(tmp_path):
         fleet = Fleet("phone", region=region)
         with pytest.raises(ConfigError, match=said):
             with_carbon(with_energy(jobs, fleet), fleet, found, end_s=1e9)
+    alone = intensity_of(tmp_path, "time,region,g_per_kwh\n0,eu,1\n90,eu,1\n")
     fleet = Fleet("phone", region="us")
+    with pytest.raises(ConfigError, match="region = 'us': expected one of eu"):
+        with_carbon(with_energy(jobs, fleet), fleet, alone, end_s=1e9)
     grams = with_carbon(with_energy(jobs, fleet), fleet, found, end_s=1e9)["carbon_g"]
     assert grams.tolist() == pytest.approx([5.0 * 36.0 * 2.9 / 3.6e6 * 2.0])
 

@@ -8,7 +8,9 @@ from small_deployment import PYPROJECT, write_app
 
 from fedstale.agents import AgentSelector
 from fedstale.contrib.audit import audited
+from fedstale.contrib.energy import Fleet, accounts
 from fedstale.deployment.local import run_app
+from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
 from fedstale.strategies.types import Candidates, SelectionContext
 
@@ -138,5 +140,8 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     assert set(audit.devices["device_id"]) == set(events[events.kind == "train"].device_id)
     assert 0 < audit.devices["tested"].sum() <= len(done)
     assert not audit.devices["durations"].any()
+    # What its devices took is in no log.
+    with pytest.raises(ConfigError, match="the seconds or bytes are not known"):
+        accounts(record, Fleet("board"))
     assert any("durations are not tested" in note for note in audit.notes)
     assert "Do stated chances hold?" in page
