@@ -1,10 +1,10 @@
-"""What training in clean hours saves in grams of CO2, and what it costs in hours.
+"""What training where electricity is clean saves in grams of CO2, and what it costs in hours.
 
-A hundred recorded phones, a third in each of three regions that are eight hours apart, train the
-app `digits` from the hour of the seed on until the mean accuracy of ten evaluations is .9. Each
-region's phones are those of `methods.runs`, in the hours of their own day. Its electricity is the
-synthetic day of `fedstale energy`, at its own time: 480 g/kWh by night, 202 about noon; no grid was
-recorded. Joules are those of `phone`.
+A hundred or three hundred recorded phones, some third of them in each of three regions that are
+eight hours apart, train the app `digits` from the hour of the seed on until the mean accuracy of
+ten evaluations is .9. Each region's phones are those of `methods.runs`, in the hours of their own
+day. Its electricity is the synthetic day of `fedstale energy`, at its own time: 480 g/kWh by night,
+202 about noon; no grid was recorded. Joules are those of `phone`.
 
 All arms have the server's rate that was best for FedBuff among four on other seeds
 (methods/run.py). What is reported comes from five seeds, paired with FedBuff: grams and joules of
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +30,29 @@ import numpy as np
 import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
 
-from fedstale.contrib.energy import Fleet, Intensity, LowCarbon, with_carbon, with_energy
+from fedstale.contrib.energy import Fleet, Intensity, with_carbon, with_energy
 from fedstale.runs import with_costs
 from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.selection import Oort, Random, Selector
 from fedstale.strategies.server_optimizer import SGD
-from fedstale.strategies.types import Candidates
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, stream
 from fedstale.traces.merge import merged
 
 sys.path.append(str(Path(__file__).parents[1]))
+from energy.clean import CleanFirst, CleanHours
 from lab.apps import opened
 from lab.curves import ratio
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept
 from lab.results import read_result, write_result
-from methods.runs import N_DEVICES, PRESENT_S, SEEDS, TIMEOUT_S, WINDOW, Setting, online
+from methods.runs import PRESENT_S, SEEDS, TIMEOUT_S, WINDOW, Setting, online
 
 ZONES_H = {"eu": 0, "asia": 8, "us": 16}
 """Hours of each region's clock before that of the first."""
+SIZES = (300, 100)
+"""Phones; of a hundred no more than twenty are online at most times."""
 STARTS_H = {1: 0, 2: 5, 3: 10, 4: 15, 5: 20}
 """Hour of the first region at which each seed's training begins."""
 TARGET, HORIZON_S = 0.9, 2 * DAY_S
@@ -57,49 +60,20 @@ _DRAWN = 103
 """Stream of random numbers, apart from those of the app."""
 
 
-class OfRegions(LowCarbon):
-    """Knows the regions of the grid's nodes, whose app states none."""
-
-    regions: Mapping[int, str]
-
-    def regions_of(self, candidates: Candidates) -> Any:
-        """Return the region of each candidate; shape (n,)."""
-        return np.array([self.regions[node] for node in candidates.node_ids.tolist()], object)
-
-
-Make = Callable[[str, Mapping[int, str]], Selector]
-
-
-def any_time(selector: type[Selector]) -> Make:
-    """Return what makes a selector that does not look at the electricity."""
-    return lambda path, regions: selector()
-
-
-def clean(share: float, then: type[Selector] = Random) -> Make:
-    """Return what makes a selector of clean hours."""
-
-    def made(path: str, regions: Mapping[int, str]) -> Selector:
-        found = OfRegions(path, share, then=then())
-        found.regions = regions
-        return found
-
-    return made
-
-
+Make = Callable[[Intensity, Mapping[int, str]], Selector]
 ARMS: dict[str, tuple[int, Make]] = {
-    "FedBuff(20, 5)": (20, any_time(Random)),
-    "FedBuff(10, 5)": (10, any_time(Random)),
-    "FedBuff(40, 5)": (40, any_time(Random)),
-    "Oort": (20, any_time(Oort)),
-    "LowCarbon, half of the hours": (20, clean(0.5)),
-    "LowCarbon, a quarter": (20, clean(0.25)),
-    "LowCarbon, a quarter, Oort": (20, clean(0.25, Oort)),
+    "FedBuff(20, 5)": (20, lambda *known: Random()),
+    "FedBuff(10, 5)": (10, lambda *known: Random()),
+    "Oort": (20, lambda *known: Oort()),
+    "clean first": (20, CleanFirst),
+    "clean first, Oort": (20, lambda *known: CleanFirst(*known, Oort())),
+    "clean hours": (20, CleanHours),
 }
-"""Jobs in flight, and who chooses."""
+"""Jobs in flight, and what makes who chooses of the intensities and the nodes' regions."""
 
 
 @cache
-def phones(recordings: Path, seed: int) -> tuple[TraceSet, list[str]]:
+def phones(recordings: Path, seed: int, n: int) -> tuple[TraceSet, list[str]]:
     """Return the phones of a seed, whose hour is instant 0, and the region of each."""
     fleet = merged(fleets(recordings, seed, "phones", assumed=ASSUMED), align="time-of-week")
     rng, parts, owners = stream(seed, _DRAWN), {}, {}
@@ -113,7 +87,7 @@ def phones(recordings: Path, seed: int) -> tuple[TraceSet, list[str]]:
     start = 3 * DAY_S + STARTS_H[seed] * 3600.0
     window = merged(parts, align="time-of-week").between(start, start + HORIZON_S)
     present = np.flatnonzero(online(window, DAY_S).mean(0) * DAY_S >= PRESENT_S)
-    window = window.take(np.sort(rng.choice(present, N_DEVICES, replace=False)))
+    window = window.take(np.sort(rng.choice(present, n, replace=False)))
     return window, [owners[name] for name in window.device_ids]
 
 
@@ -131,10 +105,10 @@ def files(folder: Path, traces: TraceSet, regions: Sequence[str], seed: int) -> 
     return str(folder / "grid.csv"), folder / "fleet.csv"
 
 
-def run(arm: str, seed: int, recordings: Path, rate: float) -> dict[str, float]:
+def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str, float]:
     """Return the hours, grams and kWh that one run took to the target."""
     concurrency, make = ARMS[arm]
-    traces, places = phones(recordings, seed)
+    traces, places = phones(recordings, seed, n)
     setting = Setting(opened("digits"), traces, seed, slow=False, grid_s=60.0)
     grid = TraceGrid(
         traces,
@@ -154,15 +128,16 @@ def run(arm: str, seed: int, recordings: Path, rate: float) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         path, table = files(Path(folder), traces, places, seed)
+        intensity = Intensity.read(path)
         regions = {1000 + i: region for i, region in enumerate(places)}
         strategy: StaleStrategy = FedBuff(
-            concurrency, 5, selector=make(path, regions), server_optimizer=SGD(rate)
+            concurrency, 5, selector=make(intensity, regions), server_optimizer=SGD(rate)
         )
         with grid.running(), suppress(RunEnded):
             strategy.start(grid, setting.app.initial(seed), 10**6, TIMEOUT_S, evaluate_fn=evaluate)
         fleet, end_s = Fleet(table), grid.now()
         jobs = with_energy(with_costs(grid.events().to_pandas()), fleet)
-        jobs = with_carbon(jobs, fleet, Intensity.read(path), end_s=end_s)
+        jobs = with_carbon(jobs, fleet, intensity, end_s=end_s)
     return {
         "reached": float(bool(last) and np.mean(last) >= TARGET),
         "hours": end_s / 3600.0,
@@ -172,13 +147,13 @@ def run(arm: str, seed: int, recordings: Path, rate: float) -> dict[str, float]:
     }
 
 
-def rows_of(kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row for each arm, paired with the first."""
-    runs = {arm: [kept[[arm, seed]] for seed in seeds] for arm in ARMS}
+def rows_of(kept: Kept, n: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for each arm on so many phones, paired with the first."""
+    runs = {arm: [kept[[arm, n, seed]] for seed in seeds] for arm in ARMS}
     first = next(iter(runs.values()))
     rows = []
     for arm, each in runs.items():
-        row: dict[str, Any] = {"arm": arm, "seeds": list(seeds)}
+        row: dict[str, Any] = {"arm": arm, "phones": n, "seeds": list(seeds)}
         for key in ("reached", "hours", "grams", "kwh", "wasted_g"):
             row[key] = float(np.mean([one[key] for one in each]))
         row["g_per_kwh"] = row["grams"] / row["kwh"]
@@ -194,17 +169,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--quick", action="store_true", help="one seed, 300 phones")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     rates = [row for row in read_result("strategies")["rows"] if row["setting"] == "mixed"]
     rate = next(row["server_rate"] for row in rates if row["strategy"] == "FedBuff")
     kept, seeds = Kept(args.keep), SEEDS[:1] if args.quick else SEEDS
-    for seed in seeds:
-        for arm in ARMS:
-            found = kept.get([arm, seed], partial(run, arm, seed, args.recordings, rate))
-            print(seed, arm, found, flush=True)
-    rows = rows_of(kept, seeds)
+    sizes = SIZES[:1] if args.quick else SIZES
+    for n, seed, arm in product(sizes, seeds, ARMS):
+        made = partial(run, arm, n, seed, args.recordings, rate)
+        print(n, seed, arm, kept.get([arm, n, seed], made), flush=True)
+    rows = [row for n in sizes for row in rows_of(kept, n, seeds)]
     for row in rows:
         print(row)
     write_result(

@@ -38,7 +38,7 @@ NEEDED = {
 """Values of arguments without a default."""
 
 TEXTS = {"arrayrecord_key", "configrecord_key", "weighted_by_key", "checkpoints", "resume", "path"}
-TEXTS |= {"topology", "folder", "loss_key", "square_loss_key", "where", "name", "epoch"}
+TEXTS |= {"topology", "folder", "loss_key", "square_loss_key", "where", "name"}
 """Arguments that a text is right for."""
 
 PARTS = {

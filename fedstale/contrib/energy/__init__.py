@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from fedstale.contrib.energy.account import Accounts, accounts
     from fedstale.contrib.energy.carbon import Intensity, with_carbon
     from fedstale.contrib.energy.power import Fleet, Power, with_energy
-    from fedstale.contrib.energy.selectors import LowCarbon
 else:
     __getattr__, __dir__ = names_of(__name__)
 
@@ -16,7 +15,6 @@ __all__ = [
     "Accounts",
     "Fleet",
     "Intensity",
-    "LowCarbon",
     "Power",
     "accounts",
     "with_carbon",

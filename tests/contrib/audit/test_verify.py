@@ -12,7 +12,6 @@ import fedstale
 from fedstale.agents import AgentPace, AgentSelector
 from fedstale.contrib.audit import AuditRecord, Credits, Probing, verify
 from fedstale.contrib.audit.record import FORMAT, RECORD
-from fedstale.contrib.energy import LowCarbon
 from fedstale.contrib.selectors import Filtered, Quota, TiFL
 from fedstale.errors import ConfigError
 from fedstale.strategies import FedAvg, FedBuff
@@ -50,7 +49,6 @@ SHIPPED = [
     ExpectedUtility(Exponents(picked=0.5, staleness=1.0)),
     TiFL(3, interval=2),
     Quota("region", 4, Oort()),
-    LowCarbon(share=0.3, patience_s=600.0, then=Oort()),
     Likely(0.6, LeastRecent()),
     LeastRecent(),
     Enough(Random(), 0.8),

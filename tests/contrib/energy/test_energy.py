@@ -303,6 +303,15 @@ def test_a_file_of_intensities_that_is_wrong_is_refused(tmp_path, text, said):
     assert said in str(problem.value)
 
 
+def test_intensities_are_those_of_the_hour_and_unknown_beyond_the_end(tmp_path):
+    found = intensity_of(tmp_path, "time,region,g_per_kwh\n0,b,1\n50,b,2\n0,a,3\n50,a,4\n")
+    assert found.regions == ("a", "b")
+    np.testing.assert_equal(
+        found.at(np.array([0.0, 49.0, 50.0, 99.0, 100.0])),
+        [[3.0, 3.0, 4.0, 4.0, nan], [1.0, 1.0, 2.0, 2.0, nan]],
+    )
+
+
 def test_an_intensity_that_ends_before_the_run_is_refused(tmp_path):
     fleet = Fleet("phone")
     jobs = with_energy(jobs_of((0.0, 50.0, 0.0, 0.0, 0.0)), fleet)
