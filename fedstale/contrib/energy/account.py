@@ -61,7 +61,7 @@ def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Acco
     grams = None
     if intensity is not None:
         grams = _by_outcome(with_carbon(jobs, fleet, intensity, end_s=run.end_s), GRAMS)
-    total = float(jobs["energy_j"].sum())
+    total = _sum(run, fleet)
     rows = []
     for name in fleet.classes:
         power = fleet.power[name]
@@ -69,15 +69,19 @@ def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Acco
             value = float(getattr(power, figure))
             half = max(value / 2, 1.0 if figure == "plug" else 0.0)
             change = {
-                way: float(with_energy(run.jobs, other)["energy_j"].sum()) / total - 1.0
+                way: _sum(run, fleet.with_figure(name, figure, to)) / total - 1.0 if total else 0.0
                 for way, to in (("half", half), ("double", 2 * value))
-                if (other := fleet.with_figure(name, figure, to)) and total
             }
             source = power.sources.get(figure, "your own")
             rows.append(
                 {"class": name, "figure": figure, "value": value, **change, "source": source}
             )
     return Accounts(joules=_by_outcome(jobs, JOULES), grams=grams, assumptions=pd.DataFrame(rows))
+
+
+def _sum(run: Run, fleet: Fleet) -> float:
+    """Return the joules of all jobs of a run."""
+    return float(with_energy(run.jobs, fleet)["energy_j"].sum())
 
 
 def _by_outcome(jobs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

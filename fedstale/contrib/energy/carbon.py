@@ -70,6 +70,8 @@ class Intensity:
             raise ConfigError(f"{where} cannot be read: {problem}") from problem
         if missing := [name for name in ("time", "g_per_kwh") if name not in table]:
             raise ConfigError(f"{where} has no column {', '.join(missing)}")
+        if not pd.api.types.is_numeric_dtype(table["g_per_kwh"]):
+            raise ConfigError(f"{where}: g_per_kwh is no column of numbers")
         table = table.assign(time=_seconds(table["time"], epoch, where))
         regions = table["region"].fillna("") if "region" in table else pd.Series("", table.index)
         rows, lengths, names = [], [], []

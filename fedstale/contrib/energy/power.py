@@ -50,6 +50,8 @@ class Power:
     """Where each figure is from, by its name."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sources, Mapping):
+            raise ConfigError(f"sources = {self.sources!r}: expected a table, a text by figure")
         for name in FIGURES:
             value, least = getattr(self, name), 1.0 if name == "plug" else 0.0
             if isinstance(value, bool) or not isinstance(value, int | float):

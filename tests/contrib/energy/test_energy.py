@@ -199,6 +199,13 @@ def test_a_plug_gives_no_less_than_what_arrives(run):
     assert -0.17 < rows.loc["plug", "half"] < 0.0
 
 
+def test_a_run_without_energy_has_accounts_too(run, monkeypatch):
+    monkeypatch.setattr(run, "jobs", run.jobs.head(0))
+    found = accounts(run, Fleet("phone"), Intensity.synthetic())
+    assert found.joules.to_numpy().tolist() == [[0.0] * 3] * 4
+    assert found.assumptions["half"].tolist() == [0.0] * 5
+
+
 def test_figures_that_come_with_fedstale_have_sources():
     for name, power in Power.read().items():
         assert set(power.sources) == set(FIGURES), name
@@ -225,6 +232,7 @@ def test_the_page_has_the_figures_that_come_with_fedstale():
         (f"[mine]\n{FILE}\n".replace("10.0", "true"), "training_w = True: expected a number"),
         (f"[mine]\n{FILE}\n".replace("10.0", '"5 W"'), "training_w = '5 W': expected a number"),
         (f"[mine]\n{FILE}\n".replace("plug = 2.0", "plug = 0.9"), "plug = 0.9: expected a finite"),
+        (f'[mine]\n{FILE}\nsources = "a book"\n', "sources = 'a book': expected a table"),
         ("mine = 3\n", "expected a table"),
         ("mine = [", "cannot be read"),
     ],
@@ -294,6 +302,9 @@ def test_dates_count_from_the_epoch_whatever_their_zone(tmp_path):
         ("time,g_per_kwh\n10,1\n20,1\n", "is of 10 to 30 s of the run: expected instant 0 in it"),
         ("time,g_per_kwh\n-20,1\n-10,1\n", "is of -20 to 0 s of the run"),
         ("time,g_per_kwh\n0,-1\n10,1\n", "rate -1.0 at position 0: expected a finite number >= 0"),
+        ("time,g_per_kwh\n0,much\n10,1\n", "g_per_kwh is no column of numbers"),
+        ("time,g_per_kwh\n0,\n10,1\n", "rate nan at position 0"),
+        ("time,g_per_kwh\n", "g_per_kwh is no column of numbers"),
         ("time,g_per_kwh\nnoon,1\nnight,1\n", "neither s nor dates"),
     ],
 )
