@@ -11,6 +11,7 @@ from fedstale.contrib.energy.power import FIGURES, JOULES, Fleet, with_energy
 from fedstale.errors import ProtocolError
 from fedstale.reports import Figure, Run, account_figure, write_text
 from fedstale.runs import OUTCOMES
+from fedstale.traces import outline
 
 ACCOUNTS = "energy.json"
 """File of a run's folder."""
@@ -29,6 +30,8 @@ class Accounts:
     assumptions: pd.DataFrame
     """A row for each figure: `class`, `figure`, `value`, `half` and `double` (by which share the
     sum of joules changes if it is half or twice as much), `source`."""
+
+    __repr__ = outline
 
     @property
     def in_unit(self) -> tuple[str, pd.DataFrame]:
