@@ -40,13 +40,13 @@ class Accounts:
         unit, size = next(((u, s) for u, s in _UNITS if total >= s), _UNITS[-1])
         return unit, self.joules / size
 
-    def as_json(self) -> str:
-        """Return them as the text of `energy.json`."""
-        grams = None if self.grams is None else self.grams.to_dict("index")
-        rows = self.assumptions.to_dict("records")
-        return json.dumps(
-            {"joules": self.joules.to_dict("index"), "grams": grams, "assumptions": rows}, indent=2
-        )
+    def plain(self) -> dict[str, object]:
+        """Return them in plain values, as `energy.json` has them."""
+        return {
+            "joules": self.joules.to_dict("index"),
+            "grams": None if self.grams is None else self.grams.to_dict("index"),
+            "assumptions": self.assumptions.to_dict("records"),
+        }
 
 
 def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Accounts:
@@ -64,7 +64,7 @@ def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Acco
     grams = None
     if intensity is not None:
         grams = _by_outcome(with_carbon(jobs, fleet, intensity, end_s=run.end_s), GRAMS)
-    total = _sum(run, fleet)
+    total = _sum(jobs)
     rows = []
     for name in fleet.classes:
         power = fleet.power[name]
@@ -72,8 +72,9 @@ def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Acco
             value = float(getattr(power, figure))
             half = max(value / 2, 1.0 if figure == "plug" else 0.0)
             change = {
-                way: _sum(run, fleet.with_figure(name, figure, to)) / total - 1.0 if total else 0.0
+                way: _sum(with_energy(run.jobs, other)) / total - 1.0 if total else 0.0
                 for way, to in (("half", half), ("double", 2 * value))
+                for other in [fleet.with_figure(name, figure, to)]
             }
             source = power.sources.get(figure, "your own")
             rows.append(
@@ -82,9 +83,9 @@ def accounts(run: Run, fleet: Fleet, intensity: Intensity | None = None) -> Acco
     return Accounts(joules=_by_outcome(jobs, JOULES), grams=grams, assumptions=pd.DataFrame(rows))
 
 
-def _sum(run: Run, fleet: Fleet) -> float:
-    """Return the joules of all jobs of a run."""
-    return float(with_energy(run.jobs, fleet)["energy_j"].sum())
+def _sum(jobs: pd.DataFrame) -> float:
+    """Return the joules of jobs."""
+    return float(jobs["energy_j"].sum())
 
 
 def _by_outcome(jobs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -125,4 +126,4 @@ def _with_grams(drawn: Figure, grams: pd.DataFrame) -> Figure:
 
 def keep(run: Run, found: Accounts) -> None:
     """Write accounts into the run's folder, where `fedstale report` finds them."""
-    write_text(found.as_json(), run.folder / ACCOUNTS)
+    write_text(json.dumps(found.plain(), indent=2), run.folder / ACCOUNTS)

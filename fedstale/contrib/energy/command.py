@@ -56,13 +56,7 @@ def energy(
     found = accounts(over, fleet, known)
     keep(over, found)
     if as_json:
-        grams = None if found.grams is None else found.grams.to_dict("index")
-        say_json(
-            run / ACCOUNTS,
-            joules=found.joules.to_dict("index"),
-            grams=grams,
-            assumptions=found.assumptions.to_dict("records"),
-        )
+        say_json(run / ACCOUNTS, **found.plain())
         return
     unit, joules = found.in_unit
     for name, table in ((unit, joules), ("g of CO2 equivalents", found.grams)):

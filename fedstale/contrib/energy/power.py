@@ -5,8 +5,8 @@ network. Powers are above what a device takes without the job: a phone is on any
 out: making devices, and the server.
 """
 
-import tomllib
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import isfinite
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 from fedstale.runs import WAYS
 
@@ -84,12 +85,8 @@ def _shipped() -> dict[str, Power]:
 
 
 def _classes(path: Path) -> dict[str, Power]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"power = {str(path)!r} cannot be read: {problem}") from problem
     found = {}
-    for name, table in tables.items():
+    for name, table in read_toml(path).items():
         where = f"class {name!r} of {path}"
         if not isinstance(table, dict):
             raise ConfigError(f"{where}: expected a table [{name}] of {', '.join(FIGURES)}")
@@ -188,8 +185,7 @@ class Fleet:
 
     def with_figure(self, class_name: str, figure: str, value: float) -> "Fleet":
         """Return the same devices, one figure of a class of which is another."""
-        other = object.__new__(Fleet)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.power = self.power | {
             class_name: replace(self.power[class_name], **{figure: value})  # type: ignore[arg-type]
         }
