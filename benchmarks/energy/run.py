@@ -6,9 +6,9 @@ ten evaluations is .9. Each region's phones are those of `methods.runs`, in the 
 day. Its electricity is the synthetic day of `fedstale energy`, at its own time: 480 g/kWh by night,
 202 about noon; no grid was recorded. Joules are those of `phone`.
 
-All arms have the server's rate that was best for FedBuff among four on other seeds
-(methods/run.py). What is reported comes from five seeds, paired with FedBuff: grams and joules of
-all jobs until the target, and hours.
+Each arm has the server's rate of four with which it reached the target for the fewest grams, with
+300 phones and a seed of its own. What is reported comes from five other seeds, paired with FedBuff:
+grams and joules of all jobs until the target, and hours.
 
 Run it with: python benchmarks/energy/run.py RECORDINGS [--keep FILE] [--quick]
 """
@@ -20,9 +20,8 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
 
+from fedstale.agents import AgentPace, AgentSelector
 from fedstale.contrib.energy import Fleet, Intensity, with_carbon, with_energy
 from fedstale.runs import with_costs
 from fedstale.simulation import RunEnded, TraceGrid
@@ -46,30 +46,48 @@ from lab.apps import opened
 from lab.curves import ratio
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept
-from lab.results import read_result, write_result
-from methods.runs import PRESENT_S, SEEDS, TIMEOUT_S, WINDOW, Setting, online
+from lab.results import write_result
+from methods.runs import PRESENT_S, SEEDS, TIMEOUT_S, TUNING_SEEDS, WINDOW, Setting, online
 
 ZONES_H = {"eu": 0, "asia": 8, "us": 16}
 """Hours of each region's clock before that of the first."""
 SIZES = (300, 100)
 """Phones; of a hundred no more than twenty are online at most times."""
-STARTS_H = {1: 0, 2: 5, 3: 10, 4: 15, 5: 20}
+STARTS_H = {1: 0, 2: 5, 3: 10, 4: 15, 5: 20, TUNING_SEEDS[0]: 8}
 """Hour of the first region at which each seed's training begins."""
+RATES = (0.6, 1.2, 2.4, 4.8)
 TARGET, HORIZON_S = 0.9, 2 * DAY_S
 _DRAWN = 103
 """Stream of random numbers, apart from those of the app."""
 
 
-Make = Callable[[Intensity, Mapping[int, str]], Selector]
-ARMS: dict[str, tuple[int, Make]] = {
-    "FedBuff(20, 5)": (20, lambda *known: Random()),
-    "FedBuff(10, 5)": (10, lambda *known: Random()),
-    "Oort": (20, lambda *known: Oort()),
-    "clean first": (20, CleanFirst),
-    "clean first, Oort": (20, lambda *known: CleanFirst(*known, Oort())),
-    "clean hours": (20, CleanHours),
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Who is chosen, and how many."""
+
+    selector: Callable[[Intensity, Mapping[int, str]], Selector] = lambda *known: Random()
+    """Makes one of the intensities and the nodes' regions."""
+    jobs: int = 20
+    """In flight, at most."""
+    hour_price: float | None = None
+    """Of an hour in device-hours, by which the agent sets how many; None for all, five a step."""
+
+
+ARMS = {
+    "FedBuff(20, 5)": Arm(),
+    "FedBuff(10, 5)": Arm(jobs=10),
+    "FedBuff(5, 5)": Arm(jobs=5),
+    "Oort": Arm(lambda *known: Oort()),
+    "agent": Arm(lambda *known: AgentSelector()),
+    "agent, 20 an hour": Arm(lambda *known: AgentSelector(), hour_price=20.0),
+    "agent, 5 an hour": Arm(lambda *known: AgentSelector(), hour_price=5.0),
+    "agent, 1 an hour": Arm(lambda *known: AgentSelector(), hour_price=1.0),
+    "clean first": Arm(CleanFirst),
+    "clean first, Oort": Arm(lambda *known: CleanFirst(*known, Oort())),
+    "clean hours": Arm(CleanHours),
 }
-"""Jobs in flight, and what makes who chooses of the intensities and the nodes' regions."""
+FEW = ("FedBuff(20, 5)", "agent, 5 an hour", "clean hours")
+"""Arms of the quick form; the first is what all are paired with."""
 
 
 @cache
@@ -107,7 +125,7 @@ def files(folder: Path, traces: TraceSet, regions: Sequence[str], seed: int) -> 
 
 def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str, float]:
     """Return the hours, grams and kWh that one run took to the target."""
-    concurrency, make = ARMS[arm]
+    is_of = ARMS[arm]
     traces, places = phones(recordings, seed, n)
     setting = Setting(opened("digits"), traces, seed, slow=False, grid_s=60.0)
     grid = TraceGrid(
@@ -131,7 +149,11 @@ def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str,
         intensity = Intensity.read(path)
         regions = {1000 + i: region for i, region in enumerate(places)}
         strategy: StaleStrategy = FedBuff(
-            concurrency, 5, selector=make(intensity, regions), server_optimizer=SGD(rate)
+            is_of.jobs,
+            5,
+            selector=is_of.selector(intensity, regions),
+            pace=None if is_of.hour_price is None else AgentPace(is_of.hour_price),
+            server_optimizer=SGD(rate),
         )
         with grid.running(), suppress(RunEnded):
             strategy.start(grid, setting.app.initial(seed), 10**6, TIMEOUT_S, evaluate_fn=evaluate)
@@ -147,13 +169,44 @@ def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str,
     }
 
 
-def rows_of(kept: Kept, n: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row for each arm on so many phones, paired with the first."""
-    runs = {arm: [kept[[arm, n, seed]] for seed in seeds] for arm in ARMS}
-    first = next(iter(runs.values()))
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs on recorded phones, those that are kept and those that are made now."""
+
+    recordings: Path
+    kept: Kept
+
+    def of(self, arm: str, n: int, seed: int, rate: float) -> dict[str, float]:
+        """Return what a run took."""
+        made = partial(run, arm, n, seed, self.recordings, rate)
+        found: dict[str, float] = self.kept.get([arm, n, seed, rate], made)
+        print(n, seed, arm, rate, found, flush=True)
+        return found
+
+    def best(self, arm: str, rates: Sequence[float]) -> float:
+        """Return the rate with which an arm needs least; the one rate if there is no other."""
+        if len(rates) == 1:
+            return rates[0]
+        took = {rate: self.of(arm, SIZES[0], TUNING_SEEDS[0], rate) for rate in rates}
+        return min(rates, key=lambda rate: (-took[rate]["reached"], took[rate]["grams"]))
+
+
+def rows_of(
+    runs: Runs, rates: Mapping[str, float], n: int, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return a row for each arm on so many phones, paired with the first.
+
+    Args:
+        runs: on recorded phones.
+        rates: of each arm.
+        n: phones.
+        seeds: one of each run.
+    """
+    each_arm = {arm: [runs.of(arm, n, seed, rates[arm]) for seed in seeds] for arm in rates}
+    first = next(iter(each_arm.values()))
     rows = []
-    for arm, each in runs.items():
-        row: dict[str, Any] = {"arm": arm, "phones": n, "seeds": list(seeds)}
+    for arm, each in each_arm.items():
+        row: dict[str, Any] = {"arm": arm, "phones": n, "seeds": list(seeds), "rate": rates[arm]}
         for key in ("reached", "hours", "grams", "kwh", "wasted_g"):
             row[key] = float(np.mean([one[key] for one in each]))
         row["g_per_kwh"] = row["grams"] / row["kwh"]
@@ -169,17 +222,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
-    parser.add_argument("--quick", action="store_true", help="one seed, 300 phones")
+    parser.add_argument("--quick", action="store_true", help="one seed, few arms, 300 phones")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    rates = [row for row in read_result("strategies")["rows"] if row["setting"] == "mixed"]
-    rate = next(row["server_rate"] for row in rates if row["strategy"] == "FedBuff")
-    kept, seeds = Kept(args.keep), SEEDS[:1] if args.quick else SEEDS
-    sizes = SIZES[:1] if args.quick else SIZES
-    for n, seed, arm in product(sizes, seeds, ARMS):
-        made = partial(run, arm, n, seed, args.recordings, rate)
-        print(n, seed, arm, kept.get([arm, n, seed], made), flush=True)
-    rows = [row for n in sizes for row in rows_of(kept, n, seeds)]
+    sizes, seeds = (SIZES[:1], SEEDS[:1]) if args.quick else (SIZES, SEEDS)
+    arms, rates = (FEW, RATES[2:3]) if args.quick else (tuple(ARMS), RATES)
+    runs = Runs(args.recordings, Kept(args.keep))
+    best = {arm: runs.best(arm, rates) for arm in arms}
+    rows = [row for n in sizes for row in rows_of(runs, best, n, seeds)]
     for row in rows:
         print(row)
     write_result(
