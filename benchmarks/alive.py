@@ -29,7 +29,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from math import isclose, isnan
 from pathlib import Path
@@ -51,6 +51,9 @@ TIMED = {
     *("selection_env", "selection_scale", "soak", "trips"),
 }
 """Results all of whose numbers are a clock's."""
+BY_MOMENT = dict.fromkeys(("kills", "history"), frozenset({"trainings", "runs"}))
+"""Columns of results that they are not judged by, as the moment of a fault decides them: a kill
+costs trainings, and sometimes another run. What it must not cost is an update."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -164,20 +167,23 @@ def then(name: str, words: Sequence[str]) -> dict[str, Any]:
     return stored
 
 
-def compared(was: Rows, now: Rows, *, by_clock: bool = False) -> tuple[str, str]:
+def compared(
+    was: Rows, now: Rows, *, by_clock: bool = False, but: Set[str] = frozenset()
+) -> tuple[str, str]:
     """Return the verdict on rows, and what moved first.
 
     Args:
         was: rows at the result's commit.
         now: those of today.
         by_clock: whether a clock gave all their numbers.
+        but: columns that say nothing.
     """
     if len(was) != len(now):
         return "moved", f"{len(was)} rows, now {len(now)}"
     verdict = "same"
     for i, (old, new) in enumerate(zip(was, now, strict=True), 1):
         for key, a, b in leaves(old, new):
-            if equal(a, b) or (BY_CLOCK.search(key) and not by_clock):
+            if key in but or equal(a, b) or (BY_CLOCK.search(key) and not by_clock):
                 continue
             if not near(a, b, by_clock=by_clock):
                 return "moved", f"{key} of row {i}: was {shown(a)}, is {shown(b)}"
@@ -238,7 +244,8 @@ def judged(name: str, places: Mapping[str, str]) -> dict[str, object]:
             was = then(name, words)
         except LookupError as problem:
             return {**found, "verdict": "unknown", "what": str(problem)}
-    verdict, what = compared(was["rows"], now, by_clock=name in TIMED)
+    but = BY_MOMENT.get(name, frozenset())
+    verdict, what = compared(was["rows"], now, by_clock=name in TIMED, but=but)
     return {**found, "scripts": was["scripts"], "verdict": verdict, "what": what}
 
 

@@ -177,8 +177,16 @@ def test_each_script_that_writes_results_has_a_quick_form():
     assert without == ["agent/exponents.py", "sites/links.py", "sites/strategies.py"]
 
 
-def test_results_that_a_clock_gave_are_published():
-    assert set(alive.published()) >= alive.TIMED
+def test_what_the_moment_of_a_fault_decides_is_not_judged(project, monkeypatch):
+    change, judged = project
+    change(hours=2.0)
+    assert judged()["verdict"] == "moved"
+    monkeypatch.setitem(alive.BY_MOMENT, "hours", frozenset({"hours"}))
+    assert judged()["verdict"] == "same"
+
+
+def test_results_that_a_clock_or_the_moment_gave_are_published():
+    assert set(alive.published()) >= alive.TIMED | alive.BY_MOMENT.keys()
 
 
 def test_what_results_took_is_said_where_it_was_noted(project, monkeypatch):
