@@ -1,4 +1,4 @@
-"""Two ways to choose devices by the carbon intensity of their power; neither pays (run.md)."""
+"""Two ways to choose devices by the carbon intensity of their power; neither pays: see run.md."""
 
 from collections.abc import Mapping
 

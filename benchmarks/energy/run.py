@@ -6,7 +6,7 @@ ten evaluations is .9. Each region's phones are those of `methods.runs`, in the 
 day. Its electricity is the synthetic day of `fedstale energy`, at its own time: 480 g/kWh by night,
 202 about noon; no grid was recorded. Joules are those of `phone`.
 
-Each arm has the server's rate of four with which it reached the target for the fewest grams, with
+Each arm has the server's rate of five with which it reached the target for the fewest grams, with
 300 phones and a seed of its own. What is reported comes from five other seeds, paired with FedBuff:
 grams and joules of all jobs until the target, and hours.
 
@@ -42,6 +42,7 @@ from fedstale.traces.merge import merged
 
 sys.path.append(str(Path(__file__).parents[1]))
 from energy.clean import CleanFirst, CleanHours
+from energy.eafl import EAFL
 from lab.apps import opened
 from lab.curves import ratio
 from lab.fleets import ASSUMED, fleets
@@ -55,7 +56,7 @@ SIZES = (300, 100)
 """Phones; of a hundred no more than twenty are online at most times."""
 STARTS_H = {1: 0, 2: 5, 3: 10, 4: 15, 5: 20, TUNING_SEEDS[0]: 8}
 """Hour of the first region at which each seed's training begins."""
-RATES = (0.6, 1.2, 2.4, 4.8)
+RATES = (0.6, 1.2, 2.4, 4.8, 9.6)
 TARGET, HORIZON_S = 0.9, 2 * DAY_S
 _DRAWN = 103
 """Stream of random numbers, apart from those of the app."""
@@ -78,6 +79,7 @@ ARMS = {
     "FedBuff(10, 5)": Arm(jobs=10),
     "FedBuff(5, 5)": Arm(jobs=5),
     "Oort": Arm(lambda *known: Oort()),
+    "EAFL": Arm(lambda _, regions: EAFL(regions)),
     "agent": Arm(lambda *known: AgentSelector()),
     "agent, 20 an hour": Arm(lambda *known: AgentSelector(), hour_price=20.0),
     "agent, 5 an hour": Arm(lambda *known: AgentSelector(), hour_price=5.0),
