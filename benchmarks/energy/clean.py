@@ -11,25 +11,23 @@ from fedstale.traces.arrays import DAY_S
 
 
 class CleanFirst(Selector):
-    """Lets another selector choose in the regions whose electricity is cleanest now.
+    """Draws nodes in the regions whose electricity is cleanest now.
 
     Regions are taken in the order of their intensity until they have as many candidates as are
     wanted, so nothing waits.
     """
 
-    def __init__(
-        self, intensity: Intensity, regions: Mapping[int, str], then: Selector | None = None
-    ) -> None:
-        """Set the intensities, the region of each node, and who chooses."""
-        self.intensity, self.regions, self.then = intensity, regions, then or Random()
+    def __init__(self, intensity: Intensity, regions: Mapping[int, str]) -> None:
+        """Set the intensities, and the region of each node."""
+        self.intensity, self.regions, self.draw = intensity, regions, Random()
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Let the other pick among the cleanest nodes."""
+        """Draw among the cleanest nodes."""
         g_per_kwh = self.of_nodes(candidates, self.intensity.at(np.array([now]))[:, 0])
         dirtiest = np.sort(g_per_kwh)[min(k, len(g_per_kwh)) - 1]
-        return self.then.select(candidates.take(g_per_kwh <= dirtiest), k, now, rng)
+        return self.draw.select(candidates.take(g_per_kwh <= dirtiest), k, now, rng)
 
     def of_nodes(self, candidates: Candidates, of_regions: Array) -> Array:
         """Return for each candidate what its region has; shape (n,)."""
@@ -38,7 +36,7 @@ class CleanFirst(Selector):
 
 
 class CleanHours(CleanFirst):
-    """Lets another selector choose among nodes whose electricity is clean for the day to come.
+    """Draws among nodes whose electricity is clean for the day to come.
 
     A node may be chosen while the intensity of its region is among the lowest half of those of the
     next 24 hours there. If that leaves nobody for half a day, one choice is among all.
@@ -50,7 +48,7 @@ class CleanHours(CleanFirst):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Let the other pick among nodes in their clean hours; none if there are none."""
+        """Draw among nodes in their clean hours; none if there are none."""
         ahead = self.intensity.at(now + np.arange(0.0, DAY_S, 3600.0))
         clean = ahead[:, 0] <= np.quantile(ahead, self.share, axis=1)
         fits = self.of_nodes(candidates, clean.astype(np.float64)) > 0
@@ -60,4 +58,4 @@ class CleanHours(CleanFirst):
                 return []
             fits[:] = True
         self.held_since = np.nan
-        return self.then.select(candidates.take(fits), k, now, rng)
+        return self.draw.select(candidates.take(fits), k, now, rng)
