@@ -118,6 +118,17 @@ def test_where_a_quick_form_wrote_nothing_todays_script_tells(silent):
     assert judged()["what"] == "hours of row 1: was 1, is 3"
 
 
+def test_where_a_quick_form_failed_todays_script_tells(project):
+    change, judged = project
+    change(broken=True)
+    path = alive.RESULTS / "hours.json"
+    made_at = json.loads(path.read_text())["commit"]
+    path.write_text(path.read_text().replace(made_at, str(results.commit())))
+    change()
+    found = judged()
+    assert (found["verdict"], found["scripts"]) == ("same", "today's")
+
+
 def test_todays_script_that_fails_on_a_commit_tells_nothing(silent, tmp_path):
     change, judged = silent
     # Of the project, and not of the commit's work tree.
