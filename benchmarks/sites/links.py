@@ -36,7 +36,7 @@ from lab.curves import difference
 from lab.kept import Kept
 from lab.results import write_result
 from lab.training import appearing
-from sites.run import IN_BUFFER, SEEDS, WORK, N, Run, given, measured, quick_of, sites
+from sites.run import IN_BUFFER, QUICK, SEEDS, WORK, N, Run, given, measured, quick_of, sites
 from sites.strategies import TUNING_SEED, curve, loss_at
 
 RATES = {"buffer": (0.5,), "rounds": (1.0,), "buffer, overlapping": (0.35, 0.5, 0.7, 1.0)}
@@ -119,16 +119,18 @@ ARMS = {
 }
 
 
-def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
+def run(of: Run, text: str, recordings: Path, share: float = 1.0) -> list[list[float]]:
     """Return what one run reached; as `sites.strategies.curve`.
 
     Args:
         of: arm, rate and seed.
         text: path of the plays.
         recordings: folder of them.
+        share: of the time, that it lasts.
     """
     arm, rate, seed = of
     place, method = PLACES[ARMS[arm][0]], ARMS[arm][1]
+    until_s = place.until_s * share
     options: dict[str, Any] = {"server_optimizer": SGD(rate), "stages": place.stages}
     strategy: StaleStrategy = (
         FedAvg(place.n, **options) if method == "rounds" else FedBuff(place.n, IN_BUFFER, **options)
@@ -136,7 +138,7 @@ def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
     traces = place.traces(recordings, seed)
 
     def grid_of(client: ClientApp, config: UserConfig) -> TraceGrid:
-        costs = {"n_bytes": place.n_bytes, "until_s": place.until_s, "seed": seed}
+        costs = {"n_bytes": place.n_bytes, "until_s": until_s, "seed": seed}
         if method != "buffer, overlapping":
             return sites(client, config, traces=traces, **costs)
         client = ClientApp(mods=[CompressionMod(), overlapping])
@@ -145,20 +147,23 @@ def run(of: Run, text: str, recordings: Path) -> list[list[float]]:
         ahead.grid = sites(client, config, traces=traces, work=ahead, **costs)
         return ahead.grid
 
-    return curve(strategy, seed, text, grid_of, place.until_s)
+    return curve(strategy, seed, text, grid_of, until_s)
 
 
-def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def rows_of(
+    best: Mapping[str, float], kept: Kept, seeds: Sequence[int], share: float
+) -> list[dict[str, Any]]:
     """Return a row for each arm, paired with the buffer in the same place.
 
     Args:
         best: rate of each.
         kept: what the runs reached.
         seeds: that are reported.
+        share: of the time, that runs lasted.
     """
     runs = {arm: [kept[[arm, rate, seed]] for seed in seeds] for arm, rate in best.items()}
     ends = {
-        arm: [loss_at(found, 0, PLACES[ARMS[arm][0]].until_s) for found in some]
+        arm: [loss_at(found, 0, PLACES[ARMS[arm][0]].until_s * share) for found in some]
         for arm, some in runs.items()
     }
     rows: list[dict[str, Any]] = []
@@ -170,7 +175,7 @@ def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list
             {
                 "place": name,
                 "method": method,
-                "hours": place.until_s / 3600,
+                "hours": place.until_s * share / 3600,
                 "rate": best[arm],
                 "is_end": len(rates) > 1 and best[arm] in (rates[0], rates[-1]),
                 "seeds": list(seeds),
@@ -187,10 +192,11 @@ def main() -> None:
     """Choose rates, measure, print, and write the results."""
     (plays, recordings), kept, jobs, quick = given(__doc__, "recordings")
     rates, seeds = {arm: RATES[method] for arm, (_, method) in ARMS.items()}, SEEDS
+    share = QUICK if quick else 1.0
     if quick:
         rates, seeds = quick_of(rates), SEEDS[:3]
     best = measured(
-        partial(run, text=str(plays), recordings=recordings),
+        partial(run, text=str(plays), recordings=recordings, share=share),
         rates,
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),
@@ -198,7 +204,7 @@ def main() -> None:
         jobs=jobs,
         seeds=seeds,
     )
-    rows = rows_of(best, kept, seeds)
+    rows = rows_of(best, kept, seeds, share)
     for row in rows:
         print(row)
     command = "python benchmarks/sites/links.py PLAYS RECORDINGS"

@@ -58,6 +58,8 @@ WORK = 156.0
 BYTES_OF_A_RANK = 3_125_000
 """That adapters stand for, by rank."""
 BASE_STEPS, TEST_EVERY = 1000, 8
+QUICK = 0.125
+"""Share of the time that a run of the quick form lasts."""
 Run = tuple[str, float, int]
 """Arm, rate and seed."""
 
@@ -143,13 +145,14 @@ def sites(
     )
 
 
-def run(of: Run, text: str, base: str) -> dict[str, float]:
+def run(of: Run, text: str, base: str, share: float = 1.0) -> dict[str, float]:
     """Return what one run reached: the loss before and after, the jobs, and the GB of replies.
 
     Args:
         of: arm, rate and seed.
         text: path of the plays of the sites.
         base: path of the model that adapters are on.
+        share: of the time, that it lasts.
     """
     torch.set_num_threads(1)
     name, rate, seed = of
@@ -159,7 +162,7 @@ def run(of: Run, text: str, base: str) -> dict[str, float]:
         client, task = app.load_client(), import_module("letters_app.task")
         test = characters.encode(characters.held_out(text), task.LENGTH)[::TEST_EVERY]
         n_bytes = BYTES_OF_A_RANK * max(task.ranks(config))
-        grid = sites(client, config, n_bytes=n_bytes, until_s=UNTIL_S, seed=seed)
+        grid = sites(client, config, n_bytes=n_bytes, until_s=UNTIL_S * share, seed=seed)
         network = task.model(config, seed)
         before, _ = characters.evaluate(network, test)
         initial = ArrayRecord(network.state_dict())
@@ -264,7 +267,7 @@ def given(about: str | None, *paths: str) -> tuple[list[Path], Kept, int, bool]:
         parser.add_argument(name, type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--quick", action="store_true", help="two arms, a rate and three seeds")
+    parser.add_argument("--quick", action="store_true", help="two arms, a rate, less time")
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     found = [getattr(args, name).resolve() for name in named]
@@ -278,7 +281,7 @@ def main() -> None:
     seeds = SEEDS[:3] if quick else SEEDS
     with TemporaryDirectory() as folder:
         best = measured(
-            partial(run, **base_of(plays, Path(folder))),
+            partial(run, **base_of(plays, Path(folder)), share=QUICK if quick else 1.0),
             quick_of(rates) if quick else rates,
             tuning_seeds=TUNING_SEEDS,
             loss=itemgetter("loss"),

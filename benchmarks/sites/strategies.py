@@ -49,6 +49,7 @@ from sites.outer import AlignedMomentum, DelayedNesterov
 from sites.run import (
     IN_BUFFER,
     MODEL,
+    QUICK,
     SEEDS,
     TEST_EVERY,
     TIMEOUT_S,
@@ -119,16 +120,17 @@ class Merged(Callback):
         self.n += len(updates)
 
 
-def run(of: Run, text: str) -> list[list[float]]:
+def run(of: Run, text: str, until_s: float) -> list[list[float]]:
     """Return what one run reached; as `curve`.
 
     Args:
         of: method, rate and seed.
         text: path of the plays.
+        until_s: its end.
     """
     name, rate, seed = of
-    grid_of = partial(sites, n_bytes=BYTES, until_s=UNTIL_S, seed=seed)
-    return curve(METHODS[name].make(rate), seed, text, grid_of, UNTIL_S)
+    grid_of = partial(sites, n_bytes=BYTES, until_s=until_s, seed=seed)
+    return curve(METHODS[name].make(rate), seed, text, grid_of, until_s)
 
 
 def curve(
@@ -187,13 +189,16 @@ def loss_at(found: Sequence[Sequence[float]], column: int, where: float) -> floa
     return float(np.interp(where, read[:, column], read[:, 2]))
 
 
-def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def rows_of(
+    best: Mapping[str, float], kept: Kept, seeds: Sequence[int], until_s: float
+) -> list[dict[str, Any]]:
     """Return a row for each method, paired with the first.
 
     Args:
         best: rate of each method.
         kept: what the runs reached.
         seeds: that are reported.
+        until_s: end of the runs.
     """
     runs = {name: [kept[[name, rate, seed]] for seed in seeds] for name, rate in best.items()}
     first = next(iter(runs.values()))
@@ -209,7 +214,7 @@ def rows_of(best: Mapping[str, float], kept: Kept, seeds: Sequence[int]) -> list
             "jobs": float(np.mean([run[-1][1] for run in each])),
             "same_jobs": same_jobs,
         }
-        for what, column, at in (("time", 0, UNTIL_S), ("jobs", 1, same_jobs)):
+        for what, column, at in (("time", 0, until_s), ("jobs", 1, same_jobs)):
             losses, base = ([loss_at(run, column, at) for run in some] for some in (each, first))
             row[f"loss_at_same_{what}"] = float(np.mean(losses))
             row[f"difference_at_same_{what}"] = difference(base, losses)
@@ -221,10 +226,11 @@ def main() -> None:
     """Choose rates, measure, print, and write the results."""
     (plays,), kept, jobs, quick = given(__doc__)
     rates, seeds = {name: method.rates for name, method in METHODS.items()}, SEEDS
+    until_s = UNTIL_S
     if quick:
-        rates, seeds = quick_of(rates), SEEDS[:3]
+        rates, seeds, until_s = quick_of(rates), SEEDS[:3], UNTIL_S * QUICK
     best = measured(
-        partial(run, text=str(plays)),
+        partial(run, text=str(plays), until_s=until_s),
         rates,
         tuning_seeds=(TUNING_SEED,),
         loss=lambda found: float(found[-1][2]),
@@ -232,7 +238,7 @@ def main() -> None:
         jobs=jobs,
         seeds=seeds,
     )
-    rows = rows_of(best, kept, seeds)
+    rows = rows_of(best, kept, seeds, until_s)
     for row in rows:
         print(row)
     command = "python benchmarks/sites/strategies.py PLAYS"

@@ -8,17 +8,16 @@ from fedstale.strategies.server_optimizer import Momentum
 
 
 @pytest.fixture
-def bench(monkeypatch):
+def bench():
     from sites import strategies
 
-    monkeypatch.setattr(strategies, "UNTIL_S", 150.0)
     return strategies
 
 
 @pytest.mark.skipif(not PLAY.is_file(), reason=f"{PLAY} is not here")
 def test_rounds_merge_fewer_jobs_in_the_same_time(bench):
     names = ("FedBuff(12, 4)", "FedAvg(12)")
-    buffered, rounds = (bench.run((name, 0.5, 1), text=str(PLAY)) for name in names)
+    buffered, rounds = (bench.run((name, 0.5, 1), text=str(PLAY), until_s=150.0) for name in names)
     assert buffered[-1][1] > 1.3 * rounds[-1][1] > 0
     for found in (buffered, rounds):
         assert found[0][:2] == [0.0, 0]
