@@ -164,6 +164,9 @@ def test_rows_are_compared_whole():
     assert alive.compared(nan, nan)[0] == "same"
     assert alive.compared([{"wall_s": 1.0}], [{"wall_s": 2.5}], by_clock=True)[0] == "close"
     assert alive.compared([{"a": 1.0}], [{"a": 3.5}], by_clock=True)[0] == "moved"
+    said = [[{"a": f"2 processes: {ms} ms"}] for ms in ("35.2", "366", "none in")]
+    assert alive.compared(*said[:2], by_clock=True)[0] == "close"
+    assert alive.compared(*said[1:], by_clock=True)[0] == "moved"
 
 
 def test_a_quick_form_keeps_nothing_and_knows_its_places(tmp_path):
@@ -194,6 +197,13 @@ def test_what_the_moment_of_a_fault_decides_is_not_judged(project, monkeypatch):
     assert judged()["verdict"] == "moved"
     monkeypatch.setitem(alive.BY_MOMENT, "hours", frozenset({"hours"}))
     assert judged()["verdict"] == "same"
+
+
+@pytest.mark.parametrize("name", alive.published())
+def test_the_command_of_a_result_names_options_that_its_script_has(name):
+    result = results.read_result(name)
+    script = (alive.ROOT / alive.script(result)).read_text(encoding="utf-8")
+    assert all(f'"{option}"' in script for option in re.findall(r"--[a-z-]+", result["command"]))
 
 
 def test_results_that_a_clock_or_the_moment_gave_are_published():
