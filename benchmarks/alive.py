@@ -11,10 +11,10 @@ the result's commit, and what it gives now is
     failed      nothing, since it ends with an error;
     unknown     with nothing to compare: its commit is lost, or has no quick form.
 
-What a result's commit gave is measured in a work tree of that commit, where it is not known yet. If
-its quick form gave no rows then, or took too long, today's `benchmarks` are run on the fedstale of
-that commit (`scripts`: today's): it finds what has moved in fedstale, and not what changed in the
-script.
+What a result's commit gave is measured in a work tree of that commit, where it is not known yet, by
+today's `benchmarks` on the fedstale of then: it finds what has moved in fedstale, and not what
+changed in the script. Where they do not run there, the quick form of then is taken, if it wrote its
+rows (`scripts`: its own).
 Verdicts go to results/alive.json; those of results that are not named stay as they are.
 
 Run it with:
@@ -164,7 +164,7 @@ def then(name: str, words: Sequence[str]) -> dict[str, Any]:
         # A script says after its call whether its quick form writes, too.
         own = "quick" in git("show", f"{made_at}:{words[0]}").partition("write_result(")[2]
         rows: Rows | None = None
-        for scripts in ["its own", "today's"] if own else ["today's"]:
+        for scripts in ["today's", "its own"] if own else ["today's"]:
             with checkout(str(made_at)) as root, suppress(RuntimeError, subprocess.TimeoutExpired):
                 if scripts == "today's":
                     shutil.copytree(ROOT / "benchmarks", root / "benchmarks", dirs_exist_ok=True)

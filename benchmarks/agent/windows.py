@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of agents and forecasts")
     parser.add_argument("--sizes", action="store_true", help="only numbers of generated devices")
     parser.add_argument("--ship", action="store_true", help="write the best to agents/policy")
-    parser.add_argument("--quick", action="store_true", help="phones, one seed, few windows")
+    parser.add_argument("--quick", action="store_true", help="phones, one seed, four updates")
     parser.add_argument("--updates", type=int, default=40)
     options = parser.parse_args()
     if options.sizes:
@@ -317,9 +317,8 @@ def main() -> None:
         name: recorded_scenarios(options.recordings, kind=name, cache=cache) for name in names
     }
     # What is best on windows is not best in real training: the last of each training is judged.
-    training = Training(
-        updates=options.updates, windows=6, rate=0.004, validate_every=options.updates
-    )
+    updates = 4 if options.quick else options.updates
+    training = Training(updates=updates, windows=6, rate=0.004, validate_every=updates)
     agents = {
         sort: trained(fleets, sort, options.out, training, 1 if options.quick else n)
         for sort, (n, _) in SORTS.items()
