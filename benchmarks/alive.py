@@ -14,7 +14,7 @@ the result's commit, and what it gives now is
 What a result's commit gave is measured in a work tree of that commit, where it is not known yet, by
 today's `benchmarks` on the fedstale of then: it finds what has moved in fedstale, and not what
 changed in the script. Where they do not run there, the quick form of then is taken, if it wrote its
-rows (`scripts`: its own).
+rows (`scripts`: its own). Whoever changes a quick form deletes results/quick/NAME.json.
 Verdicts go to results/alive.json; those of results that are not named stay as they are.
 
 Run it with:
