@@ -231,7 +231,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     sizes, seeds = (SIZES[:1], SEEDS[:1]) if args.quick else (SIZES, SEEDS)
-    arms, rates = (FEW, RATES[2:3]) if args.quick else (tuple(ARMS), RATES)
+    arms, rates = (FEW, RATES[1:2]) if args.quick else (tuple(ARMS), RATES)
     runs = Runs(args.recordings, Kept(args.keep))
     best = {arm: runs.best(arm, rates) for arm in arms}
     rows = [row for n in sizes for row in rows_of(runs, best, n, seeds)]
