@@ -1,4 +1,4 @@
-"""What training where electricity is clean saves in grams of CO2, and what it costs in hours.
+"""What saves joules and grams of CO2, and what it costs in hours.
 
 A hundred or three hundred recorded phones, some third of them in each of three regions that are
 eight hours apart, train the app `digits` from the hour of the seed on until the mean accuracy of
