@@ -52,9 +52,9 @@ def main() -> None:
     """Play, and write the result with what was measured once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
-    parser.add_argument("--quick", action="store_true", help="ten worlds")
+    parser.add_argument("--quick", action="store_true", help="twenty worlds")
     options = parser.parse_args()
-    rows = measured(options.recordings, 10 if options.quick else WORLDS)
+    rows = measured(options.recordings, 20 if options.quick else WORLDS)
     others = [r for r in read_result("agent_worlds")["rows"] if r["part"] not in PARTS]
     rows += [] if options.quick else others
     command = "python benchmarks/agent/worlds.py RECORDINGS"
