@@ -165,8 +165,9 @@ def then(name: str, words: Sequence[str]) -> dict[str, Any]:
     if stored.get("commit") != made_at:
         if lacks := lack(made_at):
             raise LookupError(lacks)
-        # A script says after its call whether its quick form writes, too.
-        own = "quick" in git("show", f"{made_at}:{words[0]}").partition("write_result(")[2]
+        # A script says whether its quick form writes, too: by a name, or after its call.
+        text = git("show", f"{made_at}:{words[0]}")
+        own = f"{name}{QUICK}" in text or "quick" in text.partition("write_result(")[2]
         rows: Rows | None = None
         for scripts in ["today's", "its own"] if own else ["today's"]:
             with checkout(str(made_at)) as root, suppress(RuntimeError, subprocess.TimeoutExpired):

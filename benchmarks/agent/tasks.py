@@ -114,7 +114,7 @@ def main() -> None:
     rows = [
         row
         for task in (*tasks.TASKS, TRAINING)
-        for row in scores(task, 3 if options.quick else tasks.TEST_WINDOWS)
+        for row in scores(task, 10 if options.quick else tasks.TEST_WINDOWS)
     ]
     programs = sorted((ROOT / "examples" / "agents").glob("*.py"))
     rows += [learnt(program, 4_096 if options.quick else None) for program in programs]
