@@ -5,6 +5,7 @@ import pytest
 
 from fedstale.contrib.energy import Intensity
 from fedstale.strategies.types import Candidates
+from lab.results import read_result
 
 NODES = [7, 8, 9]
 
@@ -58,3 +59,14 @@ def test_nobody_trains_in_dirty_hours_until_patience_ends(two_regions):
         len(rule.select(Candidates.of(NODES), 2, hour * 3600.0, rng)) for hour in (0, 1, 2, 11)
     ]
     assert chosen == [0, 2, 0, 2]
+
+
+@pytest.mark.parametrize("phones", [300, 100])
+def test_fewer_jobs_save_grams_and_choosing_by_carbon_or_battery_does_not(phones):
+    found = {row["arm"]: row for row in read_result("energy")["rows"] if row["phones"] == phones}
+    for arm in ("FedBuff(5, 5)", "agent, 1 an hour"):
+        assert found[arm]["grams_ratio"][2] < 1 < found[arm]["hours_ratio"][0]
+    assert found["agent, 1 an hour"]["grams"] < 0.6 * found["FedBuff(5, 5)"]["grams"]
+    for arm in ("agent, 20 an hour", "EAFL", "clean first", "clean hours"):
+        assert found[arm]["grams_ratio"][2] > 1
+    assert all(row["reached"] == 1 for row in found.values())
