@@ -77,7 +77,8 @@ def written(page, row):
     """Return a page whose table has a row, in the place of the one of the same release if any."""
     lines = page.splitlines(keepends=True)
     heading = next(i for i, line in enumerate(lines) if line.startswith(HEADING))
-    end = next(i for i in range(heading, len(lines)) if not lines[i].startswith("|"))
+    after = (i for i in range(heading, len(lines)) if not lines[i].startswith("|"))
+    end = next(after, len(lines))
     rows = {line.split("|")[1]: line for line in lines[heading + 2 : end]}
     rows[row.split("|")[1]] = row
     return "".join([*lines[: heading + 2], *(rows[key] for key in sorted(rows)), *lines[end:]])

@@ -26,11 +26,12 @@ def test_a_column_of_the_page_stands_for_each_group(other_flower):
     ]
 
 
-def test_a_row_takes_the_place_of_that_of_its_release_and_all_are_in_order(other_flower):
-    page = "a\n\n| Flower | x |\n|---|---|\n| 1.42.0 | old |\n\nb\n"
+@pytest.mark.parametrize("after", ["\nb\n", ""], ids=["text", "end"])
+def test_a_row_takes_the_place_of_that_of_its_release_and_all_are_in_order(other_flower, after):
+    page = f"a\n\n| Flower | x |\n|---|---|\n| 1.42.0 | old |\n{after}"
     for row in ("| 1.42.0 | new |\n", "| 1.41.0 | first |\n"):
         page = other_flower["written"](page, row)
-    assert page == ("a\n\n| Flower | x |\n|---|---|\n| 1.41.0 | first |\n| 1.42.0 | new |\n\nb\n")
+    assert page == f"a\n\n| Flower | x |\n|---|---|\n| 1.41.0 | first |\n| 1.42.0 | new |\n{after}"
 
 
 def test_what_real_devices_need_is_one_word_where_all_of_it_is_off(other_flower):
