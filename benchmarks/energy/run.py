@@ -126,7 +126,7 @@ def files(folder: Path, traces: TraceSet, regions: Sequence[str], seed: int) -> 
 
 def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str, float]:
     """Return the hours, grams and kWh that one run took to the target."""
-    is_of = ARMS[arm]
+    own = ARMS[arm]
     traces, places = phones(recordings, seed, n)
     setting = Setting(opened("digits"), traces, seed, slow=False, grid_s=60.0)
     grid = TraceGrid(
@@ -150,10 +150,10 @@ def run(arm: str, n: int, seed: int, recordings: Path, rate: float) -> dict[str,
         intensity = Intensity.read(path)
         regions = {1000 + i: region for i, region in enumerate(places)}
         strategy: StaleStrategy = FedBuff(
-            is_of.jobs,
+            own.jobs,
             5,
-            selector=is_of.selector(intensity, regions),
-            pace=None if is_of.hour_price is None else AgentPace(is_of.hour_price),
+            selector=own.selector(intensity, regions),
+            pace=None if own.hour_price is None else AgentPace(own.hour_price),
             server_optimizer=SGD(rate),
         )
         with grid.running(), suppress(RunEnded):

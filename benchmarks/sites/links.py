@@ -192,9 +192,9 @@ def main() -> None:
     """Choose rates, measure, print, and write the results."""
     (plays, recordings), kept, jobs, quick = given(__doc__, "recordings")
     rates, seeds = {arm: RATES[method] for arm, (_, method) in ARMS.items()}, SEEDS
-    share = QUICK if quick else 1.0
+    share = 1.0
     if quick:
-        rates, seeds = quick_of(rates), SEEDS[:3]
+        rates, seeds, share = quick_of(rates), SEEDS[:3], QUICK
     best = measured(
         partial(run, text=str(plays), recordings=recordings, share=share),
         rates,
