@@ -82,7 +82,7 @@ from lab.training import (
 
 SKEWS: dict[str, tuple[float | None, ...]] = {
     "digits": (0.1, 0.3, 1.0),
-    "fashion": (0.1, 0.3, 1.0),
+    "fashion": (0.3,),
     "shakespeare": (None,),
 }
 """Concentrations of the Dirichlet distribution; roles of a play are dealt as they are."""
@@ -90,8 +90,8 @@ SEEDS, LEARN_SEEDS = range(301, 306), range(401, 406)
 """Of the windows, if no more are asked for; and of those that say what to reach."""
 PLAYED = ("published", "choice", "long", "longest")
 """Regimes of the comparison."""
-SMALL_APP = "digits"
-"""Trains in all regimes, with all selectors, and without forecasts; others in the published one."""
+SMALL_APP, MAIN_FLEET = "digits", "phones"
+"""Train in all regimes, with all selectors, and without forecasts."""
 LYING = 0.3
 """Share of the devices that lie, in the settings `LIED_TO`."""
 LIED_TO = [(regime, "digits", "phones", "fedavg", 0.3) for regime in ("published", "choice")]
@@ -114,28 +114,24 @@ class Arm:
     without: bool = False
     """Whether it plays without forecasts, too; a rule that uses none would play the same again."""
     everywhere: bool = False
-    """Whether it also trains the larger apps, and among liars."""
-    longest: bool = False
-    """Whether it plays the regime that is there for forecasts alone."""
+    """Whether it also plays on other fleets, larger apps, the longest jobs, and among liars."""
 
 
 UNTUNED = Exponents(chance=3.0, utility=0.5, duration=1.0, picked=1.0, temperature=0.25)
 """As the balanced rule was first written down."""
 FAIR = f"{AGENT}, fairness 0.25"
 SELECTORS: dict[str, Arm] = {
-    AGENT: Arm(make=AgentSelector, without=True, everywhere=True, longest=True),
+    AGENT: Arm(make=AgentSelector, without=True, everywhere=True),
     FAIR: Arm(make=lambda: AgentSelector(fairness=0.25)),
-    "p_finish": Arm(make=MostReliable, without=True, everywhere=True, longest=True),
-    "p_finish x utility": Arm(make=ExpectedUtility, without=True, everywhere=True, longest=True),
-    RULE: Arm(make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True, longest=True),
+    "p_finish": Arm(make=MostReliable, without=True, everywhere=True),
+    "p_finish x utility": Arm(make=ExpectedUtility, without=True, everywhere=True),
+    RULE: Arm(make=lambda: ExpectedUtility(BALANCED), without=True, everywhere=True),
     "balanced, enough": Arm(make=lambda: Enough(ExpectedUtility(BALANCED)), everywhere=True),
-    "balanced, untuned": Arm(
-        make=lambda: ExpectedUtility(UNTUNED), without=True, everywhere=True, longest=True
-    ),
-    RANDOM: Arm(make=Random, everywhere=True, longest=True),
+    "balanced, untuned": Arm(make=lambda: ExpectedUtility(UNTUNED), without=True, everywhere=True),
+    RANDOM: Arm(make=Random, everywhere=True),
     "least recent": Arm(make=LeastRecent),
     "FedCS": Arm(make=Fastest),
-    "Oort, paper's constants": Arm(make=Oort, everywhere=True, longest=True),
+    "Oort, paper's constants": Arm(make=Oort, everywhere=True),
     "Oort, released constants": Arm(make=lambda: Oort(RELEASED)),
     "REFL IPS": Arm(make=LeastAvailable, everywhere=True),
     "Pisces": Arm(make=lambda: ExpectedUtility(PISCES)),
@@ -239,12 +235,13 @@ def _all(seeds: Sequence[int]) -> Iterable[Run]:
                 selector=selector,
                 agent=own if selector in {AGENT, FAIR} else "",
             )
+            main = (app, fleet) == (SMALL_APP, MAIN_FLEET)
             if (
-                (arm.everywhere or (app == SMALL_APP and not lies))
-                and (app == SMALL_APP or regime == "published")
-                and (arm.longest or regime != "longest")
+                (arm.everywhere or (main and regime != "longest" and not lies))
+                and (app == SMALL_APP or (fleet == MAIN_FLEET and regime == "published"))
+                and (fleet == MAIN_FLEET or regime != "longest")
                 and (not lies or setting(run) in LIED_TO)
-                and (forecasts or (arm.without and app == SMALL_APP and not lies))
+                and (forecasts or (arm.without and main and not lies))
             ):
                 yield run
 

@@ -336,7 +336,17 @@ def test_a_selector_plays_without_forecasts_where_it_uses_them_and_only_small_ap
     assert {r.selector for r in silent} == {n for n, arm in bench.SELECTORS.items() if arm.without}
     assert {r.app for r in silent} == {"digits"}
     assert {r.regime for r in silent} == set(bench.PLAYED)
-    assert {r.regime for r in bench.wanted(["fashion", "shakespeare"])} == {"published"}
+    larger = bench.wanted(["fashion", "shakespeare"])
+    assert {(r.regime, r.fleet) for r in larger} == {("published", "phones")}
+
+
+def test_other_fleets_and_the_longest_jobs_are_played_by_the_same_selectors(bench):
+    everywhere = {name for name, arm in bench.SELECTORS.items() if arm.everywhere}
+    for only in (["cars"], ["desktops"], ["longest"], ["fashion"], ["loss"]):
+        runs = [run for run in bench.wanted(only) if run.part == "test"]
+        assert {run.selector for run in runs} == everywhere
+    phones = bench.wanted(["choice", "phones", "honest"])
+    assert {run.selector for run in phones if run.part == "test"} == set(bench.SELECTORS)
 
 
 def test_the_command_judges_kept_runs_at_both_targets_and_goes_on(
