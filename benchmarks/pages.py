@@ -22,6 +22,7 @@ import pandas as pd
 from fedstale.contrib.suite import table as suite_table
 from forecasts import tables as forecasts
 from lab.results import read_result
+from suite.table import across
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[1]
 PAGES = {
@@ -244,6 +245,7 @@ def written() -> dict[Path, str]:
         "measured": measured,
         "others": others,
         "suite_table": suite_table,
+        "across": across,
         "example": lambda name: (ROOT / "examples" / f"{name}.out").read_text(encoding="utf-8"),
     }
 

@@ -10,11 +10,14 @@ python benchmarks/suite/table.py --keep FOLDER [--scenario NAME] [--methods NAME
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedstale.contrib.suite import judge
-from fedstale.contrib.suite.judging import TABLE, Row
+import numpy as np
+
+from fedstale.contrib.suite import Setting, judge
+from fedstale.contrib.suite.judging import REFERENCE, TABLE, Row, by_seed, cell
 
 sys.path.append(str(Path(__file__).parents[1]))
 from lab.results import RESULTS, read_result, write_result
@@ -57,9 +60,31 @@ def _key(row: Row) -> tuple[str, str, str]:
     return row["scenario"], row["task"], row["method"]
 
 
+def across(rows: Sequence[Row]) -> str:
+    """Return a table in Markdown of device-hours on each scenario, the fewest on all first."""
+    of = {name: {r["method"]: r for r in rows if r["scenario"] == name} for name in Setting.all()}
+    of = {name: own for name, own in of.items() if REFERENCE in own}
+
+    def cost(method: str) -> float:
+        both = [
+            [by_seed(own[row], "device_hours") for row in (method, REFERENCE)]
+            for own in of.values()
+            if method in own
+        ]
+        return float(np.mean([np.log(x[seed] / y[seed]) for x, y in both for seed in x]))
+
+    lines = [f"| method | {' | '.join(of)} |", f"|---|{'---:|' * len(of)}"]
+    for method in sorted({row["method"] for row in rows}, key=cost):
+        found = [(own.get(method), own[REFERENCE]) for own in of.values()]
+        cells = [cell(row, base, "device_hours") if row else "-" for row, base in found]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def ship(rows: list[Row]) -> None:
-    """Write the table that comes with fedstale."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
+    """Write the table that comes with fedstale, without the runs that a rate was chosen by."""
+    kept = [{name: value for name, value in row.items() if name != "tuned"} for row in rows]
+    lines = ",\n".join(json.dumps(row) for row in kept)
     TABLE.write_text(f'{{"rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 

@@ -255,7 +255,7 @@ def table(rows: Sequence[Row], own: Row | None = None) -> str:
         runs, name = row["runs"], f"**{row['method']}**" if row is own else row["method"]
         reached = f"{sum(int(run['reached']) for run in runs)} of {len(runs)}"
         rate = "-" if row["rate"] is None else f"{row['rate']:g}"
-        cells = [name, rate, reached, *(_cell(row, base, score) for score in [*RATIOS, *SHARES])]
+        cells = [name, rate, reached, *(cell(row, base, score) for score in [*RATIOS, *SHARES])]
         lines.append(
             (np.mean([*by_seed(row, "device_hours").values()]), f"| {' | '.join(cells)} |")
         )
@@ -270,7 +270,7 @@ def by_seed(row: Row, score: str) -> dict[int, float]:
     return {s: float(np.mean([x[score] for x in row["runs"] if x["seed"] == s])) for s in seeds}
 
 
-def _cell(row: Row, base: Row | None, score: str) -> str:
+def cell(row: Row, base: Row | None, score: str) -> str:
     """Return a score in words, and in brackets how it stands to the reference's."""
     own, is_ratio = by_seed(row, score), score in RATIOS
     is_bound = score in {"hours", "device_hours"} and not all(x["reached"] for x in row["runs"])
