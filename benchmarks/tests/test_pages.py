@@ -142,6 +142,12 @@ def test_real_training_is_of_the_embedded_agent():
     assert agents == {digest(load(embedded()).weights)[:12]}
 
 
+def test_all_real_trainings_of_the_agent_were_played():
+    costs = pages.where(pages.rows("agent_training"), about="costs")
+    assert {(row["regime"], row["app"]) for row in costs} > {("published", "fashion")}
+    assert [row["played"] for row in costs] == [row["wanted"] for row in costs]
+
+
 def test_the_readme_says_of_the_agent_what_was_measured():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     here = {"about": "selectors", "app": "digits", "fleet": "phones", "regime": "choice"}
@@ -163,6 +169,16 @@ def test_the_readme_says_of_the_agent_what_was_measured():
     assert of(oort, "fedavg")["bound"] == "at least"
     assert f"at least {of(oort, 'fedavg')['mean']:.2f} times" in readme
     assert f"the rule {of(rule, 'fedavg')['mean']:.2f} times" in readme
+    there = {"about": "selectors", "app": "digits", "schedule": "fedbuff", "selector": rule}
+    elsewhere = [
+        row["to agent"]["device_hours_ratio"]["mean"]
+        for row in pages.where(pages.rows("agent_training"), of_random=1.0, **there)
+        if row["fleet"] != "all" and (row["fleet"], row["regime"]) != ("phones", "choice")
+    ]
+    assert len(elsewhere) == 9
+    assert f"other fleets and jobs {min(elsewhere):.2f} to {max(elsewhere):.2f}" in " ".join(
+        readme.split()
+    )
 
 
 def test_the_readme_says_of_how_many_what_was_measured():
