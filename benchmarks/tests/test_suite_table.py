@@ -42,6 +42,16 @@ def test_the_table_that_comes_with_fedstale_is_the_result():
         assert not row["quick"]
 
 
+def test_no_standing_rate_stands_at_an_end_of_its_grid():
+    at_an_end = {
+        row["method"]
+        for row in pages.rows("suite")
+        if row["rate"] in (min(rates := {run["rate"] for run in row["tuned"]}), max(rates))
+    }
+    # A share of the mixture, which is below 1.
+    assert at_an_end <= {"FedAsync"}
+
+
 def test_a_standing_row_is_of_the_file_that_is_there():
     checksums = {Method.of(str(path)).checksum for path in FILES}
     assert {row["checksum"] for row in pages.rows("suite")} <= checksums
