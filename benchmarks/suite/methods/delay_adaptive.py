@@ -10,7 +10,7 @@ from typing import Any
 from fedstale.strategies import FedBuff
 from fedstale.strategies.server_optimizer import SGD, DelayAdaptive
 
-RATES = (1.0, 2.0, 4.0)
+RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def strategy(scenario: Any, rate: float) -> FedBuff:
