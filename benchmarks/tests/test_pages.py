@@ -149,7 +149,7 @@ def test_all_real_trainings_of_the_agent_were_played():
 
 
 def test_the_readme_says_of_the_agent_what_was_measured():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     here = {"about": "selectors", "app": "digits", "fleet": "phones", "regime": "choice"}
     found = pages.where(pages.rows("agent_training"), of_random=1.0, **here)
 
@@ -165,7 +165,7 @@ def test_the_readme_says_of_the_agent_what_was_measured():
     ]:
         ratio = of(selector, schedule)
         assert ratio["bound"] == "exact"
-        assert pages.to([ratio["mean"], ratio["low"], ratio["high"]]) in " ".join(readme.split())
+        assert pages.to([ratio["mean"], ratio["low"], ratio["high"]]) in readme
     assert of(oort, "fedavg")["bound"] == "at least"
     assert f"at least {of(oort, 'fedavg')['mean']:.2f} times" in readme
     assert f"the rule {of(rule, 'fedavg')['mean']:.2f} times" in readme
@@ -176,9 +176,7 @@ def test_the_readme_says_of_the_agent_what_was_measured():
         if row["fleet"] != "all" and (row["fleet"], row["regime"]) != ("phones", "choice")
     ]
     assert len(elsewhere) == 9
-    assert f"other fleets and jobs {min(elsewhere):.2f} to {max(elsewhere):.2f}" in " ".join(
-        readme.split()
-    )
+    assert f"other fleets and jobs {min(elsewhere):.2f} to {max(elsewhere):.2f}" in readme
 
 
 def test_the_readme_says_of_how_many_what_was_measured():
