@@ -40,7 +40,7 @@ from fedstale.strategies.types import (
 )
 from fedstale.strategies.weighting import Weighting
 
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class LastOfEach(Weighting):

@@ -10,7 +10,7 @@ from typing import Any
 from fedstale.strategies import FedBuff
 from fedstale.strategies.selection import RELEASED, Oort
 
-RATES = (1.0, 2.0, 4.0)
+RATES = (0.5, 1.0, 2.0, 4.0)
 
 
 def strategy(scenario: Any, rate: float) -> FedBuff:

@@ -31,7 +31,7 @@ from fedstale.strategies import FedBuff
 from fedstale.strategies.types import ClientUpdate, Model, scale
 from fedstale.strategies.weighting import Weighting
 
-RATES = (0.3, 1.0, 3.0, 10.0)
+RATES = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class SoftThrottle(Weighting):
