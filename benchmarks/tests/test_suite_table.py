@@ -7,7 +7,7 @@ from places import ROOT
 
 import pages
 from fedstale.contrib.suite import Setting, standing, table
-from fedstale.contrib.suite.judging import REFERENCE, TABLE, Method
+from fedstale.contrib.suite.judging import REFERENCE, TABLE, Method, cell
 from fedstale.strategies import StaleStrategy
 from suite.table import across
 
@@ -61,6 +61,22 @@ def test_the_page_shows_the_table_and_the_reference_is_in_it():
     rows = standing("phones-v1")
     assert REFERENCE in {row["method"] for row in rows}
     assert table(rows) in (ROOT / "docs/contrib/suite.md").read_text(encoding="utf-8")
+
+
+def test_the_page_says_whose_rank_is_another_on_another_scenario():
+    page = " ".join((ROOT / "docs/contrib/suite.md").read_text(encoding="utf-8").split())
+
+    def ends(method, place):
+        rows = {row["method"]: row for row in standing(f"{place}-v1")}
+        told = cell(rows[method], rows[REFERENCE], "device_hours")
+        told = told[told.index("(") :]
+        assert f"{told} on {place}" in page
+        return [float(end) for end in told.strip("()").split(" to ")]
+
+    for method, level, worse in [("ACED", "phones", "sites"), ("FedAvg", "sites", "phones")]:
+        low, high = ends(method, level)
+        assert low < 1.0 < high
+        assert ends(method, worse)[0] > 1.0
 
 
 def test_methods_are_set_beside_the_reference_of_each_scenario_that_has_one():
