@@ -40,7 +40,7 @@ from fedstale.strategies.types import (
 )
 from fedstale.strategies.weighting import Weighting
 
-RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
+RATES = (0.025, 0.05, 0.2, 0.4, 0.8)
 
 
 class LastOfEach(Weighting):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstale.strategies import GapAware
 
-RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def strategy(scenario: Any, rate: float) -> GapAware:

@@ -33,7 +33,7 @@ from fedstale.strategies import FedBuff
 from fedstale.strategies.types import ClientUpdate, Model, add_scaled, over_chunks, zeros_like
 from fedstale.strategies.weighting import Weighting
 
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 Table = dict[int, tuple[Model, int]]
 """By worker, the sum of its updates in float64 and their number."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from fedstale.strategies import FedBuff, Validation
 from fedstale.strategies.weighting import constant
 
-RATES = (0.15, 0.3, 0.6, 1.2)
+RATES = (0.075, 0.15, 0.3, 0.6, 1.2)
 
 
 def strategy(scenario: Any, rate: float) -> FedBuff:
