@@ -73,7 +73,11 @@ def test_the_page_says_whose_rank_is_another_on_another_scenario():
         assert f"{told} on {place}" in page
         return [float(end) for end in told.strip("()").split(" to ")]
 
-    for method, level, worse in [("ACED", "phones", "sites"), ("FedAvg", "sites", "phones")]:
+    for method, level, worse in [
+        ("ACED", "phones", "desktops"),
+        ("ACED", "phones", "sites"),
+        ("FedAvg", "sites", "phones"),
+    ]:
         low, high = ends(method, level)
         assert low < 1.0 < high
         assert ends(method, worse)[0] > 1.0
