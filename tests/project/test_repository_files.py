@@ -27,7 +27,8 @@ TEXTS = [
     path
     for place in ("*.md", "[a-z]*/**/*.md", "[a-z]*/**/*.py", "[a-z]*/**/*.ipynb", "docs/deploy/*")
     for path in ROOT.glob(place)
-    if path.is_file() and path.name != "CHANGELOG.md" and "runs" not in path.parts
+    if path.is_file() and path.name != "CHANGELOG.md"
+    if not {"build", "runs"} & {*path.relative_to(ROOT).parts}
 ]
 
 
