@@ -5,15 +5,17 @@ them. All run the same training in NumPy (`scenario.py`), so that where the rule
 the instants at which updates arrive, the versions that they began from, and the model. Each runs in
 the Python that is named for it, in a process of its own, and is left out if none is named:
 
-    python benchmarks/rivals/run.py --python appfl=PATH --python flgo=PATH --python flower=PATH
+    python benchmarks/rivals/run.py --python appfl=PATH --python flgo=PATH \
+        --python flower=PATH --python pfl=PATH
 
 PATH is the Python of an environment beside the project, into which these go one after the other:
 
-    torch==2.13.0 numpy==2.4.6                               for both
+    torch==2.13.0 numpy==2.4.6                               for all
     --no-deps appfl==1.12.0 opacus opt-einsum                appfl
     omegaconf colorama packaging scipy                       appfl
     --no-deps flgo==0.4.4                                    flgo
     prettytable tqdm pyyaml scipy matplotlib ujson toolz requests packaging    flgo
+    pfl==0.6.0                                               pfl
 
 For `flower` it is fedstale's own, with `[ray]`. APPFL's FedCompass is not run: its scheduler groups
 clients by `time.time` and `threading.Timer`, and the driver hands no numbers of steps to clients.
@@ -52,6 +54,7 @@ DRIVERS = {
     "appfl": "vsim.py",
     "flgo": "flgo_clock.py",
     "flower": "flower_engine.py",
+    "pfl": "pfl_rounds.py",
 }
 N, UPDATES, BUFFER, SEEDS = 20, 200, 5, 5
 STEP_S, STEPS, HIDDEN = 20.0, 4, 256
@@ -91,6 +94,7 @@ CASES = [
     Case("flgo", "FedBuff", "FedBuff", "a client in the buffer waits for the step"),
     Case("flgo", "FedBuff, distinct", "FedBuff", options={"distinct": True}),
     Case("flower", "FedAvg", "FedAvg", "no clock"),
+    Case("pfl", "FedAvg", "FedAvg", "no clock"),
 ]
 
 
@@ -291,7 +295,7 @@ def speed(pythons: dict[str, str], sizes: Iterable[int], repeats: int, folder: P
         rounds = Scenario(rule="FedAvg", in_flight=n, updates=ROUNDS.get(n, 1) * n, **common)
         asked = [
             *((name, "FedAsync", name, stream) for name in (OURS, "appfl", "flgo")),
-            *((name, "FedAvg", name, rounds) for name in (OURS, "appfl", "flgo")),
+            *((name, "FedAvg", name, rounds) for name in (OURS, "appfl", "flgo", "pfl")),
             *[("flower", "FedAvg", "flower", rounds)] * (n in ROUNDS),
             # As it comes, APPFL collects garbage several times an update.
             ("appfl", "FedAsync", "appfl, as it comes", replace(stream, **AS_IT_COMES)),

@@ -179,14 +179,26 @@ def test_where_a_rule_is_the_same_its_page_says_that_the_answers_are():
 PYTHONS = dict(each.split("=", 1) for each in os.environ.get("RIVALS", "").split(",") if each)
 
 
-@pytest.mark.parametrize("name", ["appfl", "flgo"])
-def test_a_rival_says_the_same_of_a_stream(folder, name):
+def beside(name, rule, folder):
+    """Return how a rival's answer differs, where there is an environment with it."""
     if name not in PYTHONS:
         pytest.skip(f"needs an environment with {name}: RIVALS={name}=PATH/bin/python")
-    made = rivals.scenario("FedAsync", 6, folder, updates=UPDATES)
+    made = rivals.scenario(rule, 6, folder, updates=UPDATES)
     rivals.write(made, folder / "in.json")
     rivals.ask(name, PYTHONS[name], [(folder / "in.json", folder / "out.json")])
-    found = compared(read_answer(folder / "out.json")[0], ours.run(made))
+    return compared(read_answer(folder / "out.json")[0], ours.run(made))
+
+
+@pytest.mark.parametrize("name", ["appfl", "flgo"])
+def test_a_rival_says_the_same_of_a_stream(folder, name):
+    found = beside(name, "FedAsync", folder)
     assert found["late_s"] < 1e-3
     assert found["same_versions"] == 1.0
+    assert found["apart"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["pfl", "flower"])
+def test_a_rival_without_a_clock_has_the_same_model_after_rounds(folder, name):
+    found = beside(name, "FedAvg", folder)
+    assert found["late_s"] is None
     assert found["apart"] < 1e-5
