@@ -2,7 +2,7 @@
 
 Memory is what the process holds after the import, read from /proc: Linux only.
 
-Run it with: python benchmarks/device/run.py [--no-write]
+Run it with: python benchmarks/device/run.py [--quick]
 """
 
 import subprocess

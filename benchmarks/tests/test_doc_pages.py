@@ -198,3 +198,28 @@ def test_the_script_draws_all_screenshots(tmp_path):
     main(tmp_path)
     for name in SHOTS:
         assert size_of(tmp_path / f"{name}.png") == size_of(DOCS / "images" / f"{name}.png")
+
+
+COMMAND = re.compile(r"python (?:\\\n\s*)?(benchmarks/[\w/]+\.py)((?:[^`\n;#]|\\\n)*)")
+NAMING = [
+    *(ROOT / name for name in ("Makefile", "benchmarks/Makefile", "README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(path for end in ("md", "py") for path in sorted((ROOT / "benchmarks").glob(f"*/*.{end}"))),
+]
+
+
+def test_commands_of_benchmarks_name_scripts_and_options_that_are_there():
+    unknown, n_options = [], 0
+    for path in (path for path in NAMING if path.parent.name != "tests"):
+        for name, rest in COMMAND.findall(path.read_text(encoding="utf-8")):
+            script = ROOT / name
+            if not script.exists():
+                unknown.append((path.name, name))
+                continue
+            # A script may read its options by a function of the one beside it.
+            texts = "".join(p.read_text(encoding="utf-8") for p in script.parent.glob("*.py"))
+            options = re.findall(r"--[a-z-]+", rest)
+            unknown += [(path.name, name, each) for each in options if f'"{each}"' not in texts]
+            n_options += len(options)
+    assert unknown == []
+    assert n_options > 150
