@@ -16,6 +16,8 @@ from fedstale.machine import processor
 RESULTS = Path(__file__).parents[1] / "results"
 QUICK, UNPUBLISHED = "-quick", "-unpublished"
 """Ends of names: of a benchmark's quick form, and of what nobody could repeat."""
+MADE = ("benchmarks/results", "*.md", "fedstale/contrib/suite/table.json")
+"""What measuring writes, or `pages.py` from results; it changes nothing that is measured next."""
 _BEGAN = time.monotonic()
 
 
@@ -76,10 +78,10 @@ def read_result(name: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit that is checked out, marked where files other than results differ."""
+    """Return the commit that is checked out, marked where files differ that no result made."""
     found = git("describe", "--always", "--abbrev=40")
-    others = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/results")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    others = (f":(top,exclude){each}" for each in MADE)
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", *others)
     return f"{found}-dirty" if found and changed else found or None
 
 

@@ -13,6 +13,7 @@ from agent.many_worlds import VARIED, read_spread
 from fedstale.agents import load
 from fedstale.agents.policy import digest
 from fedstale.agents.policy.scorer import embedded
+from fedstale.contrib.suite.judging import TABLE
 from lab import results
 from lab.kept import Kept, play_missing, played
 from lab.results import RESULTS
@@ -77,6 +78,30 @@ def test_what_cannot_be_repeated_is_no_result(monkeypatch, tmp_path, made_at, in
     quick = results.read_result("hours-quick")
     assert quick["command"] == "python benchmarks/x.py --quick"
     assert quick["wall_s"] >= 0
+
+
+def test_what_measuring_writes_does_not_keep_the_next_from_being_published(monkeypatch, tmp_path):
+    # As `make tables` does: one result, its pages, and then the next.
+    written = ["benchmarks/results/hours.json", "benchmarks/README.md", "docs/contrib/suite.md"]
+    written += ["README.md", str(TABLE.relative_to(ROOT))]
+    measured = ["benchmarks/x.py", "fedstale/a.py", "agents/policy/agent.toml"]
+    for path in (tmp_path / name for name in written + measured):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "benchmarks" / "results")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "all")):
+        results.git("-C", str(tmp_path), *words)
+    made_at = results.commit()
+    assert made_at is not None
+    assert len(made_at) == 40
+    for name in written:
+        (tmp_path / name).write_text("2")
+    assert results.commit() == made_at
+    for name in measured:
+        (tmp_path / name).write_text("2")
+        assert results.commit() == f"{made_at}-dirty"
+        (tmp_path / name).write_text("1")
 
 
 def test_a_page_says_at_which_commits_its_tables_were_measured(written, monkeypatch):
