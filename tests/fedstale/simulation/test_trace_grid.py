@@ -81,7 +81,9 @@ def test_a_message_that_expires_is_an_error_of_the_superlink_at_that_instant(mak
     (reply,) = grid.send_and_receive([message_to(1000, ttl=300.0)])
     assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
     assert grid.now() == 300.0
-    assert rows(grid)[0]["status"] == "expired"
+    (job,) = rows(grid)
+    assert (job["status"], job["started_at"]) == ("expired", np.inf)
+    assert job["download_s"] == job["compute_s"] == job["upload_s"] == 0.0
 
 
 def test_a_reply_after_the_message_has_expired_is_late_and_computed_only_for_its_bytes(make_grid):
