@@ -12,11 +12,13 @@ import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
+from pfl.context import CentralContext
 from pfl.data import FederatedDataset
 from pfl.data.dataset import Dataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
+from pfl.stats import WeightedStatistics
 from scenario import Answer, Model, Scenario, answer, clock
 
 
@@ -31,7 +33,7 @@ class Weights(torch.nn.Module):
         """Return copies of the values."""
         return [p.detach().numpy().copy() for p in self.each]
 
-    def metrics(self, *data):
+    def metrics(self, *data: torch.Tensor) -> dict[str, object]:
         """Return nothing: the first round is evaluated whether asked for or not."""
         return {}
 
@@ -45,7 +47,13 @@ class Rounds(FederatedAveraging):
         super().__init__()
         self._scenario = scenario
 
-    def train_one_user(self, initial_model_state, model, user_dataset, central_context):
+    def train_one_user(
+        self,
+        initial_model_state: WeightedStatistics,
+        model: PyTorchModel,
+        user_dataset: Dataset,
+        central_context: CentralContext,
+    ) -> tuple[WeightedStatistics, Metrics]:
         """Return the difference that the next job of a client makes."""
         weights = model.pytorch_model
         trained = self._scenario.train(int(user_dataset.user_id), weights.arrays())
