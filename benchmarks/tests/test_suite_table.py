@@ -64,15 +64,21 @@ def test_the_page_shows_the_table_and_the_reference_is_in_it():
     assert table(rows) in (ROOT / "docs/contrib/suite.md").read_text(encoding="utf-8")
 
 
+def times_of_reference(rows, method):
+    """Return the interval of a method's device-hours, as the page tells it, and its ends."""
+    told = cell(rows[method], rows[REFERENCE], "device_hours")
+    told = told[told.index("(") :]
+    return told, [float(end) for end in told.strip("()").split(" to ")]
+
+
 def test_the_page_says_whose_rank_is_another_on_another_scenario():
     page = " ".join((ROOT / "docs/contrib/suite.md").read_text(encoding="utf-8").split())
 
     def ends(method, place):
         rows = {row["method"]: row for row in standing(f"{place}-v1")}
-        told = cell(rows[method], rows[REFERENCE], "device_hours")
-        told = told[told.index("(") :]
+        told, found = times_of_reference(rows, method)
         assert f"{told} on {place}" in page
-        return [float(end) for end in told.strip("()").split(" to ")]
+        return found
 
     for method, level, worse in [
         ("ACED", "phones", "desktops"),
@@ -95,9 +101,8 @@ def test_the_page_says_where_adasync_takes_the_fewest_device_hours():
             for method, row in rows.items()
         }
         first += [place] * (min(hours, key=hours.get) == "AdaSync")
-        told = cell(rows["AdaSync"], rows[REFERENCE], "device_hours")
-        told = told[told.index("(") :]
-        if float(told.strip("()").split(" to ")[1]) < 1.0:
+        told, (_, high) = times_of_reference(rows, "AdaSync")
+        if high < 1.0:
             below[place] = told
     assert f"in the mean on {first[0]}, {first[1]} and {first[2]}, and" in page
     (place, told), *more = below.items()
