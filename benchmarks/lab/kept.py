@@ -5,13 +5,14 @@ it.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from lab.results import commit
+from lab.results import commit, lack
 
 
 class Kept:
@@ -20,10 +21,14 @@ class Kept:
     def __init__(self, path: Path | None = None) -> None:
         """Read the runs that are kept; a line that was cut off is left out.
 
+        Where nothing can be published, this is said now, and not after hours.
+
         Args:
             path: of the file, which need not be there yet; None keeps runs in memory alone.
         """
         self._path, self._commit = path, commit()
+        if path is not None and (lacks := lack(self._commit)):
+            print(f"what is measured now is no result: {lacks}", file=sys.stderr, flush=True)
         self._used: set[str | None] = set()
         self._rows: dict[str, tuple[Any, str | None]] = {}
         text = path.read_text(encoding="utf-8") if path and path.exists() else ""

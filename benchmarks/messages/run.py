@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--quick", action="store_true", help="ten minutes")
+    parser.add_argument("--quick", action="store_true", help="two arms, ten virtual minutes")
     asked = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     only = asked.only[:1] if asked.quick else asked.only

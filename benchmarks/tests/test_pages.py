@@ -53,18 +53,25 @@ def test_results_are_of_commits_in_the_history():
 
 
 @pytest.mark.parametrize(
-    ("made_at", "in_branches", "why"),
+    ("of", "why"),
     [
-        ("a" * 40, "* main", ""),
-        ("a" * 40 + "-dirty", "* main", "files differ from their commit"),
-        ("a" * 40, "", "no branch has commit aaaaaaaaaa"),
-        (None, "", "expected a git checkout"),
+        (("a" * 40, "* main"), ""),
+        (("a" * 40 + "-dirty", "* main"), "files differ from their commit"),
+        (("a" * 40, ""), "no branch has commit aaaaaaaaaa"),
+        ((None, ""), "expected a git checkout"),
     ],
 )
-def test_what_cannot_be_repeated_is_no_result(monkeypatch, tmp_path, made_at, in_branches, why):
+def test_what_cannot_be_repeated_is_no_result(monkeypatch, tmp_path, capsys, of, why):
+    made_at, in_branches = of
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    monkeypatch.setattr(results, "commit", lambda: made_at)
+    for module in ("lab.results", "lab.kept"):
+        monkeypatch.setattr(f"{module}.commit", lambda: made_at)
     monkeypatch.setattr(results, "git", lambda *words: in_branches)
+    # A measurement that keeps its runs takes hours, and says so before.
+    Kept(tmp_path / "kept.jsonl")
+    said = capsys.readouterr().err
+    assert why in said
+    assert bool(said) == bool(why)
     if why:
         with pytest.raises(RuntimeError, match=why):
             results.write_result("hours", [{"a": 1}], command="python benchmarks/x.py")
