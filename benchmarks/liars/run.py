@@ -35,7 +35,7 @@ from threadpoolctl import threadpool_limits
 
 import fedstale
 from fedstale.agents import AgentSelector
-from fedstale.contrib.audit import Probing
+from fedstale.contrib.audit import Probing, audited
 from fedstale.simulation import Costs
 from fedstale.strategies import FedAvg, StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -250,7 +250,7 @@ def _training_window(recordings: Path, seed: int) -> tuple[Any, Any]:
 # -- The audit of forecasts.
 
 
-def audited(recordings: Path, seed: int, until: str) -> Row:
+def alarms(recordings: Path, seed: int, until: str) -> Row:
     """Return how many honest phones alarm that no forecaster has learnt from."""
     traces = fleets(recordings, seed=0, kind="phones", assumed=ASSUMED)["test"]
     traces = traces.take(np.random.default_rng((seed, 73)).permutation(traces.n_devices)[:100])
@@ -319,7 +319,7 @@ def measured(run: Row, recordings: Path | None) -> Row:
     elif recordings is None:
         raise ValueError(f"{run}: needs recordings")
     elif run["part"] == "audit":
-        found = audited(recordings, run["seed"], "12h")
+        found = alarms(recordings, run["seed"], "12h")
     else:
         found = training(run, recordings, validation)
     return {k: round(float(v), 4) if isinstance(v, float) else v for k, v in found.items()}

@@ -3,6 +3,9 @@
 import json
 import logging
 import sys
+from pathlib import Path
+
+from fedstale.traces import TraceSet
 
 
 def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
@@ -26,6 +29,16 @@ def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
     # The second time nothing was played again.
     assert len(kept.read_text().splitlines()) == len(found) == 4
     assert capsys.readouterr().out.count("'got'") == 4
+
+
+def test_an_audit_of_two_hours_counts_devices_and_jobs_and_no_alarm(monkeypatch):
+    from liars import run as bench
+
+    generated = TraceSet.load("synthetic:20", seed=0)
+    monkeypatch.setattr(bench, "fleets", lambda *args, **more: {"test": generated})
+    found = bench.alarms(Path(), 0, "2h")
+    assert 0 < found.pop("devices") < found.pop("tested")
+    assert found == {"alarms": 0, "over": 0, "under": 0, "short": 0}
 
 
 def test_durations_of_another_device_cost_less_by_their_weight(monkeypatch, tmp_path):
