@@ -160,9 +160,13 @@ def test_where_all_is_kept_the_model_is_that_of_fedavg_byte_for_byte():
 
 
 def test_server_and_device_draw_the_same_which_no_release_may_change():
-    kept = SubNetwork(0.01, "uniform", 7).kept({"w": ("float32", (32, 32))})
+    shapes = {"w": (32, 32), "least": (16, 16), "small": (15, 17)}
+    kept = SubNetwork(0.0095, "uniform", 7).kept({k: ("float32", x) for k, x in shapes.items()})
     assert kept["w"].tolist() == PINNED
-    assert list(SubNetwork(0.5, "uniform", 7).kept(SHAPES)) == ["w", "v"]
+    assert list(kept) == ["w", "least"]
+    # Of the last layer 153.6, and of the first what is left.
+    kept = SubNetwork(0.4, "smart", 7).kept(SHAPES)
+    assert [(name, len(at)) for name, at in kept.items()] == [("w", 256), ("v", 154)]
 
 
 PINNED = [9, 22, 291, 303, 424, 856, 871, 884, 892, 976]
