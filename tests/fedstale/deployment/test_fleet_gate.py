@@ -268,14 +268,17 @@ def test_a_node_has_quotas_within_an_hour_and_gets_new_ones_after_it(
     monkeypatch.setattr(superlink, "time", SimpleNamespace(monotonic=lambda: now[0]))
     of_each = "hour" not in said
     with caplog.at_level(logging.WARNING, "fedstale"):
-        found = [uploaded(link, link.mallory, honest_content(3 * k))[0] for k in range(4)]
+        found = []
+        for k in range(4):
+            now[0] = 1000.0 + 1199.0 * k
+            found.append(uploaded(link, link.mallory, honest_content(3 * k))[0])
     # Two replies fit into the quotas of an hour.
     assert [expected in statuses for statuses in found] == [of_each, of_each, True, True]
     (line,) = [record.getMessage() for record in caplog.records if record.name == GATE]
     assert line.startswith(f"node {link.mallory.node_id}: refused: {said}")
     if not of_each:
         assert expected not in uploaded(link, link.victim, honest_content())[0]
-        now[0] += 3601.0
+        now[0] = 4601.0
         assert expected not in uploaded(link, link.mallory, honest_content())[0]
 
 
