@@ -275,9 +275,9 @@ def test_devices_whose_names_are_numbers_are_found(tmp_path):
     assert with_energy(jobs, Fleet(path))["training_j"].tolist() == [5.0 * 2.9]
 
 
-def test_joules_of_jobs_whose_seconds_nobody_knows_are_refused():
-    jobs = jobs_of((1.0, 1.0, 1.0, 0.0, 0.0), (1.0, nan, 1.0, 0.0, 0.0))
-    with pytest.raises(ConfigError, match="of 1 of 2 jobs the seconds or bytes are not known"):
+def test_joules_of_jobs_whose_seconds_or_bytes_nobody_knows_are_refused():
+    jobs = jobs_of(np.ones(5), *np.where(np.eye(5), nan, 1.0))
+    with pytest.raises(ConfigError, match="of 5 of 6 jobs the seconds or bytes are not known"):
         with_energy(jobs, Fleet("phone"))
 
 
