@@ -146,7 +146,8 @@ def killed_at(step, monkeypatch):
 @pytest.mark.parametrize("begun", ["new", "half", "done"])
 def test_putting_a_run_back_may_be_killed_at_any_step(runs, tmp_path, begun):
     whole, half, traces = runs
-    sent = packed_run(whole.folder if begun == "half" else half.folder)
+    last = packed_run(whole.folder)
+    sent = last if begun == "half" else packed_run(half.folder)
     for step in range(100):
         (run,) = Plan.from_table(PLAN, where="plan").runs(tmp_path / str(step))
         run.folder.mkdir(parents=True)
@@ -173,6 +174,8 @@ def test_putting_a_run_back_may_be_killed_at_any_step(runs, tmp_path, begun):
             )
         if is_over:
             break
+        put_back(last, run.folder)
+        assert contents(run.folder) == contents(whole.folder)
     assert is_over
     assert step > 5
     assert not list(run.folder.parent.glob(".*.incoming"))
