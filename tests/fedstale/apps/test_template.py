@@ -30,7 +30,9 @@ def test_what_advice_names_is_there():
         assert check_app(found, run_config) == []
 
 
-@pytest.mark.parametrize("page", ["smaller-jobs", "strategies", "deploy", "watch"])
+@pytest.mark.parametrize(
+    "page", ["smaller-jobs", "strategies", "deploy", "watch", "forecasting", "traces"]
+)
 def test_the_settings_of_pages_are_those_of_the_app(page):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
     found, n = FlowerApp.find(TEMPLATE), 0
