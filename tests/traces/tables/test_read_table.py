@@ -56,10 +56,10 @@ def test_readings_at_fractions_of_a_second_are_one_stretch():
 
 
 def test_readings_of_one_instant_are_one_and_the_last_counts():
-    traces = TraceSet.from_frame(samples([30, 0, 10, 10, 20], [0, 0, 0, 1, 0]), unit="s")
+    traces = TraceSet.from_frame(samples([30, 0, 0, 10, 10, 20], [0, 1, 0, 0, 1, 0]), unit="s")
     assert found(traces) == [[10, 20]]
     assert dict(traces.repairs) == {
-        "replaced: further reading of one instant": 1,
+        "replaced: further reading of one instant": 2,
         "sorted: out of order": 1,
     }
 
