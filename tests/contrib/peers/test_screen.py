@@ -29,7 +29,7 @@ def adding_app(*mods, extra=None):
 
     @app.train()
     def train(message, context):
-        (name,) = message.content.array_records
+        (name,) = message.content
         sent = {k: a.numpy() for k, a in message.content[name].items()}
         moved = {k: x + 1.0 if x.dtype.kind == "f" else x + 1 for k, x in sent.items()}
         content = RecordDict(
