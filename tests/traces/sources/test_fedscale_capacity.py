@@ -31,10 +31,11 @@ def test_the_median_client_has_speed_one_and_links_are_equal_both_ways(tmp_path)
     "bad", [0, -1.0, "5", None, True, float("nan"), float("inf"), 1e-320, 10**400, [1]]
 )
 def test_a_client_with_a_number_that_cannot_be_is_dropped_and_counted(tmp_path, bad):
-    traces = read(tmp_path, {1: client(40.0, 10.0), 2: client(bad, 10.0), 3: client(40.0, bad)})
+    some = {1: client(40.0, 10.0), 2: client(bad, 10.0), 3: client(40.0, bad), 4: client(bad, bad)}
+    traces = read(tmp_path, some)
     assert traces.device_ids.tolist() == ["1"]
     assert dict(traces.repairs) == {
-        "dropped: client whose computation is not a number above 0": 1,
+        "dropped: client whose computation is not a number above 0": 2,
         "dropped: client whose communication is not a number above 0": 1,
     }
 
