@@ -87,7 +87,7 @@ def test_tables_as_json_are_one_object(phones):
     assert [row["forecaster"] for row in json.loads(tested.stdout)["verdict"]] == ["last-value"]
 
 
-def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
+def test_an_lstm_is_trained_unless_asked_otherwise_and_is_two_files(phones, tmp_path):
     made = train(phones, tmp_path / "lstm")
     assert made.exit_code == 0, made.output
     assert Forecaster.load(tmp_path / "lstm").kind == "lstm"
