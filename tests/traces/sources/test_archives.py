@@ -83,8 +83,8 @@ def test_hidden_files_and_resource_forks_are_passed_over(make):
     ("sizes", "says"),
     [
         ([1] * 6, "more than 5 files"),
-        ([2_000], "larger than 1000 bytes"),
-        ([900] * 4, "or 3000 bytes"),
+        ([1_001], "larger than 1000 bytes"),
+        ([1_000] * 3 + [1], "or 3000 bytes"),
     ],
 )
 def test_more_than_the_limits_is_rejected(make, sizes, says):
