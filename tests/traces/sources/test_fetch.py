@@ -191,5 +191,5 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match="file: File exists"):
         fetch("flash", tmp_path / "file", url="http://127.0.0.1:9/")
