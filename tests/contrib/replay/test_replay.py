@@ -1,6 +1,7 @@
 """The copy of an app that acts a trace, and its settings."""
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -18,6 +19,7 @@ from fedstale.contrib.replay.app_copy import (
 from fedstale.contrib.replay.client import RealtimeApp
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.traces import TraceSet
 
 NODES = [2**63 + 5, 7, 9]
 
@@ -56,7 +58,7 @@ def test_an_app_that_has_such_a_file_is_rejected(tmp_path, name):
         copied(app, tmp_path)
 
 
-def test_what_cannot_be_replayed_is_said_before_anything_starts():
+def test_what_cannot_be_replayed_is_said_before_anything_starts(tmp_path):
     digits = FlowerApp.find(BUILT_IN / "digits")
     config = replay_config(digits, "synthetic:5", nodes=2, run_config="local-epochs=3")
     assert (config.devices, config.run_config["local-epochs"], config.costs["epochs"]) == (2, 3, 3)
@@ -64,6 +66,9 @@ def test_what_cannot_be_replayed_is_said_before_anything_starts():
         replay_config(digits, "synthetic:5", nodes=9)
     with pytest.raises(TraceError, match="no such file"):
         replay_config(digits, "nothing.parquet", nodes=2)
+    replace(TraceSet.ideal(2), uplink=None).write(lacking := tmp_path / "lacking.parquet")
+    with pytest.raises(TraceError, match="but not uplink"):
+        replay_config(digits, str(lacking), nodes=2)
     with pytest.raises(ConfigError, match="run-config key 'epochs' is unknown"):
         replay_config(digits, "synthetic:5", nodes=2, run_config="epochs=3")
 
