@@ -176,13 +176,10 @@ def test_the_strongest_simple_forecaster_is_that_of_the_held_out_examples(traini
     simple, least = simple_of(training, held_out), least_rates(training)
     assert (against(found, simple, held_out, least)["share"] >= 1.0).all()
     # Of devices whose outcome is that of their state, nothing beats what stays as it is.
-    stays = [
-        replace(one, available=np.repeat(one.observed.online[:, None] * 1.0, 10, axis=1))
-        for one in (training, held_out)
-    ]
-    known = [replace(one, rates=np.full_like(one.rates, np.nan)) for one in stays]
+    stays = np.repeat(held_out.observed.online[:, None] * 1.0, 10, axis=1)
+    known = replace(held_out, available=stays, rates=np.full_like(held_out.rates, np.nan))
     assert found.kind == "hourly"
-    assert strongest(*known, seed=0).kind == "persistence"
+    assert strongest(training, known, seed=0).kind == "persistence"
 
 
 def test_no_forecaster_is_judged_by_persistence_where_another_simple_one_is_stronger(fleet):
