@@ -59,9 +59,9 @@ def test_probabilities_are_those_of_drawing_one_after_another_and_sum_to_one(n):
 
 
 def test_probabilities_stay_exact_where_the_picks_have_nearly_all_the_weight():
-    scores = [60.0, 30.0, 0.0, -30.0]
+    scores = [120.0, 90.0, 60.0, 30.0]
     found = distribution(scores, [3]).log_prob(torch.tensor([[1, 0, 2]]))
-    # log(e^30 / (e^60 + ...)) = -30, then 0, then log(1 / (1 + e^-30)) = 0.
+    # log(e^90 / (e^120 + ...)) = -30, then 0, then log(1 / (1 + e^-30)) = 0.
     assert float(found) == pytest.approx(-30.0, abs=1e-4)
 
 
