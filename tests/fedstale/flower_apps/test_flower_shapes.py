@@ -37,6 +37,9 @@ def test_message_api(simulated):
     assert values(run, "server", "accuracy") == {0: 0.0} | {
         i: w / 1.5 for i, w in enumerate(FIRST, start=1)
     }
+    # Of a client it is the sum of its three weights.
+    losses = {i: 3 * w for i, w in enumerate(FIRST, start=1)}
+    assert values(run, "train", "train_loss") == losses
     assert values(run, "evaluate", "distance")[3] == np.mean(
         [abs(own - FIRST[-1]) for own in range(4)]
     )
