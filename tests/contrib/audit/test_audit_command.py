@@ -26,6 +26,7 @@ def test_the_table_and_the_verdict_are_printed(runs):
     assert lines[0].split()[:4] == ["tested", "stated", "kept", "brier"]
     assert lines[1].split()[:4] == ["phone-0", "9", "1.000", "0.000"]
     assert "over" in lines[1]
+    assert lines[2].split()[:3] == ["phone-1", "2", "0.500"]
     assert "What 1 of 2 devices state does not hold" in result.output
 
 
