@@ -54,6 +54,8 @@ def test_runs_are_listed_by_name_or_by_a_figure(place):
     names = [row["run"].replace("\\", "/").removeprefix("runs/") for row in by_name]
     assert names == ["a", "b", "d", "deeper/c"]
     assert [row["status"] for row in by_name] == ["finished", "finished", "lost", "finished"]
+    by_figure = json.loads(called("runs", "--sort", "server accuracy", "--json").stdout)
+    assert [row["run"][-1] for row in by_figure] == ["b", "c", "a", "d"]
     by_accuracy = called("runs", "--sort", "server accuracy").stdout
     order = [by_accuracy.index(f"runs/{name} ") for name in ("b", "deeper/c", "a", "d")]
     assert order == sorted(order)
