@@ -84,7 +84,8 @@ def test_of_what_is_not_shown_the_least_number_of_pairs_is_told():
 
 
 def test_pairs_that_are_all_equal_are_said_to_be():
-    assert "Both are equal in every pair" in said(target=None, accuracy=([0.5] * 4, [0.5] * 4))
+    for found in (said(target=None, accuracy=([0.5] * 3, [0.5] * 3)), said(took(EVEN), took(EVEN))):
+        assert "Both are equal in every pair" in found
 
 
 def test_two_pairs_show_nothing_and_are_told_by_their_values():
