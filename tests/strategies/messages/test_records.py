@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.messages.codec import FORMATS, n_bytes
+from fedstale.strategies.messages.codec import FORMATS, bytes_of, n_bytes
 from fedstale.strategies.messages.records import (
     ASKED,
     COMPACT_RECORD,
@@ -44,7 +44,9 @@ def test_only_large_arrays_of_floats_are_quantised():
         "b": None,
         "n": None,
     }
-    assert len(made["w"].data) == n_bytes("int4", 600)
+    sent = [n_bytes("int4", 600), n_bytes("int4", 300), MODEL["b"].nbytes, MODEL["n"].nbytes]
+    assert [len(made[name].data) for name in ("w", "half")] == sent[:2]
+    assert bytes_of(MODEL.values(), "int4") == sum(sent)
 
 
 def test_what_is_decoded_has_the_names_shapes_and_dtypes_of_the_model():
