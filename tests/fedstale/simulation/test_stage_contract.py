@@ -1,7 +1,8 @@
 """The contract of a stage: every stage of the core and the shelf keeps it, and a broken one not."""
 
 import runpy
-from itertools import count
+from functools import partial
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from peer_sites import descending_app
 from places import ROOT
-from stage_contract import check_stage
+from restored import not_restored
+from stage_contract import check_stage, grid_of
 from virtual_grid import VirtualGrid, record
 
 from fedstale.client import CompressionMod, ForecastMod, PackMod, local_steps
@@ -23,6 +25,7 @@ from fedstale.simulation import FlowerApp
 from fedstale.strategies import (
     Compression,
     FedAvg,
+    FedBuff,
     ForecastRequest,
     LocalWork,
     Privacy,
@@ -139,6 +142,12 @@ STAGES = {
         record(x=np.zeros(4)),
         {},
     ),
+    "peers' rule": (
+        lambda **_: Relay("ring", 3, robust.TrimmedMean(f=0)),
+        descending_app(ScreenMod(robust.TrimmedMean(f=0))),
+        record(x=np.zeros(4)),
+        {},
+    ),
     "tickets": (
         lambda **_: Tickets(0.5, masks="round"),
         client(ClientApp(mods=[TicketsMod()])),
@@ -168,6 +177,16 @@ def test_every_stage_keeps_the_contract(name):
     check_stage(
         lambda **options: FedAvg(stages=[stage(**options)], **settings, **options), app, initial
     )
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_that_goes_on_holds_what_it_held(name):
+    stage, app, initial, settings = STAGES[name]
+    settings = {"normalise": "examples"} | settings
+    # Of three replies at one instant the last waits in the buffer.
+    for method, version in product((FedAvg, partial(FedBuff, 3, 2)), (2, 3)):
+        make = partial(method, stages=[stage()], **settings)
+        assert not_restored(make, partial(grid_of, app), initial, version) == []
 
 
 def test_a_record_keeps_the_contract(records):
