@@ -7,8 +7,8 @@ other seeds. So is the best of the uniform pairs of formats chosen, which the ot
 with. The target is what full messages reach there after two hours, rounded down to 0.01. What is
 reported comes from five windows of phones that no rate has seen.
 
-Two refinements did not pay, formats by forecast and the largest elements alone: their rows in the
-result are of the commits that they name; `benchmarks/compact_runs.py` of commit 6875d7f has both.
+Two refinements did not pay, formats by forecast and the largest elements alone. Their rows are in
+the result compact_refinements, each with its commits; `benchmarks/compact.py` of these has both.
 
 Run it with: python benchmarks/messages/run.py RECORDINGS [--keep FILE] [--only PLACE ...] [--quick]
 Runs that are in the file of --keep are not run again. `codec.py` measures the codec.
