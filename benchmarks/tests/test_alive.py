@@ -17,7 +17,7 @@ assert sys.argv[1] == {place!r}, sys.argv
 if {broken}:
     raise SystemExit("no such fleet")
 from ours import CPU, HOURS
-rows = [{{"arm": "ours", "hours": HOURS, "cpu_s": CPU, "processor_s": CPU}}]
+rows = [{{"arm": "ours", "hours": HOURS, "cpu_s": CPU, "processor_s": CPU, "commits": [CPU]}}]
 folder = Path(__file__).parent / "results"
 folder.mkdir(exist_ok=True)
 def write_result(name, rows):
