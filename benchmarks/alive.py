@@ -43,7 +43,7 @@ ROOT, STORE, NAME = RESULTS.parents[1], RESULTS / "quick", "alive"
 LIMIT_S = 900.0
 CLOSE, CLOCK = 0.01, 3.0
 """How far a figure may be off as a share, and the factor of one that a clock gave."""
-BY_CLOCK = re.compile(r"cpu|processor|wall|took|load|mib|^seconds|^minutes$|^each$|^commits?$", re.I)
+BY_CLOCK = re.compile(r"cpu|processor|wall|took|load|mib|^seconds|^(minutes|each|commits?)$", re.I)
 """Columns that a clock, a process's memory or the commit gave, and that other results are not
 judged by; seconds of virtual time are none."""
 TIMED = {
