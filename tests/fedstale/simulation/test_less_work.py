@@ -331,10 +331,12 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(tmp_path,
 
 @pytest.mark.parametrize("executor", ["processes", "batched"])
 @pytest.mark.usefixtures("local_workers", "no_pages")
-def test_events_are_those_of_one_process(tmp_path, executor, whole):
+def test_processes_give_the_bytes_of_one_process_and_batches_its_events(tmp_path, executor, whole):
     config = replace(CONFIG, executor=executor, workers=2 if executor == "processes" else None)
     other = simulate(config, tmp_path, traces=synthetic(20))
     assert other.jobs.equals(whole.jobs)
+    # A batch rounds in another way.
+    assert executor == "batched" or files(tmp_path) == files(whole.folder)
 
 
 # Looking ahead.
