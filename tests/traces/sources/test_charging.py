@@ -52,15 +52,16 @@ def test_a_short_log_keeps_whole_days_and_one_without_any_is_left_out(tmp_path):
 
 
 def test_sessions_a_month_apart_are_not_one_log(tmp_path):
-    later = session("a", "2020-03-01 20:00:00", "2020-03-02 06:00:00")
+    # The last night ends on 20 January at 6:00.
+    later = session("a", "2020-02-19 06:00:01", "2020-02-19 20:00:00") + session(
+        "a", "2020-02-20 06:00:00", "2020-02-20 20:00:00"
+    )
     traces = read(tmp_path, later + nights("a", 1, 20))
     assert traces.availability.logs_s.tolist() == [7 * DAY]
-    assert traces.repairs["dropped: apart from the log by more than 30 days"] == 1
-    assert (
-        traces.repairs["sorted: out of order"] == 0
-        if "sorted: out of order" in traces.repairs
-        else True
-    )
+    assert traces.repairs["dropped: apart from the log by more than 30 days"] == 2
+    assert "sorted: out of order" not in traces.repairs
+    earlier = later.replace("06:00:01", "06:00:00")
+    assert read(tmp_path, earlier + nights("a", 1, 20)).availability.logs_s.tolist() == [42 * DAY]
 
 
 def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
