@@ -106,10 +106,10 @@ def test_an_episode_that_is_over_begins_the_next_window_in_the_same_step_as_gymn
 def test_the_same_seed_gives_the_same_steps_whatever_came_before(scenario):
     env, runs = vector(scenario, 4), []
     for seed in (7, 8, 7):
-        env.reset(seed=seed)
-        runs.append([env.step(rankings(env))[1] for _ in range(20)])
-    np.testing.assert_array_equal(runs[0], runs[2])
-    assert not np.array_equal(runs[0], runs[1])
+        first = env.reset(seed=seed)
+        runs.append([first, *(env.step(rankings(env)) for _ in range(20))])
+    np.testing.assert_equal(runs[0], runs[2])
+    assert not np.array_equal(*([step[1] for step in run[1:]] for run in runs[:2]))
     unseeded = [vector(scenario, 4).reset()[0]["context"] for _ in range(2)]
     assert not np.array_equal(*unseeded)
 
