@@ -34,7 +34,15 @@ from fedstale.strategies.schedule import (
 from fedstale.strategies.selection import Random, Selector
 from fedstale.strategies.server_optimizer import Momentum
 from fedstale.strategies.types import UNKNOWN
-from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, polynomial
+from fedstale.strategies.weighting import (
+    ByAge,
+    DirectionalGap,
+    EuclideanStaleness,
+    Gap,
+    RelevanceAware,
+    constant,
+    polynomial,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -439,10 +447,13 @@ def run_at_once(weighting, schedule, rounds=4, seed=0, **options):
     return start(strategy, {k: node(k) for k in range(5)}, rounds, initial)[0]
 
 
-@pytest.mark.parametrize("normalise", ["examples", "buffer_size"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
 @pytest.mark.parametrize(
     "weighting",
-    [ByAge(polynomial(0.5)), ByAge(polynomial(1.0)), Gap(), Gap(of="model"), DirectionalGap()],
+    [
+        *(ByAge(polynomial(0.5)), ByAge(polynomial(1.0)), Gap(), Gap(of="model")),
+        *(DirectionalGap(), EuclideanStaleness(), RelevanceAware()),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("schedule", [Schedule(), k_batch_async(5, 5)], ids=["FedAvg", "FedBuff"])
