@@ -209,14 +209,18 @@ def test_a_device_works_as_long_as_it_has_examples_and_says_so():
 
 
 def test_an_episode_is_over_when_its_devices_have_worked_as_long_as_they_may():
-    made = episodes([0, 1], concurrency=2, buffer_size=1, budget_s=350.0)
-    simulator = simulator_of(fleet([ALWAYS] * 2, compute=[1.0, 0.5]), made)
-    # The first reply ends a round: 100 s are merged, and 200 s discarded.
-    send(simulator, 0, 1)
-    assert not simulator.done[0]
-    send(simulator, 0)
-    assert simulator.done[0]
-    assert simulator.worked_s[0] == 400.0
+    made = episodes([0, 1, 2], b=2, concurrency=2, buffer_size=1, budget_s=[450.0, 451.0])
+    traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)]], compute=[1.0, 0.5, 1.0])
+    simulator = simulator_of(traces, made)
+    for row in (0, 1):
+        # It goes offline after 50 s.
+        send(simulator, 2, row=row)
+        # The first reply ends a round: 100 s are merged, and 200 s discarded.
+        send(simulator, 0, 1, row=row)
+        assert not simulator.done[row]
+        send(simulator, 0, row=row)
+    assert simulator.done.tolist() == [True, False]
+    assert simulator.worked_s.tolist() == [450.0, 450.0]
 
 
 def test_a_selector_sees_what_a_step_misses_and_who_is_working():
