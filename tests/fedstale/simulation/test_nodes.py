@@ -207,6 +207,7 @@ def test_tables_of_python_stand_in_the_config_of_the_run_and_are_read_back(ran):
         ({"partitions": 0}, "partitions = 0: expected a whole number >= 1"),
         ({"node_config": 3}, "node_config = 3: expected a file, or tables"),
         ({"node_config": {"device-0": {"ram": None}}}, "expected a device id with a table"),
+        ({"node_config": {"device-0": 4}}, "expected a device id with a table"),
         ({"node_config": {"phone": {"ram": 4}}}, "device 'phone', which the traces have not"),
     ],
 )
