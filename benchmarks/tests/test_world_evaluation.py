@@ -105,9 +105,9 @@ def test_the_table_says_in_how_many_worlds_the_agent_is_ahead_and_what_matters()
 def test_the_best_rule_is_preferred_of_those_that_the_agent_is_not_surely_ahead_of():
     agent = np.zeros(20)
     rules = {
+        "closer": np.where(np.arange(20) < 3, 0.5, -0.1),
         "beaten": np.full(20, -1.0),
-        "close": np.where(np.arange(20) < 3, 0.5, -0.5),
-        "closer": np.where(np.arange(20) < 8, 0.5, -0.1),
+        "close": np.where(np.arange(20) < 8, 0.5, -0.5),
     }
     assert compared(worlds_of(20), agent, rules).prefer == "closer"
     # 18 of 20 worlds are 90 %.
