@@ -117,7 +117,7 @@ def test_a_page_says_at_which_commits_its_tables_were_measured(written, monkeypa
         made_at = results.read_result(name)["commit"]
         assert re.search(rf"Measured at .*`{made_at[:10]}` \([a-z_, ]*{name}", text)
     monkeypatch.setattr(pages, "read_result", lambda name: {"commit": "a-dirty", "rows": []})
-    assert "with changes that no commit has (hours)." in pages.made_at(["hours"])
+    assert "with changes that no commit has (a, b, c, d, e)." in pages.made_at("ebdca")
 
 
 def test_a_page_says_which_of_its_results_have_moved(monkeypatch):
