@@ -151,8 +151,8 @@ def test_figures_of_phones_are_of_all_their_jobs(parts, monkeypatch):
     monkeypatch.setattr(parts.flash, "N_PHONES", 10)
     jobs = pd.DataFrame(
         [
-            *[("a", "reported", 50.0), ("b", "late", 20.0), ("c", "rejected", 10.0)],
-            *[("d", "expired", 20.0), ("e", "in-flight", 900.0)],
+            *[("a", "reported", 30.0), ("b", "late", 20.0), ("c", "rejected", 10.0)],
+            *[("d", "expired", 20.0), ("e", "in-flight", 900.0), ("a", "late", 20.0)],
         ],
         columns=["device_id", "status", "work"],
     )
@@ -160,7 +160,7 @@ def test_figures_of_phones_are_of_all_their_jobs(parts, monkeypatch):
     aware = parts.flash.Run(at_s=10 * at_s, accuracy=np.linspace(0.0, 0.8, 20), jobs=jobs)
     unaware = parts.flash.Run(at_s=at_s, accuracy=np.linspace(0.0, 1.0, 20), jobs=jobs[:0])
     found = parts.flash.figures(aware, unaware)
-    assert found["failed"] == 0.5
+    assert found["failed"] == 0.6
     # The three busiest of ten: 50 + 20 + 20 of 100.
     assert found["top"] == pytest.approx(0.9)
     assert found["accuracy"] == pytest.approx(0.2)
