@@ -9,8 +9,8 @@ training: the app digits on recorded phones, as in `agent.training`.
 
 Then the audit of forecasts reads runs of recorded phones whose forecasts are the embedded
 forecaster's. Lies in windows of the selection environment, and what else a server can take for a
-loss, were measured once, by `benchmarks/liars.py` and `evidence.py` of commit 7cededf, whose rows
-stay in the result.
+loss, were measured once, by `benchmarks/liars.py` and `evidence.py` of commit 7cededf; their rows
+are in `results/liars_once.json`.
 
 Runs are kept in a file and not repeated:
 
@@ -18,7 +18,6 @@ Runs are kept in a file and not repeated:
 """
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -61,7 +60,7 @@ from agent.training import SEEDS
 from lab.apps import opened
 from lab.fleets import ASSUMED, fleets
 from lab.kept import Kept, play_missing
-from lab.results import read_result, write_result
+from lab.results import write_result
 from lab.training import (
     FIRST_NODE,
     NO_LIE,
@@ -78,7 +77,6 @@ from lab.training import (
 from lab.training import windows as training_windows
 
 Row = dict[str, Any]
-NAME, KEYS = "liars", ("part", "seed", "selector", "lie", "share", "when")
 HONEST = "none"
 LIES = {
     "chance 1": Lie(chance=1.0),
@@ -342,19 +340,11 @@ def main() -> None:
         options.jobs,
         # Each lost job, and each number that is capped, would be a line.
         before=partial(logging.disable, logging.WARNING),
-        each=lambda run, row: print(
-            run, {k: v for k, v in row.items() if k != "rewards"}, flush=True
-        ),
+        each=partial(print, flush=True),
     )
     rows = [{**run, **kept[run]} for run in runs]
-    if not options.quick:
-        new = {json.dumps(run, sort_keys=True) for run in runs}
-        before = read_result(NAME)["rows"]
-        rows += [
-            r for r in before if json.dumps({k: r[k] for k in KEYS}, sort_keys=True) not in new
-        ]
     command = "OMP_NUM_THREADS=1 python benchmarks/liars/run.py RECORDINGS --keep FILE"
-    print(write_result(NAME, rows, command=command, quick=options.quick))
+    print(write_result("liars", rows, command=command, quick=options.quick))
 
 
 if __name__ == "__main__":

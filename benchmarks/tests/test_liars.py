@@ -5,7 +5,10 @@ import logging
 import sys
 from pathlib import Path
 
+import pandas as pd
+
 from fedstale.traces import TraceSet
+from lab.results import read_result
 
 
 def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
@@ -54,3 +57,30 @@ def test_durations_of_another_device_cost_less_by_their_weight(monkeypatch, tmp_
     time = {(row["stated"], row["way"]): row["time"][0] for row in found}
     assert time["their own", "weighed"] < 0.6
     assert time["the opposite's", "weighed"] < 0.8 * time["the opposite's", "as stated"]
+
+
+def test_what_the_page_says_of_lies_is_what_the_rows_say():
+    rows = pd.DataFrame(read_result("liars")["rows"])
+    got = rows.groupby(["part", "selector", "share", "lie", "when"])["got"].mean()
+    hours = rows[rows.part.eq("training") & rows.share.eq(0.3) & rows.when.eq("before")]
+    cost = hours.pivot_table("device_hours", "selector", "lie")
+
+    def brought(part, selector, share, lie, when):
+        return got[part, selector, share, lie, when] - got[part, selector, share, "none", when]
+
+    for part, selector, share in {key[:3] for key in got.index if key[0] != "audit"}:
+        assert brought(part, selector, share, "3 x loss", "after") == 0.0
+    for selector in ("ExpectedUtility", "Oort", "LinUCB", "agent"):
+        by_examples, left = (
+            brought("alike", selector, 0.3, "10 x examples", when) for when in ("before", "after")
+        )
+        assert by_examples > brought("alike", selector, 0.3, "3 x loss", "before") > 0.1
+        assert left < 0.51 * by_examples
+    assert (cost["10 x examples"] >= cost.max(axis=1)).sum() == 8
+    for selector in ("MostReliable", "ExpectedUtility", "agent"):
+        honest, resting = (got["alike", selector, 0.3, x, "before"] for x in ("none", "chance 0"))
+        assert resting < 0.55 * honest
+    asked = "Probing(ExpectedUtility)"
+    assert brought("alike", asked, 0.3, "chance 0", "before") > -0.03
+    more = got["alike", "MostReliable", :, "chance 1", "before"]
+    assert (more / got["alike", "MostReliable", :, "none", "before"]).between(1.3, 1.9).all()
