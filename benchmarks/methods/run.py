@@ -336,7 +336,6 @@ PLACES = {
         app="shakespeare",
         strategies=SELECTED,
         rates=PLAY_RATES,
-        tuning_seeds=TUNING_SEEDS[:1],
         target=PLAY_TARGET,
         horizon_s=PLAY_HORIZON_S,
     ),
