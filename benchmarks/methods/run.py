@@ -290,7 +290,7 @@ def compare(
         rate, curves = comparison.measure(name, trial, rates)
         reference = reference or curves
         yield comparison.row(name, rate, curves, reference)
-        if name == OURS and len(comparison.tuning_seeds) > 1:
+        if name == OURS and comparison.tuning_seeds:
             forms = {f"{OURS}, {form}, rate {rate:g}": form for form in FORMS}
             best = comparison.best(
                 {each: partial(FORMS[form], rate) for each, form in forms.items()}
@@ -310,7 +310,6 @@ class Place:
     """Whether the digits 7 to 9 are dealt to the slow devices alone."""
     strategies: Sequence[str] = tuple(STRATEGIES)
     rates: Sequence[float] = RATES
-    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     target: float = TARGET
     horizon_s: float = HORIZON_S
     grid_s: float = 60.0
@@ -361,7 +360,7 @@ def measure(
     """
     place = PLACES[title]
     rates = place.rates[len(place.rates) // 2 :][:1] if quick else place.rates
-    tuning = () if quick else place.tuning_seeds
+    tuning = () if quick else TUNING_SEEDS
     with threadpool_limits(1):
         comparison = Comparison(
             title=title,

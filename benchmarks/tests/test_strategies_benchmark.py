@@ -113,8 +113,7 @@ def test_windows_of_different_seeds_lie_on_different_days_and_tuning_at_other_ho
     for kind, starts in comparing.STARTS.items():
         places = [place for place in comparing.PLACES.values() if place.kind == kind]
         assert places
-        assert {seed for place in places for seed in place.tuning_seeds} <= set(starts)
-        assert set(comparing.SEEDS) <= set(starts)
+        assert {*comparing.TUNING_SEEDS, *comparing.SEEDS} <= set(starts)
         assert len({day for day, _ in starts.values()}) == len(starts)
     # Records of phones repeat within these days, so a day alone does not keep tuning apart.
     longest = max(place.horizon_s for place in comparing.PLACES.values() if place.kind == "phones")
